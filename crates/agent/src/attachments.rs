@@ -59,7 +59,7 @@ impl Attachments {
     }
 
     /// The attachment with these names, if there is one.
-    pub fn of(&self, network: &NetworkName, container: &ContainerId, ifname: &IfName) -> Option<Record> {
+    pub fn get(&self, network: &NetworkName, container: &ContainerId, ifname: &IfName) -> Option<Record> {
         let records = self.0.records.borrow();
         let record = records.get(&(container.clone(), ifname.clone()))?;
         (record.attachment.network() == network).then(|| record.clone())
@@ -184,7 +184,7 @@ mod tests {
         let mut changes = table.changes();
         let one = wired("net", "abc", "eth0");
         let of = |network: &str| {
-            table.of(&network.parse().unwrap(), &"abc".parse().unwrap(), &"eth0".parse().unwrap())
+            table.get(&network.parse().unwrap(), &"abc".parse().unwrap(), &"eth0".parse().unwrap())
         };
         table.wiring(&one, Path::new("/run/netns/a")).unwrap();
         assert!(of("net").is_none() && !changes.has_changed().unwrap(), "it is not wired yet");

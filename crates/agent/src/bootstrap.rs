@@ -22,7 +22,7 @@ pub enum BootstrapError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// An existing record cannot be decoded. It was left unchanged.
-    #[error("{key} cannot be understood and was left alone: {source}")]
+    #[error("{key} cannot be read and was not changed: {source}")]
     Corrupt {
         /// The record's key.
         key: Key,
@@ -114,14 +114,14 @@ pub async fn ensure_cluster_information(
         match russet_plugins::has_calico_v1_data(settings).await {
             Ok(true) => {
                 tracing::warn!(
-                    "no cluster information is written: the data of Calico v1 are not carried over: russet migrate calico-v1"
+                    "no cluster information is written, because Calico v1 data is not migrated yet; run `russet migrate calico-v1`"
                 );
                 return Ok(());
             }
             // This is also the result where etcd has no v2 API.
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(%error, "no cluster information is written yet: whether there are data of Calico v1 cannot be seen");
+                tracing::warn!(%error, "no cluster information is written yet, because it cannot be determined whether there is Calico v1 data");
                 return Ok(());
             }
         }

@@ -75,7 +75,7 @@ impl Cluster {
                 IpPool::decode(&record.value).map(|pool| drop(self.pools.insert(name, pool)))
             }
             KeyKind::Block(cidr) => Block::decode(&record.value).map(|block| {
-                match Strays::of(&block) {
+                match Strays::from_block(&block) {
                     Some(strays) => self.strays.insert(cidr, strays),
                     None => self.strays.remove(&cidr),
                 };
@@ -128,7 +128,7 @@ impl Cluster {
 impl Strays {
     /// None if every address is in use on its block's node. Tunnel addresses are left out: they
     /// belong to nodes, and their records name them.
-    fn of(block: &Block) -> Option<Self> {
+    fn from_block(block: &Block) -> Option<Self> {
         let home = block.node();
         let stray = |ordinal| {
             let owner = block.attribute(ordinal)?;

@@ -87,7 +87,7 @@ pub enum SettingError {
         block: u8,
     },
     /// The value is not one of the allowed ones.
-    #[error("invalid {setting} {value:?}: {allowed} is wanted")]
+    #[error("invalid {setting} {value:?}: it must be {allowed}")]
     Value {
         /// The setting.
         setting: &'static str,

@@ -236,7 +236,7 @@ impl Shared {
         interfaces: AttachedInterfaces,
         verdicts: Keeper,
     ) -> Result<Self, NetlinkError> {
-        let operation = || "make what wakes the thread that listens to changes".to_owned();
+        let operation = || "create the wake-up of the thread that listens to changes".to_owned();
         let answer_ready =
             Call::new().map_err(|source| NetlinkError::Io { operation: operation(), source })?;
         let answer_ready = Arc::new(answer_ready);

@@ -55,9 +55,9 @@ const RECONNECT_DELAY: Duration = Duration::from_secs(2);
 enum FilesError {
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("look at interfaces and routes: {0}")]
+    #[error("read interfaces and routes: {0}")]
     Netlink(#[from] NetlinkError),
-    #[error("a kernel task stopped half-way: {0}")]
+    #[error("a kernel task was interrupted: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
 
@@ -65,7 +65,7 @@ enum FilesError {
 
 impl Files {
     /// Writes files for the node of `keep`, which knows whether Felix runs.
-    pub fn of(keep: &Loop) -> Self {
+    pub fn new(keep: &Loop) -> Self {
         Self {
             dir: keep.config.paths.calico_endpoint_status_dir(),
             node: keep.node.name.clone(),
@@ -78,7 +78,7 @@ impl Files {
     pub async fn run(self) {
         loop {
             let Err(error) = self.follow().await;
-            tracing::debug!(%error, "endpoints are not followed");
+            tracing::debug!(%error, "endpoints are not watched");
             tokio::time::sleep(RECONNECT_DELAY).await;
         }
     }
@@ -113,7 +113,7 @@ impl Files {
     }
 
     fn put(&self, endpoints: &mut BTreeMap<Key, Endpoint>, record: &Record) {
-        match Endpoint::of(record, &self.node) {
+        match Endpoint::from_record(record, &self.node) {
             Some(endpoint) => drop(endpoints.insert(record.key.clone(), endpoint)),
             None => drop(endpoints.remove(&record.key)),
         }
@@ -138,7 +138,7 @@ impl Files {
             Err(error) => {
                 let error = error.to_string();
                 if logged.as_ref() != Some(&error) {
-                    tracing::warn!(dir = %self.dir.display(), error, "the files that say that endpoints are set up cannot be kept");
+                    tracing::warn!(dir = %self.dir.display(), error, "the files of endpoints that are set up cannot be updated");
                 }
                 *logged = Some(error);
                 false
@@ -152,7 +152,7 @@ impl Files {
 impl Endpoint {
     /// The endpoint of a pod on this node. None for all others, and for a record that cannot be
     /// decoded.
-    fn of(record: &Record, node: &NodeName) -> Option<Self> {
+    fn from_record(record: &Record, node: &NodeName) -> Option<Self> {
         let endpoint = WorkloadEndpoint::decode(&record.value).ok()?;
         let spec = endpoint.spec;
         if spec.node != node.as_str() || spec.orchestrator != "k8s" || spec.pod.is_empty() {
@@ -238,21 +238,21 @@ mod tests {
     #[test]
     fn only_pods_of_this_node_have_a_file_with_the_name_that_felix_uses() {
         let node = "n1".parse().unwrap();
-        let endpoint = Endpoint::of(&record("n1", NETS), &node).unwrap();
+        let endpoint = Endpoint::from_record(&record("n1", NETS), &node).unwrap();
         assert_eq!(endpoint.file, "k8s shop%2Fweb-0 eth0");
-        assert_eq!(Endpoint::of(&record("n2", NETS), &node), None);
+        assert_eq!(Endpoint::from_record(&record("n2", NETS), &node), None);
     }
 
     #[test]
     fn an_endpoint_is_set_up_once_all_its_addresses_lead_to_its_interface() {
-        let endpoint = Endpoint::of(&record("n1", NETS), &"n1".parse().unwrap()).unwrap();
+        let endpoint = Endpoint::from_record(&record("n1", NETS), &"n1".parse().unwrap()).unwrap();
         let route = |link: &str, net: &str| (link.to_owned(), net.parse::<IpNet>().unwrap());
         let mut reached =
             Reached::from([route("calia4fc3c48bd8", "10.65.0.3/32"), route("other", "fd00::3/128")]);
         assert!(!endpoint.is_set_up(&reached));
         reached.insert(route("calia4fc3c48bd8", "fd00::3/128"));
         assert!(endpoint.is_set_up(&reached));
-        let bare = Endpoint::of(&record("n1", ""), &"n1".parse().unwrap()).unwrap();
+        let bare = Endpoint::from_record(&record("n1", ""), &"n1".parse().unwrap()).unwrap();
         assert!(!bare.is_set_up(&reached));
     }
 

@@ -32,7 +32,7 @@ const STACK_BYTES: usize = 256 * 1024;
 
 impl ForwardAccepts {
     /// Sets the pools. An empty list withdraws all accepts.
-    pub fn give(&self, networks: impl IntoIterator<Item = IpNet>) {
+    pub fn set_pools(&self, networks: impl IntoIterator<Item = IpNet>) {
         let mut networks: Vec<IpNet> = networks.into_iter().collect();
         networks.sort();
         networks.dedup();
@@ -57,7 +57,7 @@ fn start(wanted: Wanted) -> Option<Arc<Mutex<Wanted>>> {
     match spawned {
         Ok(_runs_for_ever) => Some(shared),
         Err(error) => {
-            tracing::warn!(%error, "start the firewall's thread");
+            tracing::warn!(%error, "the thread for forward accepts cannot be started");
             None
         }
     }
@@ -66,13 +66,13 @@ fn start(wanted: Wanted) -> Option<Arc<Mutex<Wanted>>> {
 /// Opens the firewall, with any number of attempts: what the kernel or a module lacks now may exist
 /// later. Logs the first failure only.
 fn opened<T, E: Display>(open: impl Fn() -> Result<T, E>, pause: Duration) -> T {
-    let mut told = false;
+    let mut logged = false;
     loop {
         match open() {
             Ok(firewall) => return firewall,
-            Err(error) if !told => {
-                tracing::warn!(%error, "open the firewall: where others drop what is forwarded, pods are cut off");
-                told = true;
+            Err(error) if !logged => {
+                tracing::warn!(%error, "the firewall cannot be opened: where other programs drop forwarded packets, pods have no connection");
+                logged = true;
             }
             Err(error) => tracing::debug!(%error, "open the firewall"),
         }
@@ -82,11 +82,11 @@ fn opened<T, E: Display>(open: impl Fn() -> Result<T, E>, pause: Duration) -> T 
 
 fn keep(firewall: &mut Firewall, orders: &Mutex<Wanted>) {
     let current = || orders.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let mut told = Vec::new();
+    let mut logged = Vec::new();
     loop {
         let wanted = current();
         let applied = Instant::now();
-        tell(&firewall.apply(&wanted), &mut told);
+        log_report(&firewall.apply(&wanted), &mut logged);
         let heard = loop {
             match firewall.changed(POOLS_SEEN) {
                 Ok(true) => break Ok(()),
@@ -103,7 +103,7 @@ fn pause(heard: Result<(), FirewallError>, applied: Instant) {
     let rest = match heard {
         Ok(()) => REPAIR_PAUSE.saturating_sub(applied.elapsed()),
         Err(error) => {
-            tracing::warn!(%error, "listen to changes of the firewall");
+            tracing::warn!(%error, "changes of the firewall cannot be read");
             LOOK
         }
     };
@@ -111,16 +111,16 @@ fn pause(heard: Result<(), FirewallError>, applied: Instant) {
 }
 
 /// Logs repairs, and each lasting failure once.
-fn tell(report: &Report, told: &mut Vec<String>) {
+fn log_report(report: &Report, logged: &mut Vec<String>) {
     for repair in &report.repaired {
         let by = report.culprit.as_ref().map(ToString::to_string);
-        tracing::info!(%repair, after = by.as_deref().unwrap_or("nobody known"), "pods' packets are let through");
+        tracing::info!(%repair, after = by.as_deref().unwrap_or("an unknown program"), "forwarded packets of pods are accepted");
     }
     let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
-    for error in failed.iter().filter(|error| !told.contains(error)) {
-        tracing::warn!(%error, "somebody else may drop what pods send to other nodes");
+    for error in failed.iter().filter(|error| !logged.contains(error)) {
+        tracing::warn!(%error, "other programs may drop packets of pods to other nodes");
     }
-    *told = failed;
+    *logged = failed;
 }
 
 #[cfg(test)]

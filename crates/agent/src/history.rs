@@ -72,7 +72,7 @@ pub struct Tenure {
 /// Limit of each of the two files: about 15,000 ADDs and DELs are kept at least.
 const FILE_MAX_BYTES: u64 = 4 * 1024 * 1024;
 /// How long a plugin waits for another one that rotates the files.
-const TURN_PATIENCE: Duration = Duration::from_secs(1);
+const ROTATION_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interface whose addresses every container has.
 const LOOPBACK: &str = "lo";
 /// No line that Russet writes is longer; a file with longer lines is foreign.
@@ -127,7 +127,7 @@ impl History {
         };
         // Also checked right after opening: a plugin without an agent writes one line and exits.
         if current.size_bytes >= FILE_MAX_BYTES {
-            current = self.turn_over()?;
+            current = self.rotate()?;
         }
         let writer = writer.insert(current);
         // One call, so that after a power cut the line is complete or missing. Readers skip a torn
@@ -139,9 +139,9 @@ impl History {
 
     /// Rotates the files if the current one is full. If several plugins try at once, the later ones
     /// find the new file.
-    fn turn_over(&self) -> io::Result<Writer> {
-        let turn = FileLock::exclusive(self.path.with_extension("lock"), Instant::now() + TURN_PATIENCE);
-        let _turn = turn.map_err(io::Error::other)?;
+    fn rotate(&self) -> io::Result<Writer> {
+        let lock = FileLock::exclusive(self.path.with_extension("lock"), Instant::now() + ROTATION_TIMEOUT);
+        let _lock = lock.map_err(io::Error::other)?;
         let current = Writer::open(&self.path)?;
         if current.size_bytes < FILE_MAX_BYTES {
             return Ok(current);
@@ -235,7 +235,7 @@ mod tests {
         (dir, History::at(path))
     }
 
-    fn told(history: &History, address: &str) -> Vec<(String, String, Option<String>)> {
+    fn tenures_of(history: &History, address: &str) -> Vec<(String, String, Option<String>)> {
         let tenures = History::of(&history.path, address.parse().unwrap()).unwrap();
         tenures.into_iter().map(|tenure| (tenure.container, tenure.from, tenure.until)).collect()
     }
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn the_holders_of_an_address_are_listed_in_order() {
         let (_dir, history) = history();
-        assert_eq!(told(&history, "10.1.0.7"), []);
+        assert_eq!(tenures_of(&history, "10.1.0.7"), []);
         for line in [
             line("1", Verb::Add, &["10.1.0.7", "fd00::7"], "a"),
             line("2", Verb::Add, &["10.1.0.70"], "b"),
@@ -259,13 +259,13 @@ mod tests {
         ] {
             history.append(&line).unwrap();
         }
-        let told_of_7 = told(&history, "10.1.0.7");
+        let told_of_7 = tenures_of(&history, "10.1.0.7");
         assert_eq!(
             told_of_7,
             [tenure("a", "1", Some("5")), tenure("c", "6", Some("7")), tenure("d", "7", None)]
         );
-        assert_eq!(told(&history, "fd00::7"), [tenure("a", "1", Some("5"))]);
-        assert_eq!(told(&history, "10.1.0.70"), [tenure("b", "2", Some("4"))]);
+        assert_eq!(tenures_of(&history, "fd00::7"), [tenure("a", "1", Some("5"))]);
+        assert_eq!(tenures_of(&history, "10.1.0.70"), [tenure("b", "2", Some("4"))]);
     }
 
     #[test]
@@ -278,7 +278,7 @@ mod tests {
         );
         fs::write(&history.path, text).unwrap();
         history.append(&line("3", Verb::Del, &[], "a")).unwrap();
-        assert_eq!(told(&history, "10.1.0.7"), [tenure("a", "1", Some("3"))]);
+        assert_eq!(tenures_of(&history, "10.1.0.7"), [tenure("a", "1", Some("3"))]);
     }
 
     #[test]
@@ -291,7 +291,11 @@ mod tests {
         let next = History::at(history.path.clone());
         next.append(&line("second", Verb::Add, &["10.1.0.2"], "b")).unwrap();
         assert!(fs::metadata(&history.path).unwrap().len() < 4096);
-        assert_eq!(told(&next, "10.1.0.1").len() + told(&next, "10.1.0.2").len(), 2, "both are known");
+        assert_eq!(
+            tenures_of(&next, "10.1.0.1").len() + tenures_of(&next, "10.1.0.2").len(),
+            2,
+            "both are known"
+        );
     }
 
     #[test]
@@ -303,11 +307,11 @@ mod tests {
         for _ in 0..lines {
             history.append(&filler).unwrap();
         }
-        assert_eq!(told(&history, "10.1.0.1").len(), 1, "two files hold it yet");
+        assert_eq!(tenures_of(&history, "10.1.0.1").len(), 1, "two files hold it yet");
         for _ in 0..lines {
             history.append(&filler).unwrap();
         }
-        assert_eq!(told(&history, "10.1.0.1"), []);
+        assert_eq!(tenures_of(&history, "10.1.0.1"), []);
         let sizes =
             [older(&history.path), history.path.clone()].map(|path| fs::metadata(path).unwrap().len());
         assert!(sizes.iter().all(|size| *size < FILE_MAX_BYTES + 4096), "{sizes:?}");

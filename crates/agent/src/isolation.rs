@@ -96,7 +96,7 @@ pub async fn begin(node: &Node, readiness: &Readiness) {
 pub async fn insist(node: Node, operations: Rc<Operations>, readiness: Readiness) {
     while readiness.is_unmet(Condition::Verdicts) {
         tokio::time::sleep(RETRY).await;
-        let _alone = operations.alone().await;
+        let _exclusive = operations.exclusive().await;
         begin(&node, &readiness).await;
     }
 }

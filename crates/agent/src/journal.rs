@@ -28,13 +28,13 @@ use russet_attach::{Attached, Wired};
 use russet_cni_spec::{Call, CniError, Request};
 use russet_plugins::Ledger;
 
-pub use entry::{Begin, Effect, Interface, Live, Open, Subject, Verb};
+pub use entry::{AttachmentPart, Begin, Effect, Interface, LiveAttachment, OpenOperation, Verb};
 pub(crate) use view::unfinished;
 pub use view::{Attachment, Operation, View, read as view};
 
 use crate::attachments::{Attachments, Record};
 use crate::metrics::Metrics;
-use entry::{Entry, State};
+use entry::{Entry, JournalState};
 use frame::Tail;
 use log::Log;
 
@@ -47,7 +47,7 @@ pub struct Journal {
 }
 
 struct Inner {
-    state: State,
+    state: JournalState,
     /// None while the file has to be written again.
     log: Option<Log>,
     /// Used bytes when the file was new, or could not be compacted.
@@ -55,7 +55,7 @@ struct Inner {
     /// The journal that was found was damaged, and its open operations are not all decided.
     damaged: bool,
     /// Whether the failure to write was logged.
-    told: bool,
+    failure_logged: bool,
     /// Operations that were open when an ADD of the same interface began. In memory only: an agent
     /// that finds an open operation starts it from the beginning.
     overtaken: BTreeSet<u64>,
@@ -63,9 +63,9 @@ struct Inner {
 
 /// The content of the journal when it was opened.
 #[derive(Debug)]
-pub struct Found {
+pub struct JournalContents {
     /// Operations that have not ended.
-    pub open: Vec<Open>,
+    pub open: Vec<OpenOperation>,
     /// There was no journal of this boot.
     pub fresh: bool,
     /// Records are missing, so operations that seem open may have ended.
@@ -107,27 +107,33 @@ const DEL_ROOM_BYTES: u64 = 512;
 impl Journal {
     /// Opens the journal at `path`. A journal of another boot, or a foreign file, is replaced. If
     /// the file cannot be written, each request tries again.
-    pub fn open(path: PathBuf, boot: String, metrics: Metrics) -> (Self, Found) {
+    pub fn open(path: PathBuf, boot: String, metrics: Metrics) -> (Self, JournalContents) {
         let contents = log::read(&path).unwrap_or_else(|error| {
-            tracing::warn!(path = %path.display(), %error, "the journal cannot be read; it begins anew");
+            tracing::warn!(path = %path.display(), %error, "the journal cannot be read; a new one is started");
             None
         });
         let contents = contents.filter(|contents| contents.boot == boot);
         let fresh = contents.is_none();
         let damaged = contents.as_ref().is_some_and(|contents| contents.tail == Tail::Damaged);
-        let mut state = State::default();
+        let mut state = JournalState::default();
         if let Some(contents) = contents {
-            tell(&path, contents.tail, contents.entries.len());
+            log_tail(&path, contents.tail, contents.entries.len());
             contents.entries.into_iter().for_each(|entry| state.apply(entry));
         }
         let open = state.open.values().cloned().collect();
-        let inner =
-            Inner { state, log: None, first_bytes: 0, damaged, told: false, overtaken: BTreeSet::new() };
+        let inner = Inner {
+            state,
+            log: None,
+            first_bytes: 0,
+            damaged,
+            failure_logged: false,
+            overtaken: BTreeSet::new(),
+        };
         let journal = Self { path, boot, metrics, inner: RefCell::new(inner) };
         // Even if there is nothing to write: this makes the file valid and reserves its space.
         let written = journal.inner.borrow_mut().anew(&journal.path, &journal.boot);
         let _ = journal.noted(written);
-        (journal, Found { open, fresh, damaged })
+        (journal, JournalContents { open, fresh, damaged })
     }
 
     /// Notes that all open operations that were found are decided. Until then the file stays marked
@@ -161,7 +167,7 @@ impl Journal {
             return None;
         }
         let (env, config) = source;
-        let interface = target.map(Interface::of);
+        let interface = target.map(Interface::from_target);
         let mut inner = self.inner.borrow_mut();
         let op = inner.state.next;
         let mut begin = Begin {
@@ -194,7 +200,7 @@ impl Journal {
 
     fn effect(&self, interface: &Interface, effect: Effect) -> Result<(), JournalError> {
         let mut inner = self.inner.borrow_mut();
-        let Some(op) = inner.state.at_work(interface) else { return Ok(()) };
+        let Some(op) = inner.state.current_operation(interface) else { return Ok(()) };
         if !inner.state.changes(op, &effect) {
             return Ok(());
         }
@@ -216,7 +222,7 @@ impl Journal {
         if let Err(error) = compacted {
             // The entry itself was written.
             self.metrics.journal_write_failures.inc();
-            tracing::warn!(path = %self.path.display(), %error, "the journal cannot be made smaller; it grows on");
+            tracing::warn!(path = %self.path.display(), %error, "the journal cannot be compacted and keeps growing");
         }
         self.noted(written)
     }
@@ -246,7 +252,7 @@ impl Journal {
     }
 
     /// An open operation.
-    pub fn open_one(&self, op: u64) -> Option<Open> {
+    pub fn open_one(&self, op: u64) -> Option<OpenOperation> {
         self.inner.borrow().state.open.get(&op).cloned()
     }
 
@@ -264,23 +270,23 @@ impl Journal {
     }
 
     /// The attachments, as the journal knows them.
-    pub fn live(&self) -> Vec<Live> {
+    pub fn live(&self) -> Vec<LiveAttachment> {
         self.inner.borrow().state.live.values().cloned().collect()
     }
 
     /// Adds attachments that were made without the journal, as later than everything in it.
-    pub fn take_over(&self, lives: impl Iterator<Item = Live>) {
+    pub fn take_over(&self, lives: impl Iterator<Item = LiveAttachment>) {
         let mut inner = self.inner.borrow_mut();
         let op = inner.state.next;
         inner.state.next += 1;
-        lives.for_each(|live| inner.state.apply(Entry::Live(Live { op, ..live })));
+        lives.for_each(|live| inner.state.apply(Entry::Live(LiveAttachment { op, ..live })));
         let written = inner.anew(&self.path, &self.boot);
         drop(inner);
         let _ = self.noted(written);
     }
 
     /// Removes attachments that no longer exist.
-    fn keep(&self, is_there: impl Fn(&Live) -> bool) {
+    fn keep(&self, is_there: impl Fn(&LiveAttachment) -> bool) {
         let mut inner = self.inner.borrow_mut();
         let before = inner.state.live.len();
         inner.state.live.retain(|_, live| is_there(live));
@@ -300,15 +306,15 @@ impl Journal {
             self.metrics.journal_records.set(i64::try_from(log.records).unwrap_or(i64::MAX));
         }
         match written {
-            Ok(()) if inner.told => {
-                inner.told = false;
+            Ok(()) if inner.failure_logged => {
+                inner.failure_logged = false;
                 tracing::info!(path = %self.path.display(), "the journal can be written again");
                 Ok(())
             }
             Ok(()) => Ok(()),
             Err(source) => {
                 self.metrics.journal_write_failures.inc();
-                if !std::mem::replace(&mut inner.told, true) {
+                if !std::mem::replace(&mut inner.failure_logged, true) {
                     tracing::warn!(path = %self.path.display(), error = %source, "the journal cannot be written: ADDs are refused, DELs are not");
                 }
                 Err(JournalError { path: self.path.clone(), source })
@@ -317,13 +323,15 @@ impl Journal {
     }
 }
 
-fn tell(path: &Path, tail: Tail, records: usize) {
+fn log_tail(path: &Path, tail: Tail, records: usize) {
     let path = path.display();
     match tail {
         Tail::Clean => tracing::debug!(%path, records, "journal read"),
-        Tail::Torn => tracing::info!(%path, records, "the journal's last record is torn, and left out"),
+        Tail::Torn => {
+            tracing::info!(%path, records, "the journal's last record is incomplete and was skipped")
+        }
         Tail::Damaged => {
-            tracing::warn!(%path, records, "the journal is damaged: what follows its first bad record is lost");
+            tracing::warn!(%path, records, "the journal is damaged: records after the first invalid one are lost");
         }
     }
 }
@@ -343,10 +351,10 @@ fn time_of(ms: u64) -> SystemTime {
 // === impl Inner ===
 
 impl Inner {
-    fn overtake(&mut self, subject: Option<Subject>) {
+    fn overtake(&mut self, subject: Option<AttachmentPart>) {
         let open = &self.state.open;
         self.overtaken.retain(|op| open.contains_key(op));
-        let of = |open: &&Open| subject.is_some() && open.begin.subject() == subject;
+        let of = |open: &&OpenOperation| subject.is_some() && open.begin.subject() == subject;
         self.overtaken.extend(open.values().filter(of).map(|open| open.begin.op));
     }
 
@@ -409,7 +417,7 @@ impl Inner {
     }
 
     fn room_bytes(&self) -> u64 {
-        let of = |open: &Open| match open.begin.verb {
+        let of = |open: &OpenOperation| match open.begin.verb {
             Verb::Add | Verb::Gc => OPERATION_ROOM_BYTES,
             Verb::Del => DEL_ROOM_BYTES,
         };
@@ -464,7 +472,7 @@ impl Recorder {
         let unknown = |attachment: &russet_attach::Attachment| {
             let (network, container, ifname) =
                 (&attachment.network, &attachment.container, &attachment.ifname);
-            self.attachments.of(network, container, ifname).is_none()
+            self.attachments.get(network, container, ifname).is_none()
         };
         let mut taken = Vec::new();
         for attachment in wired.into_iter().filter(unknown) {
@@ -485,7 +493,7 @@ impl Recorder {
         request: &Request,
         source: (&[(String, String)], &[u8]),
     ) -> Result<Option<u64>, CniError> {
-        let interface = request.env.target().map(Interface::of);
+        let interface = request.env.target().map(Interface::from_target);
         let wires = russet_plugins::wires(plugin);
         let attached = interface.is_some_and(|it| wires && self.attachments.has(&it));
         match self.journal.begin(plugin, request, source, attached) {
@@ -506,16 +514,16 @@ impl Recorder {
     /// Whether an ADD is a repetition.
     pub fn is_repeated(&self, op: Option<u64>) -> bool {
         let inner = self.journal.inner.borrow();
-        op.and_then(|op| inner.state.open.get(&op)).is_some_and(Open::was_attached)
+        op.and_then(|op| inner.state.open.get(&op)).is_some_and(OpenOperation::was_attached)
     }
 }
 
-fn found(attachment: Wired, since: SystemTime) -> Live {
-    let interface = Interface::of_wired(&attachment);
+fn found(attachment: Wired, since: SystemTime) -> LiveAttachment {
+    let interface = Interface::from_wired(&attachment);
     let calico = matches!(&attachment, Wired::Routed(it) if it.dialect == russet_attach::Dialect::Calico);
     let plugin = if calico { "calico" } else { "russet" }.to_owned();
-    let subject = Subject { network: attachment.network().clone(), interface, plugin };
-    Live {
+    let subject = AttachmentPart { network: attachment.network().clone(), interface, plugin };
+    LiveAttachment {
         subject,
         op: 0,
         since_ms: millis(since),
@@ -531,14 +539,14 @@ fn unrecorded(error: &JournalError) -> CniError {
 
 impl Ledger for Recorder {
     fn wiring(&self, wired: &Wired, netns: &Path) -> Result<(), CniError> {
-        let interface = Interface::of_wired(wired);
+        let interface = Interface::from_wired(wired);
         let effect = Effect::Wiring { wired: Box::new(wired.clone()), netns: netns.to_owned() };
         self.journal.effect(&interface, effect).map_err(|error| unrecorded(&error))?;
         self.attachments.wiring(wired, netns)
     }
 
     fn wired(&self, wired: &Wired, attached: &Attached) {
-        let interface = Interface::of_wired(wired);
+        let interface = Interface::from_wired(wired);
         // The failure is counted. The outcome, which matters more, is written together with this
         // entry, or not at all.
         let Attached { reused, bridge_mac, .. } = *attached;
@@ -561,12 +569,12 @@ impl Ledger for Recorder {
 
 impl Interface {
     /// The interface of a request.
-    pub fn of(target: &russet_cni_spec::Target) -> Self {
+    pub fn from_target(target: &russet_cni_spec::Target) -> Self {
         Self { container: target.container_id.clone(), ifname: target.ifname.clone() }
     }
 
     /// The interface of a wiring.
-    pub fn of_wired(wired: &Wired) -> Self {
+    pub fn from_wired(wired: &Wired) -> Self {
         Self { container: wired.container().clone(), ifname: wired.ifname().clone() }
     }
 }

@@ -61,12 +61,12 @@ pub use turn::Taken;
 use attachments::Attachments;
 use datastores::EtcdDatastores;
 use drift::Drift;
-use journal::{Found, Journal, Recorder};
+use journal::{Journal, JournalContents, Recorder};
 use measured::Measured;
 use metrics::{Listeners, Metrics};
 use operations::Operations;
 use reconcile::Loop;
-use repair::{Crew, Door, Question, Repairs};
+use repair::{LeakFinder, RepairQueue, Repairs, UnheldQueue};
 use turn::Patience;
 
 /// Why an agent cannot run.
@@ -94,7 +94,7 @@ pub enum AgentError {
 
 /// How long requests in progress may take when the agent is asked to stop. Later ones are cut off,
 /// and DEL cleans up.
-const STOP_PATIENCE: Duration = Duration::from_secs(15);
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long an edit of a pool may stay unseen by ADDs if the watch is late; the loop clears the
 /// allocator's cache when it sees one. Blocks do not depend on this cache: each commit is guarded
 /// by the block's revision.
@@ -136,11 +136,11 @@ pub async fn run(
     let (recorder, found) = recorder(&config, &metrics).map_err(io("read the boot's ID"))?;
     let measured: Rc<dyn Store> = Measured::over(&store.store, &metrics.store);
     let node = node(&config, Rc::clone(&measured), teardown(&config, &doomed), &readiness);
-    let node = outfitted(node, &config, &readiness, &recorder);
+    let node = configured(node, &config, &readiness, &recorder);
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
     let listeners = metrics.listeners.clone();
     let (stopping, stopped) = watch::channel(false);
-    let openshift = openshift::Server::of(
+    let openshift = openshift::Server::new(
         &config,
         &measured,
         &mut registry,
@@ -148,29 +148,29 @@ pub async fn run(
         &listeners.openshift,
         stopped.clone(),
     );
-    let ((jobs, requests), (door, repair_jobs)) = (server::queue(), Door::new());
-    let (question, questions) = Question::new();
+    let ((jobs, requests), (repair_queue, repair_jobs)) = (server::queue(), RepairQueue::new());
+    let (unheld_queue, unheld_queries) = UnheldQueue::new();
     let history = History::at(config.paths.history_file());
     let operations = Rc::new(Operations::new(node.clone(), metrics.clone(), history, Rc::clone(&recorder)));
 
     let local = LocalSet::new();
     local
         .run_until(async {
-            reaper::newborn(&node).await;
-            let kernel = recovery::Kernel::look(&node, &recorder).await;
+            reaper::delete_precreated(&node).await;
+            let kernel = recovery::KernelState::look(&node, &recorder).await;
             // The table of attachments is complete now.
             let drift = Drift::watch(metrics.clone(), recorder.attachments().attached_interfaces(), node.wiring.verdicts())?;
             isolation::guard_known_ports(&node.wiring.verdicts(), recorder.attachments());
             isolation::begin(&node, &readiness).await;
             let mut background = JoinSet::new();
             background.spawn_local(isolation::insist(node.clone(), Rc::clone(&operations), readiness.clone()));
-            let repairs = Repairs::new(crew(&config, &node), node.clone(), Rc::clone(&operations), metrics.clone());
-            seek_leaks(&mut background, repairs, repair_jobs, config.leak_repair, found.fresh);
-            background.spawn_local(repair::answer_questions(Rc::clone(&node.allocator), questions));
+            let repairs = Repairs::new(leak_finder(&config, &node), node.clone(), Rc::clone(&operations), metrics.clone());
+            start_leak_repair(&mut background, repairs, repair_jobs, config.leak_repair, found.fresh);
+            background.spawn_local(repair::answer_unheld_queries(Rc::clone(&node.allocator), unheld_queries));
             maintain(&mut background, &node, &operations, doomed, &metrics);
             let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, drift.clone());
             if config.calico {
-                background.spawn_local(endpoint_status::Files::of(&keep).run());
+                background.spawn_local(endpoint_status::Files::new(&keep).run());
             }
             background.spawn_local(keep.run());
             if let Some(service) = store.service {
@@ -179,9 +179,9 @@ pub async fn run(
             recovery::run(&operations, found, &kernel).await;
             background.spawn_local(carry_out(Rc::clone(&operations), requests));
             let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(drift.clone())));
-            let drift = (drift, question, readiness.clone());
-            start_health(&config, readiness, registry, &listeners, told(stopped.clone()))?;
-            let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, door, drift, told(stopped)));
+            let drift = (drift, unheld_queue, readiness.clone());
+            start_health(&config, readiness, registry, &listeners, stop_requested(stopped.clone()))?;
+            let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, repair_queue, drift, stop_requested(stopped)));
             background.spawn_local(service_manager::keep_informed());
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
             stop.await;
@@ -223,7 +223,7 @@ fn start_health(
 }
 
 /// Repairs leaks on request, at an interval, and soon after a boot.
-fn seek_leaks(
+fn start_leak_repair(
     background: &mut JoinSet<()>,
     repairs: Repairs,
     jobs: mpsc::Receiver<repair::RepairJob>,
@@ -242,10 +242,10 @@ fn seek_leaks(
 
 /// Carries out plugins' requests, each as its own task.
 async fn carry_out(operations: Rc<Operations>, mut requests: mpsc::Receiver<server::Job>) {
-    while let Some(server::Job { request, mut answer, place }) = requests.recv().await {
+    while let Some(server::Job { request, mut answer, permit }) = requests.recv().await {
         let operations = Rc::clone(&operations);
         tokio::task::spawn_local(async move {
-            let _place = place;
+            let _permit = permit;
             let outcome = operations.execute(request, answer.closed()).await;
             // If the caller is gone, the runtime will request DEL.
             let _ = answer.send(outcome);
@@ -256,14 +256,14 @@ async fn carry_out(operations: Rc<Operations>, mut requests: mpsc::Receiver<serv
 /// Waits for requests in progress, and for what DELs do after their answers. The wait is bounded:
 /// the next agent completes the rest.
 async fn finish(cni: tokio::task::JoinHandle<()>, operations: &Operations) {
-    let end = tokio::time::Instant::now() + STOP_PATIENCE;
+    let end = tokio::time::Instant::now() + STOP_TIMEOUT;
     match tokio::time::timeout_at(end, cni).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "the CNI server stopped half-way"),
-        Err(_elapsed) => tracing::warn!("requests under way were cut off"),
+        Ok(Err(error)) => tracing::warn!(%error, "the CNI server was interrupted"),
+        Err(_elapsed) => tracing::warn!("requests in progress were cut off"),
     }
-    if tokio::time::timeout_at(end, operations.alone()).await.is_err() {
-        tracing::warn!("addresses of deleted pods are given back by the next agent");
+    if tokio::time::timeout_at(end, operations.exclusive()).await.is_err() {
+        tracing::warn!("the next agent releases the addresses of deleted pods");
     }
 }
 
@@ -279,20 +279,20 @@ async fn wind_down(
     service_manager::stopping();
     finish(cni, operations).await;
     finish_openshift(openshift).await;
-    tracing::info!("agent stopped; the data path stays as it is");
+    tracing::info!("agent stopped; the data path keeps working");
 }
 
 /// Waits for the end of the OpenShift server, if there is one.
 async fn finish_openshift(server: Option<tokio::task::JoinHandle<()>>) {
     if let Some(server) = server
-        && tokio::time::timeout(STOP_PATIENCE, server).await.is_err()
+        && tokio::time::timeout(STOP_TIMEOUT, server).await.is_err()
     {
         tracing::warn!("requests of OpenShift's plugin were cut off");
     }
 }
 
 /// Resolves when the agent is asked to stop.
-async fn told(mut stopped: watch::Receiver<bool>) {
+async fn stop_requested(mut stopped: watch::Receiver<bool>) {
     // An error means that the agent has ended.
     let _ = stopped.wait_for(|stop| *stop).await;
 }
@@ -302,28 +302,28 @@ fn teardown(config: &Config, doomed: &Rc<Notify>) -> Teardown {
 }
 
 /// The journal and the table of attachments of this boot, and what an earlier agent left in them.
-fn recorder(config: &Config, metrics: &Metrics) -> std::io::Result<(Rc<Recorder>, Found)> {
+fn recorder(config: &Config, metrics: &Metrics) -> std::io::Result<(Rc<Recorder>, JournalContents)> {
     let boot = russet_linux::host::boot_id()?;
     let (journal, found) = Journal::open(config.paths.journal_file(), boot, metrics.clone());
     Ok((Rc::new(Recorder::new(journal, Attachments::default())), found))
 }
 
 /// Finds and repairs leaks on this node.
-fn crew(config: &Config, node: &Node) -> Crew {
-    Crew {
+fn leak_finder(config: &Config, node: &Node) -> LeakFinder {
+    LeakFinder {
         node: config.node_name.clone(),
         store: Rc::clone(&node.store),
         allocator: Rc::clone(&node.allocator),
         clock: Rc::new(SystemClock),
-        sight: repair::sight(config.cni_caches.clone()),
+        read_machine: repair::machine_reader(config.cni_caches.clone()),
     }
 }
 
 /// The node with its observers, and with what the agent knows of it.
-fn outfitted(mut node: Node, config: &Config, readiness: &Readiness, recorder: &Rc<Recorder>) -> Node {
+fn configured(mut node: Node, config: &Config, readiness: &Readiness, recorder: &Rc<Recorder>) -> Node {
     node.wiring = node.wiring.told(Rc::clone(recorder) as Rc<dyn Ledger>);
-    let (ready, book) = (readiness.clone(), recorder.attachments().clone());
-    node.not_ready = Rc::new(move || ready.not_ready(!book.is_empty()));
+    let (ready, attachments) = (readiness.clone(), recorder.attachments().clone());
+    node.not_ready = Rc::new(move || ready.not_ready(!attachments.is_empty()));
     if let Some(mtu) = direct::published_mtu(config) {
         // Pods that are attached before the underlay is first read get the MTU that the previous
         // agent computed.

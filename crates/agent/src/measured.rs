@@ -174,7 +174,7 @@ impl Watch for MeasuredWatch {
     fn next<'a>(&'a mut self) -> BoxFuture<'a, Result<Event, StoreError>> {
         Box::pin(async move {
             let event = self.watch.next().await?;
-            self.metrics.told();
+            self.metrics.event_received();
             Ok(event)
         })
     }

@@ -5,7 +5,6 @@
 //! attached, and only then listens and reports that pods can be attached. Running pods are not
 //! affected while it is down: their state is in the kernel and in files.
 
-mod door;
 mod files;
 mod ipam;
 mod metrics;
@@ -14,10 +13,11 @@ mod pods;
 mod records;
 mod reply;
 mod request;
+mod sandbox_locks;
 mod served;
+mod server;
 mod start;
 mod state;
-mod turns;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -36,19 +36,19 @@ use tokio::task::JoinSet;
 use crate::config::Config;
 use crate::drift::Drift;
 use crate::health::{Condition, Readiness};
-use crate::openshift_tenants::{Told, View, follow};
+use crate::openshift_tenants::{RoundReport, View, follow};
 use crate::server::bind;
-use door::Job;
-pub(crate) use door::LISTENER;
 use files::{Files, PluginConfig};
 use ipam::Ipam;
 use metrics::SdnMetrics;
 use pods::Pods;
 use records::Records;
+use sandbox_locks::SandboxLocks;
 pub use served::Served;
-use start::{Part as NodesPart, StartError};
-use state::{Part, State};
-use turns::Turns;
+use server::Job;
+pub(crate) use server::LISTENER;
+use start::{NodeNetwork, StartError};
+use state::{Component, NetworkState};
 
 pub use network::NetworkDefault;
 
@@ -89,7 +89,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 impl Server {
     /// A server for the agent's node, if it is configured.
-    pub fn of(
+    pub fn new(
         config: &Config,
         store: &Rc<dyn Store>,
         registry: &mut Registry,
@@ -122,7 +122,7 @@ impl Server {
                     Ok(part) => return self.serve(part, drift).await,
                     Err(error) => {
                         self.readiness.unmet(Condition::Openshift, &error);
-                        tracing::warn!(%error, "OpenShift's server cannot begin");
+                        tracing::warn!(%error, "OpenShift's server cannot start");
                     }
                 },
             }
@@ -134,17 +134,17 @@ impl Server {
 
     /// Prepares the node's part. There is no socket before the server can answer: a plugin that
     /// finds none defers a DEL, and one that gets no answer has to wait.
-    async fn begin(&self) -> Result<NodesPart, StartError> {
+    async fn begin(&self) -> Result<NodeNetwork, StartError> {
         let part = start::find(&self.config, &self.settings, &*self.store).await?;
         let prepared = Files::below(self.config.paths.root()).prepare();
         prepared.map_err(|source| StartError::Io { what: "make the directory of the socket", source })?;
         Ok(part)
     }
 
-    async fn serve(self, part: NodesPart, drift: Drift) {
+    async fn serve(self, part: NodeNetwork, drift: Drift) {
         let mut background = JoinSet::new();
         let (view, changed, state) =
-            (Rc::default(), Rc::new(Notify::new()), Rc::new(State::pending(self.readiness.clone())));
+            (Rc::default(), Rc::new(Notify::new()), Rc::new(NetworkState::pending(self.readiness.clone())));
         let config = PluginConfig {
             mtu: part.sdn.settings().mtu,
             routable_mtu: self.settings.routable_mtu,
@@ -153,35 +153,40 @@ impl Server {
         };
         let pods = Rc::new(Pods {
             ipam: Ipam::new(self.config.paths.root(), &part.network, &part.subnet),
-            records: Records::of(&self.config.paths),
+            records: Records::new(&self.config.paths),
             sdn: Arc::new(Mutex::new(part.sdn)),
             view: Rc::clone(&view),
             changed: Rc::clone(&changed),
             macvlan: part.macvlan,
             metrics: self.metrics.clone(),
             state: Rc::clone(&state),
-            turns: Turns::default(),
+            locks: SandboxLocks::default(),
         });
         let follower = self.follower(&pods, view, &changed, &state);
         background.spawn_local(follower);
-        let tended = Rc::new(Notify::new());
-        background.spawn_local(tend(Rc::clone(&pods), drift, Rc::clone(&state), Rc::clone(&tended)));
+        let maintained = Rc::new(Notify::new());
+        background.spawn_local(maintain_data_path(
+            Rc::clone(&pods),
+            drift,
+            Rc::clone(&state),
+            Rc::clone(&maintained),
+        ));
         let files = Files::below(self.config.paths.root());
         let listener = tokio::select! {
             () = self.stop() => return,
             listener = async {
-                in_force(&state, &changed, &tended).await;
+                wait_until_in_force(&state, &changed, &maintained).await;
                 start::recover(&pods).await;
-                again_and_again("make the socket", || bind(&files.socket())).await
+                retry_until_success("make the socket", || bind(&files.socket())).await
             } => listener,
         };
-        let (jobs, waiting) = door::queue();
-        background.spawn(door::serve(listener, Arc::clone(&self.admission), jobs, self.stop()));
+        let (jobs, waiting) = server::queue();
+        background.spawn(server::serve(listener, Arc::clone(&self.admission), jobs, self.stop()));
         let settings = format!("{config:?}");
         tracing::info!(socket = %files.socket().display(), settings, "OpenShift's server started");
         background.spawn_local(async move {
-            again_and_again("tell plugins that the server is here", || files.tell_plugins(&config)).await;
-            again_and_again("tell runtimes that pods can come", || files.tell_runtimes()).await;
+            retry_until_success("write the plugins' settings", || files.write_plugin_config(&config)).await;
+            retry_until_success("write the runtimes' configuration", || files.write_runtime_config()).await;
         });
         carry_out(pods, waiting).await;
     }
@@ -197,29 +202,31 @@ impl Server {
         pods: &Pods,
         view: Rc<RefCell<View>>,
         changed: &Rc<Notify>,
-        state: &Rc<State>,
+        state: &Rc<NetworkState>,
     ) -> impl Future<Output = ()> + use<> {
         let (changed, state) = (Rc::clone(changed), Rc::clone(state));
-        let told = move |told: Told| {
-            follow_up(&state, Part::Followed, problem_of(&told.report));
-            if told.renumbered > 0 {
-                tracing::info!(ports = told.renumbered, "pods have other network IDs");
+        let on_round = move |round: RoundReport| {
+            record_problem(&state, Component::Followed, problem_of(&round.report));
+            if round.renumbered > 0 {
+                tracing::info!(ports = round.renumbered, "network IDs of pods changed");
             }
             changed.notify_waiters();
         };
-        follow(Rc::clone(&self.store), self.config.node_name.clone(), Arc::clone(&pods.sdn), view, told)
+        follow(Rc::clone(&self.store), self.config.node_name.clone(), Arc::clone(&pods.sdn), view, on_round)
     }
 }
 
 /// Tries until it succeeds: a file system may be full or read-only for a while.
-async fn again_and_again<T, E: std::fmt::Display>(
+async fn retry_until_success<T, E: std::fmt::Display>(
     what: &'static str,
     mut work: impl FnMut() -> Result<T, E>,
 ) -> T {
     loop {
         match work() {
             Ok(done) => return done,
-            Err(error) => tracing::warn!(%error, what, "OpenShift's server tries again"),
+            Err(error) => {
+                tracing::warn!(%error, what, "OpenShift's server could not be prepared and tries again")
+            }
         }
         tokio::time::sleep(RETRY).await;
     }
@@ -238,17 +245,17 @@ async fn carry_out(pods: Rc<Pods>, mut waiting: mpsc::Receiver<Job>) {
 
 /// Brings the data path to its desired state. From then on the listening thread keeps it so, and
 /// this task records its problems.
-async fn tend(pods: Rc<Pods>, drift: Drift, state: Rc<State>, tended: Rc<Notify>) {
+async fn maintain_data_path(pods: Rc<Pods>, drift: Drift, state: Rc<NetworkState>, maintained: Rc<Notify>) {
     let mut problem = keep(&pods.sdn, &drift).await;
     loop {
         let drift = drift.clone();
         if let Err(error) = tokio::task::spawn_blocking(move || drift.look_at_sdn()).await {
-            tracing::error!(%error, "a look at OpenShift's data path broke off");
+            tracing::error!(%error, "a comparison of OpenShift's data path was interrupted");
         }
         let now = problem.borrow_and_update().clone();
         let failed = now.is_some();
-        follow_up(&state, Part::DataPath, now);
-        tended.notify_waiters();
+        record_problem(&state, Component::DataPath, now);
+        maintained.notify_waiters();
         if !failed {
             break;
         }
@@ -257,8 +264,8 @@ async fn tend(pods: Rc<Pods>, drift: Drift, state: Rc<State>, tended: Rc<Notify>
     // The channel ends with the agent.
     while problem.changed().await.is_ok() {
         let now = problem.borrow_and_update().clone();
-        follow_up(&state, Part::DataPath, now);
-        tended.notify_waiters();
+        record_problem(&state, Component::DataPath, now);
+        maintained.notify_waiters();
     }
 }
 
@@ -270,19 +277,19 @@ async fn keep(path: &Arc<Mutex<DataPath>>, drift: &Drift) -> watch::Receiver<Opt
         let (path, drift) = (Arc::clone(path), drift.clone());
         match tokio::task::spawn_blocking(move || drift.keep_sdn(&path)).await {
             Ok(problem) => return problem,
-            Err(error) => tracing::error!(%error, "OpenShift's data path is not kept yet"),
+            Err(error) => tracing::error!(%error, "OpenShift's data path is not watched for drift yet"),
         }
         tokio::time::sleep(RETRY).await;
     }
 }
 
 fn problem_of(report: &Report) -> Option<String> {
-    let first = || report.errors.first().map_or_else(|| "it broke off".to_owned(), ToString::to_string);
+    let first = || report.errors.first().map_or_else(|| "it was interrupted".to_owned(), ToString::to_string);
     (report.failed > 0).then(first)
 }
 
 /// Records why a part is not in force, if so.
-fn follow_up(state: &State, part: Part, problem: Option<String>) {
+fn record_problem(state: &NetworkState, part: Component, problem: Option<String>) {
     match problem {
         None if state.good(part) => tracing::info!(?part, "OpenShift's data path is in force"),
         None => {}
@@ -294,16 +301,16 @@ fn follow_up(state: &State, part: Part, problem: Option<String>) {
 }
 
 /// Waits until everything is in force: a pod that is attached earlier would have no connection.
-async fn in_force(state: &State, changed: &Notify, tended: &Notify) {
+async fn wait_until_in_force(state: &NetworkState, changed: &Notify, maintained: &Notify) {
     loop {
-        let (changed, tended) = (changed.notified(), tended.notified());
-        tokio::pin!(changed, tended);
+        let (changed, maintained) = (changed.notified(), maintained.notified());
+        tokio::pin!(changed, maintained);
         changed.as_mut().enable();
-        tended.as_mut().enable();
+        maintained.as_mut().enable();
         if state.is_good() {
             return;
         }
-        tokio::select! { () = changed => {} () = tended => {} }
+        tokio::select! { () = changed => {} () = maintained => {} }
     }
 }
 

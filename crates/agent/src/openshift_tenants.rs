@@ -23,7 +23,7 @@ use russet_store::{Record, Revision, Store, StoreError};
 
 use change::{Held, Plan, Wish};
 
-pub use follow::{Told, follow};
+pub use follow::{RoundReport, follow};
 pub use view::{Changed, View};
 
 /// The tenants of a store.
@@ -60,7 +60,7 @@ pub enum TenantError {
     Malformed { key: Key, source: DecodeError },
     #[error("there is no NetNamespace {0}")]
     Missing(Namespace),
-    #[error("NetNamespace {0} is there already, with network ID {1}")]
+    #[error("NetNamespace {0} exists already, with network ID {1}")]
     Exists(Namespace, NetId),
     /// The global ID of `default` cannot be changed.
     #[error("NetNamespace default stays global: it cannot be isolated, joined to a tenant or deleted")]
@@ -73,7 +73,7 @@ pub enum TenantError {
     #[error("no network ID is left: all from {first} to {last} are in use", first = NetId::FIRST, last = NetId::MAX)]
     Full,
     /// Other writers changed the same tenants each time.
-    #[error("change NetNamespace {0}: others change the same tenants; try again")]
+    #[error("change NetNamespace {0}: other writers changed the same tenants; try again")]
     Busy(Namespace),
 }
 
@@ -161,7 +161,7 @@ impl Tenants {
             (_, None) => return Err(TenantError::Missing(namespace.clone())),
             (Action::Delete, Some(_)) => Wish::Gone,
             (Action::Global, Some(_)) => Wish::Id(NetId::GLOBAL, None),
-            (Action::Join(other), Some(_)) => self.of(other).await?,
+            (Action::Join(other), Some(_)) => self.joined(other).await?,
             (Action::Isolate, Some((tenant, _))) if self.is_alone(tenant).await? => {
                 return Ok(Plan::Done(tenant.clone()));
             }
@@ -187,7 +187,7 @@ impl Tenants {
     }
 
     /// The ID of another namespace, and its users.
-    async fn of(&self, other: &Namespace) -> Result<Wish, TenantError> {
+    async fn joined(&self, other: &Namespace) -> Result<Wish, TenantError> {
         let (tenant, _) = self.read(other).await?.ok_or_else(|| TenantError::Missing(other.clone()))?;
         let held = self.users(tenant.netid).await?;
         // A tenant that was written by hand has no record of its ID.

@@ -3,7 +3,7 @@
 //! of an operation is written into the journal first.
 
 mod done;
-mod lane;
+mod locks;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -20,8 +20,8 @@ use tokio::task::spawn_local;
 use crate::history::History;
 use crate::journal::Recorder;
 use crate::metrics::Metrics;
-pub(crate) use lane::Alone;
-use lane::{Lane, Turn};
+pub(crate) use locks::ExclusiveGuard;
+use locks::{RequestGuard, RequestLocks};
 
 /// The text for a user who runs the plugin by hand; the small executable prints the same.
 const ABOUT: &str = "CNI russet plugin";
@@ -38,7 +38,7 @@ const OPEN_MAX: usize = 1024;
 const ANSWER_FIRST: Duration = Duration::from_millis(1);
 
 /// Interval in which a request for exclusive access tries again.
-const ALONE_PAUSE: Duration = Duration::from_millis(20);
+const EXCLUSIVE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The agent's handling of requests.
 pub struct Operations {
@@ -47,35 +47,35 @@ pub struct Operations {
     history: History,
     recorder: Rc<Recorder>,
     /// Locks of main plugins.
-    main: Lane,
+    main: RequestLocks,
     /// Locks of IPAM plugins. A main plugin calls them during its own request, so they must not
     /// wait for main plugins.
-    ipam: Lane,
+    ipam: RequestLocks,
     /// Records the containers of requests, if a leak repair is interested.
-    asked: RefCell<RcWeak<Asked>>,
+    seen_requests: RefCell<RcWeak<SeenRequests>>,
     /// Finishes or undoes operations that could not be ended at once.
-    leftovers: RefCell<Option<Leftovers>>,
+    remainder_handler: RefCell<Option<RemainderHandler>>,
 }
 
 /// Takes the number of an operation that has to be finished or undone later, and what remains of
 /// it.
-pub(crate) type Leftovers = Box<dyn Fn(u64, Left)>;
+pub(crate) type RemainderHandler = Box<dyn Fn(u64, Remainder)>;
 
 /// What remains of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(crate) enum Remainder {
     /// Everything that its DEL or GC finds.
-    Anything,
+    Everything,
     /// The release of a DEL's addresses. The rest is done, and its caller has the answer.
     Release,
 }
 
 /// The containers of the requests that arrived or ended while this value existed.
 #[derive(Debug, Default)]
-pub struct Asked(RefCell<BTreeSet<String>>);
+pub struct SeenRequests(RefCell<BTreeSet<String>>);
 
 /// A request that holds its locks.
-struct Task {
+struct LockedRequest {
     plugin: String,
     request: Request,
     /// The request's environment as it arrived, for the journal.
@@ -84,15 +84,15 @@ struct Task {
     end: Instant,
     /// Its caller has got the answer that it took too long.
     late: Rc<Cell<bool>>,
-    turn: Turn,
+    guard: RequestGuard,
 }
 
 /// A DEL that is answered and not finished.
-struct Finishing {
+struct AnsweredDel {
     op: u64,
     request: Request,
     release: Release,
-    _turn: Turn,
+    _guard: RequestGuard,
 }
 
 // === impl Operations ===
@@ -100,8 +100,18 @@ struct Finishing {
 impl Operations {
     /// Serves requests for `node`, whose wiring reports to the recorder.
     pub fn new(node: Node, metrics: Metrics, history: History, recorder: Rc<Recorder>) -> Self {
-        let (main, ipam, asked) = (Lane::default(), Lane::default(), RefCell::default());
-        Self { node, metrics, history, recorder, main, ipam, asked, leftovers: RefCell::default() }
+        let (main, ipam, seen_requests) =
+            (RequestLocks::default(), RequestLocks::default(), RefCell::default());
+        Self {
+            node,
+            metrics,
+            history,
+            recorder,
+            main,
+            ipam,
+            seen_requests,
+            remainder_handler: RefCell::default(),
+        }
     }
 
     /// The journal and the table of attachments.
@@ -114,34 +124,34 @@ impl Operations {
     }
 
     /// Sets the function that finishes what cannot be undone at once.
-    pub(crate) fn leave_to(&self, leftovers: Leftovers) {
-        *self.leftovers.borrow_mut() = Some(leftovers);
+    pub(crate) fn set_remainder_handler(&self, remainder_handler: RemainderHandler) {
+        *self.remainder_handler.borrow_mut() = Some(remainder_handler);
     }
 
     /// Waits until no request for any container is in progress, and then blocks new ones. While it
     /// waits, requests are not delayed.
-    pub async fn alone(&self) -> Alone {
+    pub async fn exclusive(&self) -> ExclusiveGuard {
         loop {
-            let main = self.main.alone().await;
-            if let Some(ipam) = self.ipam.try_alone() {
-                return Alone::both(main, ipam);
+            let main = self.main.exclusive().await;
+            if let Some(ipam) = self.ipam.try_exclusive() {
+                return ExclusiveGuard::both(main, ipam);
             }
             drop(main);
-            tokio::time::sleep(ALONE_PAUSE).await;
+            tokio::time::sleep(EXCLUSIVE_POLL_INTERVAL).await;
         }
     }
 
     /// Records the containers of requests that arrive from now on or are in progress, as long as
     /// the returned value exists. For one caller at a time.
-    pub fn remember_asked(&self) -> Rc<Asked> {
-        let asked = Rc::new(Asked::default());
-        *self.asked.borrow_mut() = Rc::downgrade(&asked);
-        asked
+    pub fn record_requests(&self) -> Rc<SeenRequests> {
+        let seen_requests = Rc::new(SeenRequests::default());
+        *self.seen_requests.borrow_mut() = Rc::downgrade(&seen_requests);
+        seen_requests
     }
 
-    fn asks_for(&self, target: Option<&Target>) {
-        if let (Some(target), Some(asked)) = (target, self.asked.borrow().upgrade()) {
-            asked.0.borrow_mut().insert(target.container_id.to_string());
+    fn note_request(&self, target: Option<&Target>) {
+        if let (Some(target), Some(seen_requests)) = (target, self.seen_requests.borrow().upgrade()) {
+            seen_requests.0.borrow_mut().insert(target.container_id.to_string());
         }
     }
 
@@ -172,13 +182,13 @@ impl Operations {
     async fn run(self: &Rc<Self>, waiting: Waiting, gone: impl Future<Output = ()>) -> Outcome {
         let log = Rc::new(RequestLog::new(&waiting.plugin));
         let target = waiting.request.env.target().cloned();
-        self.asks_for(target.as_ref());
+        self.note_request(target.as_ref());
         let request = waiting.request.clone();
-        let (subject, started) = (done::Subject::of(&request, &self.recorder), Instant::now());
+        let (subject, started) = (done::RequestSubject::new(&request, &self.recorder), Instant::now());
         let done = self.work(waiting, &log, gone).await;
         // Recorded again at the end, because it may have changed something after the recording
         // started.
-        self.asks_for(target.as_ref());
+        self.note_request(target.as_ref());
         let container = target.as_ref().map_or("", |target| target.container_id.as_str());
         let ifname = target.as_ref().map_or("", |target| target.ifname.as_str());
         let verb = verb_of(&request.env.vars);
@@ -204,13 +214,13 @@ impl Operations {
         log: &Rc<RequestLog>,
         gone: impl Future<Output = ()>,
     ) -> Result<Option<CniResult>, CniError> {
-        let lane = if russet_plugins::is_ipam(&waiting.plugin) { &self.ipam } else { &self.main };
-        let turn = match &waiting.request.env.call {
+        let locks = if russet_plugins::is_ipam(&waiting.plugin) { &self.ipam } else { &self.main };
+        let guard = match &waiting.request.env.call {
             Call::Add(target) | Call::Check(target) | Call::Del(target) => {
-                let turn = waiting.until(lane.turn(&waiting.request, target), gone);
-                during(Stage::Turn, turn).await?
+                let guard = waiting.until(locks.lock(&waiting.request, target), gone);
+                during(Stage::Turn, guard).await?
             }
-            Call::Gc => during(Stage::Turn, waiting.until(lane.alone(), gone)).await?,
+            Call::Gc => during(Stage::Turn, waiting.until(locks.exclusive(), gone)).await?,
             Call::Status => {
                 let done = russet_plugins::run(&self.node, &waiting.plugin, &waiting.request, log);
                 return Box::pin(done).await?.settled().await;
@@ -219,11 +229,11 @@ impl Operations {
         let Waiting { plugin, request, env, deadline, end, line } = waiting;
         let late = Rc::new(Cell::new(false));
         let (log, flag, this) = (Rc::clone(log), Rc::clone(&late), Rc::clone(self));
-        let task = Task { plugin, request, env, log, end, late, turn };
+        let task = LockedRequest { plugin, request, env, log, end, late, guard };
         let task = spawn_local(async move { line.of(this.begun(task)).await });
         match tokio::time::timeout_at(end.into(), task).await {
             Ok(Ok(done)) => done?.settled().await,
-            Ok(Err(error)) => Err(CniError::internal("the request stopped half-way", error)),
+            Ok(Err(error)) => Err(CniError::internal("the request was interrupted", error)),
             Err(_) => {
                 flag.set(true);
                 let details = format!("it was not done after {deadline:?}; an ADD is undone, a DEL goes on");
@@ -233,15 +243,15 @@ impl Operations {
     }
 
     /// Carries out a request that holds its locks.
-    async fn begun(self: Rc<Self>, task: Task) -> Result<Done, CniError> {
-        let Task { plugin, request, env, log, end, late, turn } = task;
+    async fn begun(self: Rc<Self>, task: LockedRequest) -> Result<Done, CniError> {
+        let LockedRequest { plugin, request, env, log, end, late, guard } = task;
         let adds = matches!(request.env.call, Call::Add(_));
         let node = if adds { self.node.of_add(end) } else { self.node.clone() };
         let begin = async { self.recorder.begin(&plugin, &request, (&env, &request.stdin)) };
         let op = during(Stage::Journal, begin).await?;
         let done = Box::pin(russet_plugins::run(&node, &plugin, &request, &log)).await;
         let Call::Add(target) = &request.env.call else {
-            return self.ended(done, op, request, turn).await;
+            return self.ended(done, op, request, guard).await;
         };
         let repeated = self.recorder.is_repeated(op);
         let done = match done {
@@ -260,7 +270,7 @@ impl Operations {
                 let undone = repeated || self.undo(&plugin, &request, target, &log).await;
                 match (undone, op) {
                     (true, _) => _ = self.recorder.end(op, error.code),
-                    (false, Some(op)) => self.leave(op, Left::Anything),
+                    (false, Some(op)) => self.leave(op, Remainder::Everything),
                     (false, None) => {}
                 }
                 Err(error)
@@ -275,14 +285,14 @@ impl Operations {
         done: Result<Done, CniError>,
         op: Option<u64>,
         request: Request,
-        turn: Turn,
+        guard: RequestGuard,
     ) -> Result<Done, CniError> {
         let done = match (done, op) {
             (Ok(Done { release: Some(release), result, policy }), Some(op))
                 if self.recorder.journal().is_recorded(op)
                     && self.recorder.journal().open_count() <= OPEN_MAX =>
             {
-                spawn_local(self.release(Finishing { op, request, release, _turn: turn }));
+                spawn_local(self.release(AnsweredDel { op, request, release, _guard: guard }));
                 return Ok(Done { result, policy, release: None });
             }
             (Ok(done), _) => done.released().await,
@@ -297,13 +307,13 @@ impl Operations {
 
     /// The rest of a DEL after its answer, with its locks held. If this fails, or the agent dies,
     /// recovery does it again from the journal.
-    async fn release(self: Rc<Self>, finishing: Finishing) {
-        let Finishing { op, request, release, _turn } = finishing;
+    async fn release(self: Rc<Self>, finishing: AnsweredDel) {
+        let AnsweredDel { op, request, release, _guard } = finishing;
         tokio::time::sleep(ANSWER_FIRST).await;
         let line = Stages::begin();
         let done = line.of(release.run()).await;
         self.metrics.stages(verb_of(&request.env.vars), &line.spent());
-        self.asks_for(request.env.target());
+        self.note_request(request.env.target());
         match done {
             Ok(()) => {
                 // What cannot be written is done again after a crash.
@@ -312,7 +322,7 @@ impl Operations {
             Err(error) => {
                 let container = request.env.target().map_or("", |target| target.container_id.as_str());
                 tracing::warn!(op, container, %error, "a DEL's addresses are still held");
-                self.leave(op, Left::Release);
+                self.leave(op, Remainder::Release);
             }
         }
     }
@@ -334,9 +344,9 @@ impl Operations {
         }
     }
 
-    fn leave(&self, op: u64, left: Left) {
-        if let Some(leftovers) = &*self.leftovers.borrow() {
-            leftovers(op, left);
+    fn leave(&self, op: u64, left: Remainder) {
+        if let Some(remainder_handler) = &*self.remainder_handler.borrow() {
+            remainder_handler(op, left);
         }
     }
 
@@ -347,19 +357,19 @@ impl Operations {
         op: u64,
         plugin: &str,
         request: &Request,
-        left: Left,
+        left: Remainder,
     ) -> Result<bool, CniError> {
-        let _turn = match &request.env.call {
-            Call::Del(target) => self.main.turn(request, target).await,
-            _ => self.main.alone().await,
+        let _guard = match &request.env.call {
+            Call::Del(target) => self.main.lock(request, target).await,
+            _ => self.main.exclusive().await,
         };
         if !self.recorder.journal().is_open(op) {
             return Ok(false);
         }
-        self.asks_for(request.env.target());
+        self.note_request(request.env.target());
         // The wiring of a later ADD that failed may still exist and use the addresses: it is
         // removed first.
-        if left == Left::Release && !self.recorder.journal().is_overtaken(op) {
+        if left == Remainder::Release && !self.recorder.journal().is_overtaken(op) {
             return russet_plugins::release(&self.node, request)?.run().await.map(|()| true);
         }
         let log = RequestLog::new(plugin);
@@ -391,15 +401,15 @@ impl Waiting {
     /// Waits for locks until the deadline, or until the caller is gone.
     async fn until(
         &self,
-        turn: impl Future<Output = Turn>,
+        guard: impl Future<Output = RequestGuard>,
         gone: impl Future<Output = ()>,
-    ) -> Result<Turn, CniError> {
+    ) -> Result<RequestGuard, CniError> {
         tokio::select! {
             biased;
             () = gone => {
-                Err(CniError::try_again_later("nobody waits for the request any more", "nothing was begun"))
+                Err(CniError::try_again_later("the caller of the request has disconnected", "nothing was begun"))
             }
-            turn = turn => Ok(turn),
+            guard = guard => Ok(guard),
             () = tokio::time::sleep_until(self.end.into()) => {
                 let details = format!("it waited {:?}; nothing was begun", self.deadline);
                 Err(CniError::try_again_later("the requests before this one are not done yet", details))
@@ -408,9 +418,9 @@ impl Waiting {
     }
 }
 
-// === impl Asked ===
+// === impl SeenRequests ===
 
-impl Asked {
+impl SeenRequests {
     /// The containers recorded so far.
     pub fn containers(&self) -> BTreeSet<String> {
         self.0.borrow().clone()
@@ -509,7 +519,7 @@ mod tests {
             assert_eq!(code_of(&run(execute(&operations, message("DEL", short)))), 11, "{subject}");
             drop(busy);
         }
-        let busy = operations.main.everyone.try_read().unwrap();
+        let busy = operations.main.all.try_read().unwrap();
         assert_eq!(code_of(&run(execute(&operations, message("GC", short)))), 11);
         drop(busy);
         for verb in ["DEL", "GC"] {
@@ -535,7 +545,7 @@ mod tests {
         let sum: u64 = timing.stages.iter().map(|(_, us)| us).sum();
         assert!(timing.plugin == "loopback" && sum <= timing.total_us, "{timing:?}");
         assert!(
-            matches!(&timing.stages[..], [(turn, us), (journal, _)] if turn == "turn" && *us >= 4000 && journal == "journal"),
+            matches!(&timing.stages[..], [(stage, us), (journal, _)] if stage == "turn" && *us >= 4000 && journal == "journal"),
             "{timing:?}"
         );
         let counted = operations.metrics.stages_of("DEL", Stage::Turn);
@@ -544,41 +554,41 @@ mod tests {
 
     /// A DEL that the plugin has carried out except for its release, with its locks; with a journal
     /// entry if `written`.
-    async fn carried_out(operations: &Rc<Operations>, written: bool) -> (Option<u64>, Request, Turn) {
+    async fn carried_out(operations: &Rc<Operations>, written: bool) -> (Option<u64>, Request, RequestGuard) {
         let message = message("DEL", Duration::ZERO);
         let prepared = prepare(message.env.clone(), message.config, ABOUT).unwrap();
         let Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
-        let turn = operations.main.turn(&request, request.env.target().unwrap()).await;
+        let guard = operations.main.lock(&request, request.env.target().unwrap()).await;
         let begin = || operations.recorder.begin("russet", &request, (&message.env, &request.stdin));
         let op = written.then(|| begin().unwrap().unwrap());
-        (op, *request, turn)
+        (op, *request, guard)
     }
 
     #[test]
     fn a_del_is_answered_before_its_release_which_keeps_its_locks_and_its_record() {
         let (operations, _dir) = operations();
         let (left, leavings) = std::sync::mpsc::channel();
-        operations.leave_to(Box::new(move |op, what| left.send((op, what)).unwrap()));
+        operations.set_remainder_handler(Box::new(move |op, what| left.send((op, what)).unwrap()));
         run(async {
             for fails in [false, true] {
-                let (op, request, turn) = carried_out(&operations, true).await;
+                let (op, request, guard) = carried_out(&operations, true).await;
                 let op = op.unwrap();
                 let (finish, finished) = tokio::sync::oneshot::channel();
                 let release = Release::new(&operations.node.releases, async { finished.await.unwrap() });
                 let done = Done { result: None, policy: None, release: Some(release) };
-                let done = Rc::clone(&operations).ended(Ok(done), Some(op), request, turn).await.unwrap();
+                let done = Rc::clone(&operations).ended(Ok(done), Some(op), request, guard).await.unwrap();
                 assert!(done.release.is_none() && operations.recorder.journal().is_open(op));
                 assert!(operations.main.lock_of("abc").try_lock_owned().is_err(), "the locks are held");
-                let mut alone = Box::pin(operations.alone());
-                let early = tokio::time::timeout(ALONE_PAUSE * 2, &mut alone).await;
+                let mut exclusive = Box::pin(operations.exclusive());
+                let early = tokio::time::timeout(EXCLUSIVE_POLL_INTERVAL * 2, &mut exclusive).await;
                 assert!(early.is_err(), "a GC waits for what is left");
                 let outcome = if fails { Err(CniError::internal("no", "")) } else { Ok(()) };
                 finish.send(outcome).unwrap();
-                drop(alone.await);
+                drop(exclusive.await);
                 assert_eq!(operations.recorder.journal().is_open(op), fails);
                 assert_eq!(
                     leavings.try_recv().ok(),
-                    fails.then_some((op, Left::Release)),
+                    fails.then_some((op, Remainder::Release)),
                     "it is tried again"
                 );
             }
@@ -590,18 +600,18 @@ mod tests {
         let store = Sim::atomic(1);
         let (operations, _dir) = operations_on(store.clone());
         run(async {
-            let (op, request, turn) = carried_out(&operations, true).await;
+            let (op, request, guard) = carried_out(&operations, true).await;
             let op = op.unwrap();
-            drop(turn);
+            drop(guard);
             for unavailable in [1000, 1000, 0] {
                 store.set_faults(Faults { unavailable, ..Faults::default() });
-                let finished = operations.finish(op, "russet", &request, Left::Release).await;
+                let finished = operations.finish(op, "russet", &request, Remainder::Release).await;
                 assert_eq!(finished.is_ok_and(|done| done), unavailable == 0);
                 let effects = operations.recorder.journal().open_one(op).unwrap().effects;
                 assert_eq!(effects, [], "nothing is taken down once more");
             }
             operations.recorder.end(Some(op), 0).unwrap();
-            assert!(!operations.finish(op, "russet", &request, Left::Release).await.unwrap());
+            assert!(!operations.finish(op, "russet", &request, Remainder::Release).await.unwrap());
         });
     }
 
@@ -609,8 +619,8 @@ mod tests {
     fn a_release_first_removes_what_a_later_failed_add_left() {
         let (operations, _dir) = operations_on(Sim::atomic(1));
         run(async {
-            let (op, request, turn) = carried_out(&operations, true).await;
-            drop(turn);
+            let (op, request, guard) = carried_out(&operations, true).await;
+            drop(guard);
             let message = message("ADD", Duration::ZERO);
             let prepared = prepare(message.env.clone(), message.config, ABOUT).unwrap();
             let Prepared::Request(add) = prepared else { panic!("{prepared:?}") };
@@ -619,7 +629,7 @@ mod tests {
             operations.recorder.end(begun, 11).unwrap();
             let op = op.unwrap();
             // Whether there is a kernel to work on or not, an interface was searched.
-            let _ = operations.finish(op, "russet", &request, Left::Release).await;
+            let _ = operations.finish(op, "russet", &request, Remainder::Release).await;
             let effects = operations.recorder.journal().open_one(op).unwrap().effects;
             assert!(matches!(effects[..], [(_, Effect::Leaving(_))]), "{effects:?}");
         });
@@ -636,11 +646,11 @@ mod tests {
                 let Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
                 operations.recorder.begin("russet", &request, (&message.env, &request.stdin)).unwrap();
             }
-            let (op, request, turn) = carried_out(&operations, true).await;
+            let (op, request, guard) = carried_out(&operations, true).await;
             let failing = async { Err(CniError::internal("the store is away", "")) };
             let release = Release::new(&operations.node.releases, failing);
             let done = Done { result: None, policy: None, release: Some(release) };
-            let error = Rc::clone(&operations).ended(Ok(done), op, request, turn).await.unwrap_err();
+            let error = Rc::clone(&operations).ended(Ok(done), op, request, guard).await.unwrap_err();
             assert!(
                 error.msg.contains("the store is away")
                     && !operations.recorder.journal().is_open(op.unwrap())
@@ -653,14 +663,14 @@ mod tests {
         let (operations, _dir) = operations();
         run(async {
             for outcome in [Ok(()), Err(CniError::internal("no", ""))] {
-                let (_, request, turn) = carried_out(&operations, false).await;
+                let (_, request, guard) = carried_out(&operations, false).await;
                 let result = outcome.clone();
                 let release = Release::new(&operations.node.releases, async {
                     tokio::task::yield_now().await;
                     result
                 });
                 let done = Done { result: None, policy: None, release: Some(release) };
-                let done = Rc::clone(&operations).ended(Ok(done), None, request, turn).await;
+                let done = Rc::clone(&operations).ended(Ok(done), None, request, guard).await;
                 assert_eq!(done.map(|done| done.release.is_none()), outcome.map(|()| true));
                 assert_eq!(operations.node.releases.pending(), 0);
             }
@@ -672,23 +682,23 @@ mod tests {
         let (operations, _dir) = operations();
         run(async {
             // A slow ADD of another container.
-            for slow in [&operations.main.everyone, &operations.ipam.everyone] {
+            for slow in [&operations.main.all, &operations.ipam.all] {
                 let slow = slow.try_read().unwrap();
                 let del = async {
-                    tokio::time::sleep(ALONE_PAUSE * 2).await;
+                    tokio::time::sleep(EXCLUSIVE_POLL_INTERVAL * 2).await;
                     execute(&operations, message("DEL", Duration::from_secs(5))).await
                 };
-                let alone = async {
+                let exclusive = async {
                     let gc = execute(&operations, message("GC", Duration::from_secs(600)));
-                    tokio::join!(gc, async { drop(operations.alone().await) })
+                    tokio::join!(gc, async { drop(operations.exclusive().await) })
                 };
-                tokio::pin!(alone);
+                tokio::pin!(exclusive);
                 tokio::select! {
                     del = del => assert!(del.is_success(), "{}", code_of(&del)),
-                    _ = &mut alone => panic!("exclusive access while a request is in progress"),
+                    _ = &mut exclusive => panic!("exclusive access while a request is in progress"),
                 }
                 drop(slow);
-                assert!(alone.await.0.is_success());
+                assert!(exclusive.await.0.is_success());
             }
         });
     }
@@ -698,7 +708,7 @@ mod tests {
         let (operations, _dir) = operations();
         let _container = operations.main.lock_of("abc").try_lock_owned().unwrap();
         let _pod = operations.main.lock_of("default/web-0").try_lock_owned().unwrap();
-        let _everyone = operations.main.everyone.try_write().unwrap();
+        let _everyone = operations.main.all.try_write().unwrap();
         for verb in ["DEL", "GC"] {
             let request =
                 RelayRequest { plugin: "calico-ipam".to_owned(), ..message(verb, Duration::from_secs(5)) };

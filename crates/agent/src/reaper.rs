@@ -26,7 +26,7 @@ pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {
                     tracing::warn!(
                         link,
                         group = russet_attach::DOOMED_GROUP,
-                        "a link that is not ours is in our group"
+                        "a foreign link is in Russet's link group"
                     );
                 }
             }
@@ -39,10 +39,12 @@ pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {
 
 /// Called at start before the first request: deletes precreated interfaces that a killed agent or
 /// plugin left. The caller holds the node lock, so no other process is precreating one now.
-pub async fn newborn(node: &Node) {
+pub async fn delete_precreated(node: &Node) {
     match node.wiring.reap_newborn().await {
         Ok(0) => {}
-        Ok(links) => tracing::info!(links, "interfaces removed that killed requests had left unfinished"),
-        Err(error) => tracing::warn!(%error, "interfaces that killed requests left cannot be looked for"),
+        Ok(links) => tracing::info!(links, "unfinished interfaces of interrupted requests were removed"),
+        Err(error) => {
+            tracing::warn!(%error, "unfinished interfaces of interrupted requests cannot be listed")
+        }
     }
 }

@@ -81,7 +81,7 @@ enum LoopError {
     Bootstrap(#[from] BootstrapError),
     #[error(transparent)]
     Underlay(#[from] UnderlayError),
-    #[error("a kernel task stopped half-way: {0}")]
+    #[error("a kernel task was interrupted: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
 
@@ -156,7 +156,7 @@ impl Loop {
         }
         if self.readiness.is_unmet(Condition::Store) {
             let reason =
-                format!("no answer from {} within {FIRST_ANSWER:?}; it is asked again", self.config.store);
+                format!("no answer from {} within {FIRST_ANSWER:?}; trying again", self.config.store);
             self.readiness.unmet(Condition::Store, &reason);
             tracing::warn!(store = %self.config.store, waited_ms = FIRST_ANSWER.as_millis() as u64, "the store does not answer yet");
         }
@@ -239,7 +239,7 @@ impl Loop {
         let mut registered = cluster.nodes.contains_key(&self.node.name);
         // The allocator's cache may be older than the start of this pass.
         let mut rules = u64::MAX;
-        let mut judged = None;
+        let mut underlay_checked = None;
         loop {
             watches.follow_borrowers(&*self.node.store, cluster).await?;
             watches.drain(cluster).await?;
@@ -249,17 +249,17 @@ impl Loop {
             let was_registered = registered;
             registered = cluster.nodes.contains_key(&self.node.name);
             if was_registered && !registered {
-                tracing::warn!("somebody deleted this node's record");
+                tracing::warn!("this node's record was deleted");
                 return Ok(());
             }
             if self.stands_aside().await? != aside {
                 return Ok(());
             }
-            self.tell_policies(cluster);
+            self.report_policies(cluster);
             let mut until = resync;
             if aside {
                 self.publish_mtu(&self.inputs(cluster, choice));
-                self.forward_accepts.give([]);
+                self.forward_accepts.set_pools([]);
                 self.met(Condition::Programmed);
             } else if self.reconcile(cluster, choice).await? {
                 self.programmed(cluster);
@@ -269,9 +269,9 @@ impl Loop {
                 retry = (retry * 2).min(RESYNC);
             }
             // Not for each event, because there may be many foreign rules.
-            if judged.is_none_or(|at: Instant| at.elapsed() >= PROBE) {
-                self.judge_underlay(cluster).await?;
-                judged = Some(Instant::now());
+            if underlay_checked.is_none_or(|at: Instant| at.elapsed() >= PROBE) {
+                self.check_underlay(cluster).await?;
+                underlay_checked = Some(Instant::now());
             }
             if cluster.pools != *pools || tokio::time::Instant::now() >= resync {
                 return Ok(());
@@ -304,7 +304,7 @@ impl Loop {
                 () = tokio::time::sleep_until(probe) => {}
             }
             // Checked first, because a store behind an interface that is down does not answer.
-            self.judge_underlay(cluster).await?;
+            self.check_underlay(cluster).await?;
             self.node.store.get(&Key::node(&self.node.name)).await?;
             let borrows = watches.follow_borrowers(&*self.node.store, cluster).await?;
             if borrows || self.stands_aside().await? != aside {
@@ -316,7 +316,7 @@ impl Loop {
 
     /// Checks whether packets can pass to and from the other nodes, as far as this node can tell. A
     /// node without peers needs none of this.
-    async fn judge_underlay(&self, cluster: &Cluster) -> Result<(), LoopError> {
+    async fn check_underlay(&self, cluster: &Cluster) -> Result<(), LoopError> {
         let mut others = cluster.nodes.keys().filter(|name| **name != self.node.name);
         let fault = match others.next() {
             Some(_) => self.underlay_fault(cluster).await?,
@@ -385,7 +385,7 @@ impl Loop {
 
     /// An unenforced policy is a dangerous surprise: the log reports each change of this, and
     /// readiness always.
-    fn tell_policies(&self, cluster: &Cluster) {
+    fn report_policies(&self, cluster: &Cluster) {
         let unenforced = unsupported::policies(&cluster.policies).filter(|_| !self.route_daemons.has_felix());
         let text = unenforced.clone();
         if !self.readiness.remark("policy", unenforced) {
@@ -410,13 +410,13 @@ impl Loop {
         let started = Instant::now();
         let inputs = self.inputs(cluster, choice);
         self.publish_mtu(&inputs);
-        self.forward_accepts.give(inputs.pools.iter().map(|pool| pool.cidr));
+        self.forward_accepts.set_pools(inputs.pools.iter().map(|pool| pool.cidr));
         let drift = self.drift.clone();
         let report = tokio::task::spawn_blocking(move || drift.reconcile(inputs)).await?;
         self.metrics.nodes.set(cluster.nodes.len() as i64);
         self.metrics.pools.set_claims(&fill::claims(cluster));
         self.metrics.reconcile_seconds.observe(started.elapsed().as_secs_f64());
-        self.tell(&report, started);
+        self.log_report(&report, started);
         if report.failed == 0
             && let Some(waited) = cluster.reconciled()
         {
@@ -457,7 +457,7 @@ impl Loop {
         Inputs { dialect, tunnel, senders, ..inputs(&self.node, cluster, choice) }
     }
 
-    fn tell(&self, report: &Report, started: Instant) {
+    fn log_report(&self, report: &Report, started: Instant) {
         for (kind, count) in &report.changed {
             let kind = Kind { kind: kind.label().to_owned() };
             self.metrics.changes.get_or_create(&kind).inc_by(*count as u64);
@@ -622,7 +622,7 @@ impl Watches {
         cluster: &mut Cluster,
     ) -> Result<bool, StoreError> {
         match self.blocks {
-            Blocks::Unless(asked) if asked.elapsed() >= BORROWER_LOOK => {}
+            Blocks::Unless(checked) if checked.elapsed() >= BORROWER_LOOK => {}
             Blocks::Unless(_) | Blocks::Never | Blocks::Watched => return Ok(false),
         }
         if !borrowers(store).await? {

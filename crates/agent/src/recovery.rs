@@ -17,11 +17,11 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 use tokio::task::{JoinSet, spawn_local};
 
-use crate::journal::{Found, Interface, Open, Recorder, Verb};
-use crate::operations::{Left, Operations};
+use crate::journal::{Interface, JournalContents, OpenOperation, Recorder, Verb};
+use crate::operations::{Operations, Remainder};
 
 /// How long requests wait for recovery at start; what takes longer continues beside them.
-const START_PATIENCE: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// The first pause after a failed attempt, doubled each time.
 const PAUSE_MIN: Duration = Duration::from_millis(500);
 /// The longest pause, short enough to use a store soon after it is back.
@@ -31,7 +31,7 @@ const VALID_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments
 
 /// The interfaces that Russet has in the kernel.
 #[derive(Debug, Default)]
-pub struct Kernel {
+pub struct KernelState {
     /// Interfaces that are wired completely; none if that cannot be determined.
     wired: Option<BTreeSet<Interface>>,
 }
@@ -42,7 +42,7 @@ struct Work {
     plugin: String,
     /// The request that does it.
     request: Request,
-    left: Left,
+    left: Remainder,
     /// The label of the metric.
     kind: &'static str,
 }
@@ -58,15 +58,15 @@ enum Decision {
     Keep(u32),
 }
 
-// === impl Kernel ===
+// === impl KernelState ===
 
-impl Kernel {
+impl KernelState {
     /// Reads the kernel, and fills the table of attachments.
     pub async fn look(node: &Node, recorder: &Recorder) -> Self {
         let (linked, wired) = match (node.wiring.list().await, node.wiring.adopt().await) {
             (Ok(linked), Ok(wired)) => (linked, wired),
             (Err(error), _) | (_, Err(error)) => {
-                tracing::warn!(%error, "what is attached on this node cannot be looked at");
+                tracing::warn!(%error, "the attachments of this node cannot be read");
                 return Self::default();
             }
         };
@@ -88,7 +88,7 @@ impl Kernel {
     }
 }
 
-fn decide(open: &Open, damaged: bool, kernel: &Kernel) -> Decision {
+fn decide(open: &OpenOperation, damaged: bool, kernel: &KernelState) -> Decision {
     // The end of this operation may be among the records that a damaged journal has lost: running
     // pods are not changed because of it.
     let runs = open.begin.interface.as_ref().is_some_and(|it| kernel.may_run(it));
@@ -104,12 +104,12 @@ fn decide(open: &Open, damaged: bool, kernel: &Kernel) -> Decision {
 }
 
 /// Rolls everything forward or back, as far as that can be done soon.
-pub async fn run(operations: &Rc<Operations>, found: Found, kernel: &Kernel) {
+pub async fn run(operations: &Rc<Operations>, found: JournalContents, kernel: &KernelState) {
     let mut under_way = JoinSet::new();
     for open in found.open {
         let (op, verb) = (open.begin.op, open.begin.verb);
         let decision = decide(&open, found.damaged, kernel);
-        tracing::info!(op, ?verb, plugin = open.begin.plugin, network = %open.begin.network, container = container(&open), ?decision, "an operation that was not ended");
+        tracing::info!(op, ?verb, plugin = open.begin.plugin, network = %open.begin.network, container = container(&open), ?decision, "an operation of an earlier agent was not ended");
         if let Decision::Keep(code) = decision {
             close(operations, op, code, "kept");
             continue;
@@ -117,12 +117,17 @@ pub async fn run(operations: &Rc<Operations>, found: Found, kernel: &Kernel) {
         let valid = if verb == Verb::Gc { newer(&open, operations.recorder(), kernel) } else { Vec::new() };
         match request(&open, &valid) {
             Ok(request) => {
-                let work =
-                    Work { op, plugin: open.begin.plugin, request, left: Left::Anything, kind: kind(verb) };
+                let work = Work {
+                    op,
+                    plugin: open.begin.plugin,
+                    request,
+                    left: Remainder::Everything,
+                    kind: kind(verb),
+                };
                 under_way.spawn_local(persist(Rc::clone(operations), work));
             }
             Err(error) => {
-                tracing::warn!(op, %error, "what the journal says cannot be carried out; the repair of leaks sees to it");
+                tracing::warn!(op, %error, "an operation in the journal cannot be carried out; the leak repair releases its addresses");
                 close(operations, op, error.code, "unreadable");
             }
         }
@@ -130,7 +135,7 @@ pub async fn run(operations: &Rc<Operations>, found: Found, kernel: &Kernel) {
     // Not earlier: an agent that has to decide again must know that the journal is damaged.
     operations.recorder().journal().decided();
     let all = async { while under_way.join_next().await.is_some() {} };
-    if tokio::time::timeout(START_PATIENCE, all).await.is_err() {
+    if tokio::time::timeout(START_TIMEOUT, all).await.is_err() {
         tracing::warn!(
             "not everything could be rolled forward or back yet; that goes on beside new requests"
         );
@@ -141,20 +146,20 @@ pub async fn run(operations: &Rc<Operations>, found: Found, kernel: &Kernel) {
 /// Operations that could not be undone at once. Each is listed once, so that there are no more than
 /// the journal has open.
 #[derive(Default)]
-struct Leaving {
-    ops: RefCell<BTreeMap<u64, Left>>,
+struct RemainderQueue {
+    ops: RefCell<BTreeMap<u64, Remainder>>,
     added: Notify,
 }
 
-// === impl Leaving ===
+// === impl RemainderQueue ===
 
-impl Leaving {
-    fn add(&self, op: u64, left: Left) {
+impl RemainderQueue {
+    fn add(&self, op: u64, left: Remainder) {
         self.ops.borrow_mut().insert(op, left);
         self.added.notify_one();
     }
 
-    async fn next(&self) -> (u64, Left) {
+    async fn next(&self) -> (u64, Remainder) {
         loop {
             let first = self.ops.borrow_mut().pop_first();
             match first {
@@ -167,18 +172,18 @@ impl Leaving {
 
 /// Handles operations that cannot be undone at once, from now on.
 pub async fn serve(operations: Rc<Operations>) {
-    let leftovers = Rc::new(Leaving::default());
-    let left_by = Rc::clone(&leftovers);
-    operations.leave_to(Box::new(move |op, left| left_by.add(op, left)));
+    let remainders = Rc::new(RemainderQueue::default());
+    let left_by = Rc::clone(&remainders);
+    operations.set_remainder_handler(Box::new(move |op, left| left_by.add(op, left)));
     loop {
-        let (op, left) = leftovers.next().await;
+        let (op, left) = remainders.next().await;
         let Some(open) = operations.recorder().journal().open_one(op) else { continue };
         match request(&open, &[]) {
             Ok(request) => {
                 let work = Work { op, plugin: open.begin.plugin, request, left, kind: kind(open.begin.verb) };
                 spawn_local(persist(Rc::clone(&operations), work));
             }
-            Err(error) => tracing::warn!(op, %error, "an ADD is left to its DEL"),
+            Err(error) => tracing::warn!(op, %error, "an ADD could not be undone; its DEL will"),
         }
     }
 }
@@ -191,7 +196,7 @@ fn kind(verb: Verb) -> &'static str {
     }
 }
 
-fn container(open: &Open) -> &str {
+fn container(open: &OpenOperation) -> &str {
     open.begin.interface.as_ref().map_or("", |it| it.container.as_str())
 }
 
@@ -204,9 +209,9 @@ async fn persist(operations: Rc<Operations>, work: Work) {
             Ok(true) => return close(&operations, op, ended(kind), kind),
             Ok(false) => return,
             Err(error) if pause == PAUSE_MIN => {
-                tracing::warn!(op, kind, %error, "it cannot be done now; it is tried again")
+                tracing::warn!(op, kind, %error, "the operation cannot be ended now and is retried")
             }
-            Err(error) => tracing::debug!(op, kind, %error, "it still cannot be done"),
+            Err(error) => tracing::debug!(op, kind, %error, "the operation still cannot be ended"),
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
@@ -225,7 +230,7 @@ fn close(operations: &Operations, op: u64, code: u32, kind: &str) {
 }
 
 /// Attachments that are newer than a GC: they are not in its runtime's list of valid ones.
-fn newer(gc: &Open, recorder: &Recorder, kernel: &Kernel) -> Vec<Interface> {
+fn newer(gc: &OpenOperation, recorder: &Recorder, kernel: &KernelState) -> Vec<Interface> {
     let journal = recorder.journal();
     let mut newer = journal.made_after(gc.begin.op);
     let unknown = |it: &&Interface| !journal.has(it) && !gc.takes_down(it);
@@ -235,7 +240,7 @@ fn newer(gc: &Open, recorder: &Recorder, kernel: &Kernel) -> Vec<Interface> {
 
 /// The request that finishes or undoes an operation. For a GC, `valid` is kept besides the
 /// attachments of its own list.
-fn request(open: &Open, valid: &[Interface]) -> Result<Request, CniError> {
+fn request(open: &OpenOperation, valid: &[Interface]) -> Result<Request, CniError> {
     let mut config = open.begin.config.clone();
     if open.begin.verb == Verb::Gc {
         config = widened(&config, valid)?;
@@ -245,17 +250,17 @@ fn request(open: &Open, valid: &[Interface]) -> Result<Request, CniError> {
     env.retain(|(key, _)| key != "CNI_COMMAND");
     env.push(("CNI_COMMAND".to_owned(), verb.to_owned()));
     let Prepared::Request(request) = prepare(env, config.into_bytes(), "russet")? else {
-        return Err(CniError::internal("the journal's request is none", verb));
+        return Err(CniError::internal("the journal's request cannot be decoded", verb));
     };
     match (&request.env.call, open.begin.verb) {
         (Call::Del(_), Verb::Add | Verb::Del) | (Call::Gc, Verb::Gc) => Ok(*request),
-        _ => Err(CniError::internal("the journal's request is another", verb)),
+        _ => Err(CniError::internal("the journal's request has another verb", verb)),
     }
 }
 
 /// A GC's configuration with more valid attachments.
 fn widened(config: &str, more: &[Interface]) -> Result<String, CniError> {
-    let unreadable = |error| CniError::decoding("the journal's configuration is none", error);
+    let unreadable = |error| CniError::decoding("the journal's configuration cannot be decoded", error);
     let mut config: Map<String, Value> = serde_json::from_str(config).map_err(unreadable)?;
     for key in VALID_KEYS {
         if let Some(Value::Array(valid)) = config.get_mut(key) {

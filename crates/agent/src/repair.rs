@@ -14,8 +14,8 @@
 //! * the node's record has to name this machine's addresses and stay unchanged in between: two
 //!   machines with one name write it alternately, and either would take the other's pods for leaks.
 
-mod books;
-mod judge;
+mod allocations;
+mod liveness;
 mod machine;
 mod report;
 mod rounds;
@@ -33,16 +33,16 @@ use russet_model::HandleId;
 use russet_plugins::Clock;
 use russet_store::{BoxFuture, Store};
 
-pub use books::BooksError;
+pub use allocations::AllocationsError;
 pub use machine::MachineError;
 pub use report::{Finding, Outcome, Report, Seen, Subject};
-pub(crate) use rounds::{Door, RepairJob, Repairs};
 pub use rounds::{REPAIR_PATH, RepairRequest, alone, gone_nodes};
-pub(crate) use unheld::{Question, answer as answer_questions};
+pub(crate) use rounds::{RepairJob, RepairQueue, Repairs};
 pub use unheld::{Unheld, unheld_here, user_of};
+pub(crate) use unheld::{UnheldQueue, answer as answer_unheld_queries};
 
-use books::{Books, NodeRecord, Residue, Wanted};
-use judge::{Alive, Endpoint, Evidence, Machine, judge};
+use allocations::{Allocations, NodeRecord, Residue, Wanted};
+use liveness::{Alive, Endpoint, Evidence, Machine, check_leaked};
 
 /// The time between the two checks of the agent, and between rounds: longer than any runtime needs
 /// for one pod. A leaked address does no harm meanwhile.
@@ -55,14 +55,14 @@ pub const DEFAULT_CACHE: &str = "var/lib/cni";
 const LEAKS_MAX: usize = 500;
 /// How long a round may start further releases. A started release is always awaited: it could take
 /// effect after an ADD has reused its old address.
-const RELEASES_PATIENCE: Duration = Duration::from_secs(5);
+const RELEASES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a round has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum RepairError {
     /// The store failed, or a record cannot be read.
     #[error(transparent)]
-    Books(#[from] BooksError),
+    Allocations(#[from] AllocationsError),
     /// The kernel or a runtime's cache cannot be read.
     #[error(transparent)]
     Machine(#[from] MachineError),
@@ -73,23 +73,23 @@ pub enum RepairError {
     Elsewhere { node: NodeName, address: std::net::IpAddr },
     /// Another machine may have the same name.
     #[error(
-        "the record of node {0} was written between the two looks; if that happens again, two machines have this name"
+        "the record of node {0} was written between the two checks; if that happens again, two machines have this name"
     )]
     Rewritten(NodeName),
     /// Requests in progress did not end.
-    #[error("requests for pods are under way and did not end within {0:?}")]
+    #[error("requests for pods are in progress and did not end within {0:?}")]
     Busy(Duration),
     /// The second check took too long, while requests for pods were waiting.
-    #[error("the second look did not end within {0:?}")]
+    #[error("the second check did not end within {0:?}")]
     Slow(Duration),
     /// The kernel state of plugins cannot be read.
-    #[error("look for what is attached for nobody: {0}")]
+    #[error("look for stale attachments: {0}")]
     Kernel(#[from] russet_cni_spec::CniError),
-    #[error("a look at the machine stopped half-way: {0}")]
+    #[error("reading the machine's state was interrupted: {0}")]
     Task(#[from] tokio::task::JoinError),
     /// An error of a repair without an agent: the lock, the store, the socket.
     #[error("{what}: {reason}")]
-    Alone {
+    WithoutAgent {
         /// The operation.
         what: &'static str,
         reason: String,
@@ -117,23 +117,23 @@ pub enum Reach {
 }
 
 /// Reads the state of the machine.
-pub type Sight = Rc<dyn Fn() -> BoxFuture<'static, Result<Machine, RepairError>>>;
+pub type MachineReader = Rc<dyn Fn() -> BoxFuture<'static, Result<Machine, RepairError>>>;
 
 /// Finds and releases leaks.
 #[derive(Clone)]
-pub struct Crew {
+pub struct LeakFinder {
     pub node: NodeName,
     pub store: Rc<dyn Store>,
     /// The node's allocator, which every other user shares, so that its cache stays correct.
     pub allocator: Rc<Allocator>,
     /// The clock that dated the entries.
     pub clock: Rc<dyn Clock>,
-    pub sight: Sight,
+    pub read_machine: MachineReader,
 }
 
 /// One check.
 #[derive(Debug)]
-pub struct Look {
+pub struct Check {
     /// When it began.
     pub began: SystemTime,
     record: Option<NodeRecord>,
@@ -144,94 +144,94 @@ pub struct Look {
 }
 
 /// Reads the real machine, with the caches of its runtimes.
-pub fn sight(caches: Vec<PathBuf>) -> Sight {
+pub fn machine_reader(caches: Vec<PathBuf>) -> MachineReader {
     Rc::new(move || {
         let caches = caches.clone();
         Box::pin(async move { Ok(tokio::task::spawn_blocking(move || machine::look(&caches)).await??) })
     })
 }
 
-// === impl Crew ===
+// === impl LeakFinder ===
 
-impl Crew {
+impl LeakFinder {
     /// The first check.
-    pub async fn look(&self, reach: Reach, grace: Duration) -> Result<Look, RepairError> {
+    pub async fn check(&self, reach: Reach, grace: Duration) -> Result<Check, RepairError> {
         let began = self.clock.now();
         let known = self.known(reach).await?;
-        let books = match reach {
-            Reach::OwnBlocks => books::own(&*self.store, &self.node).await?,
+        let allocations = match reach {
+            Reach::OwnBlocks => allocations::own(&*self.store, &self.node).await?,
             Reach::Everything | Reach::GoneNodes => {
-                books::all(&*self.store, known.wanted(&self.node)).await?
+                allocations::all(&*self.store, known.wanted(&self.node)).await?
             }
         };
-        self.judged(reach, known, books, &BTreeSet::new(), began, grace).await
+        self.evaluate(reach, known, allocations, &BTreeSet::new(), began, grace).await
     }
 
-    /// The second check, of the entries that the first one found. `asked` are the containers with a
+    /// The second check, of the entries that the first one found. `requested` are the containers with a
     /// request since then.
-    async fn look_again(
+    async fn check_again(
         &self,
         reach: Reach,
-        first: &Look,
-        asked: &BTreeSet<String>,
+        first: &Check,
+        requested: &BTreeSet<String>,
         grace: Duration,
-    ) -> Result<Look, RepairError> {
+    ) -> Result<Check, RepairError> {
         let began = self.clock.now();
         let known = self.known(reach).await?;
         if known.record.as_ref().map(|it| it.revision) != first.record.as_ref().map(|it| it.revision) {
             return Err(RepairError::Rewritten(self.node.clone()));
         }
         let blocks: BTreeSet<BlockCidr> = first.leaks.iter().map(|leak| leak.block).collect();
-        let books = books::some(&*self.store, &blocks, known.wanted(&self.node)).await?;
-        self.judged(reach, known, books, asked, began, grace).await
+        let allocations = allocations::some(&*self.store, &blocks, known.wanted(&self.node)).await?;
+        self.evaluate(reach, known, allocations, requested, began, grace).await
     }
 
-    async fn known(&self, reach: Reach) -> Result<Known, RepairError> {
+    async fn known(&self, reach: Reach) -> Result<NodeFacts, RepairError> {
         if reach == Reach::GoneNodes {
-            let (names, tunnels) = books::nodes(&*self.store).await?;
-            return Ok(Known { record: None, names: Some(names), tunnels });
+            let (names, tunnels) = allocations::nodes(&*self.store).await?;
+            return Ok(NodeFacts { record: None, names: Some(names), tunnels });
         }
-        let record = books::node(&*self.store, &self.node).await?;
-        Ok(Known { tunnels: record.tunnels.clone(), record: Some(record), names: None })
+        let record = allocations::node(&*self.store, &self.node).await?;
+        Ok(NodeFacts { tunnels: record.tunnels.clone(), record: Some(record), names: None })
     }
 
-    async fn judged(
+    async fn evaluate(
         &self,
         reach: Reach,
-        known: Known,
-        books: Books,
-        asked: &BTreeSet<String>,
+        known: NodeFacts,
+        allocations: Allocations,
+        requested: &BTreeSet<String>,
         began: SystemTime,
         grace: Duration,
-    ) -> Result<Look, RepairError> {
+    ) -> Result<Check, RepairError> {
         // After the allocations: a container that is added meanwhile is seen here, and is not among
         // the entries.
         let machine = match reach {
             Reach::GoneNodes => Machine::default(),
             Reach::OwnBlocks | Reach::Everything => self.machine(&known).await?,
         };
-        let judge = |entry: &Held, endpoints: &[Endpoint]| {
+        let check = |entry: &Held, endpoints: &[Endpoint]| {
             let (machine, tunnels) = (&machine, &known.tunnels);
-            judge(entry, &Evidence { machine, endpoints, tunnels, asked, now: began, grace })
+            check_leaked(entry, &Evidence { machine, endpoints, tunnels, requested, now: began, grace })
         };
-        let endpoints = match books.entries.iter().any(|entry| judge(entry, &[]).is_ok()) {
-            true => Some(books::endpoints(&*self.store).await?),
+        let endpoints = match allocations.entries.iter().any(|entry| check(entry, &[]).is_ok()) {
+            true => Some(allocations::endpoints(&*self.store).await?),
             false => None,
         };
         let (mut leaks, mut alive) = (Vec::new(), Vec::new());
-        let seen = Seen::of(reach, &books, &machine, endpoints.as_deref());
-        for entry in books.entries {
-            match judge(&entry, endpoints.as_deref().unwrap_or_default()) {
+        let seen = Seen::new(reach, &allocations, &machine, endpoints.as_deref());
+        for entry in allocations.entries {
+            match check(&entry, endpoints.as_deref().unwrap_or_default()) {
                 Ok(()) if leaks.len() < LEAKS_MAX => leaks.push(entry),
                 Ok(()) => {}
                 Err(reason) => alive.push((entry, reason)),
             }
         }
-        Ok(Look { began, record: known.record, leaks, alive, residues: books.residues, seen })
+        Ok(Check { began, record: known.record, leaks, alive, residues: allocations.residues, seen })
     }
 
-    async fn machine(&self, known: &Known) -> Result<Machine, RepairError> {
-        let machine = (self.sight)().await?;
+    async fn machine(&self, known: &NodeFacts) -> Result<Machine, RepairError> {
+        let machine = (self.read_machine)().await?;
         let named = known.record.iter().flat_map(|record| &record.addresses);
         match named.copied().find(|address| !machine.own.contains(address)) {
             Some(address) => Err(RepairError::Elsewhere { node: self.node.clone(), address }),
@@ -241,11 +241,11 @@ impl Crew {
 
     /// The residues of the first check that still exist. No lock is needed, because each is guarded
     /// by its revision, and its block is written with it.
-    async fn residues_again(&self, first: &Look) -> Result<Vec<Residue>, RepairError> {
+    async fn residues_again(&self, first: &Check) -> Result<Vec<Residue>, RepairError> {
         if first.residues.is_empty() {
             return Ok(Vec::new());
         }
-        let now = books::all(&*self.store, Wanted::Of(&self.node)).await?.residues;
+        let now = allocations::all(&*self.store, Wanted::Of(&self.node)).await?.residues;
         let now: BTreeMap<&HandleId, &Residue> = now.iter().map(|it| (&it.handle, it)).collect();
         let agreed = first.residues.iter().filter(|residue| now.get(&residue.handle) == Some(residue));
         Ok(agreed.take(LEAKS_MAX).cloned().collect())
@@ -255,15 +255,15 @@ impl Crew {
     async fn release(&self, leak: &Held) -> Outcome {
         let handle = leak.attribute.handle_id.as_deref().map(HandleId::sanitized);
         let Some(Ok(handle)) = handle.map(HandleId::new) else {
-            return Outcome::Kept { reason: "its handle is no handle".to_owned() };
+            return Outcome::Kept { reason: "its handle is invalid".to_owned() };
         };
         let (address, sequence_number) = (leak.address, Some(leak.sequence_number));
         let options = ReleaseOptions { address, handle: Some(handle), sequence_number };
         match self.allocator.release_ips(&[options]).await {
             Ok(released) if released.addresses.contains(&address) => Outcome::Released,
-            Ok(_) => Outcome::Kept { reason: "somebody else released it".to_owned() },
+            Ok(_) => Outcome::Kept { reason: "another process released it".to_owned() },
             Err(IpamError::BadSequence { .. } | IpamError::BadHandle { .. }) => {
-                Outcome::Kept { reason: "it changed hands".to_owned() }
+                Outcome::Kept { reason: "it was reassigned".to_owned() }
             }
             Err(error) => Outcome::Failed { reason: error.to_string() },
         }
@@ -283,19 +283,18 @@ impl Crew {
     pub async fn conclude(
         &self,
         reach: Reach,
-        first: &Look,
-        asked: &BTreeSet<String>,
+        first: &Check,
+        requested: &BTreeSet<String>,
         options: Options,
-        patience: Duration,
+        limit: Duration,
     ) -> Result<Vec<Finding>, RepairError> {
         if first.leaks.is_empty() {
             return Ok(Vec::new());
         }
-        let again = self.look_again(reach, first, asked, options.grace);
-        let second =
-            tokio::time::timeout(patience, again).await.map_err(|_| RepairError::Slow(patience))??;
+        let again = self.check_again(reach, first, requested, options.grace);
+        let second = tokio::time::timeout(limit, again).await.map_err(|_| RepairError::Slow(limit))??;
         let mut findings = Vec::new();
-        let end = Instant::now() + RELEASES_PATIENCE;
+        let end = Instant::now() + RELEASES_TIMEOUT;
         let mut store_failed = false;
         for leak in &first.leaks {
             let outcome = match second.verdict(leak) {
@@ -312,7 +311,12 @@ impl Crew {
     }
 
     /// The same for residues of handles.
-    async fn conclude_handles(&self, first: &Look, residues: Vec<Residue>, options: Options) -> Vec<Finding> {
+    async fn conclude_handles(
+        &self,
+        first: &Check,
+        residues: Vec<Residue>,
+        options: Options,
+    ) -> Vec<Finding> {
         let mut findings = Vec::new();
         for residue in residues {
             let outcome = if options.dry_run { Outcome::Leaked } else { self.settle(&residue).await };
@@ -323,24 +327,24 @@ impl Crew {
 }
 
 /// What the records say about nodes.
-struct Known {
+struct NodeFacts {
     record: Option<NodeRecord>,
     /// All nodes that have a record; none if only this node matters.
     names: Option<BTreeSet<String>>,
     tunnels: BTreeSet<std::net::IpAddr>,
 }
 
-// === impl Known ===
+// === impl NodeFacts ===
 
-impl Known {
+impl NodeFacts {
     fn wanted<'a>(&'a self, node: &'a NodeName) -> Wanted<'a> {
         self.names.as_ref().map_or(Wanted::Of(node), Wanted::NotOf)
     }
 }
 
-// === impl Look ===
+// === impl Check ===
 
-impl Look {
+impl Check {
     /// Whether the check found nothing.
     pub fn is_clean(&self) -> bool {
         self.leaks.is_empty() && self.residues.is_empty()
@@ -353,7 +357,7 @@ impl Look {
         }
         let reason = match self.alive.iter().find(|(entry, _)| entry == leak) {
             Some((_, reason)) => reason.to_string(),
-            None => "it changed hands, or is free".to_owned(),
+            None => "it was reassigned, or is free".to_owned(),
         };
         Err(Outcome::Alive { reason })
     }

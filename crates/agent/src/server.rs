@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::drift::{DRIFT_PATH, Drift};
 use crate::health::{Condition, Readiness};
-use crate::repair::{Door, Question, REPAIR_PATH};
+use crate::repair::{REPAIR_PATH, RepairQueue, UnheldQueue};
 
 /// Limit of requests in progress or waiting; further ones get "try again later". A kubelet starts
 /// at most a few hundred pods.
@@ -50,14 +50,14 @@ pub struct Job {
     /// The channel for its answer.
     pub answer: oneshot::Sender<Outcome>,
     /// Permit that limits requests in progress; released when the request is answered.
-    pub place: OwnedSemaphorePermit,
+    pub permit: OwnedSemaphorePermit,
 }
 
 /// The connections' end of the queue.
 #[derive(Clone)]
 pub struct Jobs {
     sender: mpsc::Sender<Job>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 /// Creates the socket and replaces that of a dead agent. The caller holds the node lock.
@@ -68,7 +68,7 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
 /// The queue between connections and the loop.
 pub fn queue() -> (Jobs, mpsc::Receiver<Job>) {
     let (sender, receiver) = mpsc::channel(QUEUE_MAX);
-    (Jobs { sender, places: Arc::new(Semaphore::new(QUEUE_MAX)) }, receiver)
+    (Jobs { sender, permits: Arc::new(Semaphore::new(QUEUE_MAX)) }, receiver)
 }
 
 /// Serves until `stop` resolves and the requests in progress are answered.
@@ -76,8 +76,8 @@ pub async fn serve(
     listener: UnixListener,
     admission: Arc<Admission>,
     jobs: Jobs,
-    repairs: Door,
-    drift: (Drift, Question, Readiness),
+    repairs: RepairQueue,
+    drift: (Drift, UnheldQueue, Readiness),
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
     let router = Router::new()
@@ -113,9 +113,9 @@ fn said(stderr: &str) -> HeaderMap {
 }
 
 /// The report, or an object with the error.
-async fn repair(State(door): State<Door>, body: Bytes) -> (StatusCode, Vec<u8>) {
+async fn repair(State(queue): State<RepairQueue>, body: Bytes) -> (StatusCode, Vec<u8>) {
     let done = match serde_json::from_slice(&body) {
-        Ok(request) => door.ask(request).await.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error)),
+        Ok(request) => queue.ask(request).await.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error)),
         Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string())),
     };
     match done.and_then(|report| {
@@ -128,7 +128,7 @@ async fn repair(State(door): State<Door>, body: Bytes) -> (StatusCode, Vec<u8>) 
 
 /// The differences and repairs, or an object with the error.
 async fn differ(
-    State((drift, addresses, readiness)): State<(Drift, Question, Readiness)>,
+    State((drift, addresses, readiness)): State<(Drift, UnheldQueue, Readiness)>,
 ) -> (StatusCode, Vec<u8>) {
     let report = async {
         let report = tokio::task::spawn_blocking(move || drift.report()).await;
@@ -157,8 +157,8 @@ async fn outcome(jobs: &Jobs, body: &[u8]) -> Result<Outcome, CniError> {
     let request = RelayRequest::decode(body)?;
     let (answer, answered) = oneshot::channel();
     let busy = || CniError::try_again_later("the agent is busy", format!("{QUEUE_MAX} requests are waiting"));
-    let place = Arc::clone(&jobs.places).try_acquire_owned().map_err(|_| busy())?;
-    jobs.sender.try_send(Job { request, answer, place }).map_err(|_| busy())?;
+    let permit = Arc::clone(&jobs.permits).try_acquire_owned().map_err(|_| busy())?;
+    jobs.sender.try_send(Job { request, answer, permit }).map_err(|_| busy())?;
     answered.await.map_err(|_| CniError::try_again_later("the agent is stopping", "it will be back"))
 }
 
@@ -187,7 +187,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cni.sock");
         let (jobs, mut requests) = queue();
-        let places = Arc::clone(&jobs.places);
+        let permits = Arc::clone(&jobs.permits);
         let (stop, stopped) = oneshot::channel::<()>();
         let router = Router::new().route(HTTP_PATH, post(answer)).with_state(jobs);
         let (listener, admission) = (bind(&path).unwrap(), Admission::new(LISTENER));
@@ -207,7 +207,7 @@ mod tests {
             "it has its permit until it is taken from the queue"
         );
         drop(job);
-        assert_eq!(places.available_permits(), QUEUE_MAX);
+        assert_eq!(permits.available_permits(), QUEUE_MAX);
         stop.send(()).unwrap();
         serving.await.unwrap();
     }
@@ -227,9 +227,9 @@ mod tests {
         }
         let error = outcome(&jobs, &body).await.unwrap_err();
         assert_eq!((error.code, error.details.as_str()), (11, "1024 requests are waiting"));
-        let Job { answer, place, .. } = begun.pop().unwrap();
+        let Job { answer, permit, .. } = begun.pop().unwrap();
         answer.send(Outcome::default()).unwrap();
-        drop(place);
+        drop(permit);
         let next = tokio::spawn(async move { outcome(&jobs, &body).await });
         assert!(requests.recv().await.is_some(), "there is room again");
         drop((begun, requests));

@@ -17,7 +17,7 @@ pub async fn keep_informed() {
 
 async fn inform(socket: &OsStr, interval: Option<Duration>) {
     if let Err(error) = notify::ready(socket) {
-        tracing::warn!(%error, socket = %socket.display(), "the service manager cannot be informed");
+        tracing::warn!(%error, socket = %socket.display(), "the service manager cannot be notified");
     }
     let Some(interval) = interval else { return };
     let mut ticks = tokio::time::interval(interval);
@@ -25,7 +25,7 @@ async fn inform(socket: &OsStr, interval: Option<Duration>) {
     loop {
         ticks.tick().await;
         if let Err(error) = notify::alive(socket) {
-            tracing::debug!(%error, "no sign of life to the service manager");
+            tracing::debug!(%error, "the watchdog notification cannot be sent");
         }
     }
 }
@@ -33,7 +33,7 @@ async fn inform(socket: &OsStr, interval: Option<Duration>) {
 /// Reports that the agent has begun to stop.
 pub fn stopping() {
     if let Some(Err(error)) = notify::socket().map(|socket| notify::stopping(&socket)) {
-        tracing::debug!(%error, "the service manager does not learn that the agent stops");
+        tracing::debug!(%error, "the service manager cannot be notified that the agent stops");
     }
 }
 

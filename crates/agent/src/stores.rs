@@ -33,7 +33,7 @@ pub type Service = Pin<Box<dyn Future<Output = ()>>>;
 
 /// How long to wait for a process that has the store's file open; plugins have it open for one
 /// request.
-const OWNER_PATIENCE: Duration = Duration::from_secs(30);
+const OWNER_TIMEOUT: Duration = Duration::from_secs(30);
 
 // === impl Opened ===
 
@@ -78,7 +78,7 @@ pub async fn open_and_serve(config: &Config, admission: &Arc<Admission>) -> Resu
 
 /// The embedded store of this machine, whichever process owns it.
 async fn open_local(paths: &Paths) -> Result<Opened, StoreError> {
-    match open_or_connect(&store_dir(paths)?, OWNER_PATIENCE).await? {
+    match open_or_connect(&store_dir(paths)?, OWNER_TIMEOUT).await? {
         // Not the client in `Access`, which would wait for each answer as long as for the lock.
         Access::Remote(_) => Ok(Opened::remote(Remote::connect(paths.store_socket()))),
         Access::Locked(locked) => Ok(Opened::owned(locked)),
@@ -92,7 +92,7 @@ pub async fn own(paths: &Paths) -> Result<Opened, StoreError> {
 
 async fn own_with(paths: &Paths, admission: Arc<Admission>) -> Result<Opened, StoreError> {
     let dir = store_dir(paths)?;
-    let mut opened = Opened::owned(Locked::acquire(&dir, OWNER_PATIENCE).await?);
+    let mut opened = Opened::owned(Locked::acquire(&dir, OWNER_TIMEOUT).await?);
     if let Some(owner) = opened._owner.clone() {
         let listener =
             russet_store::listen(&dir, &owner).map_err(|error| failed("make the store's socket", error))?;

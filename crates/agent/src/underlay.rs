@@ -45,7 +45,7 @@ pub fn choose(wanted: Option<&IfName>, known: Option<IpAddr>) -> Result<Choice, 
             if found.as_ref().is_err_and(NetlinkError::is_not_found) {
                 return Err(UnderlayError::Missing(name.clone()));
             }
-            (Some(found?), "it was asked for")
+            (Some(found?), "it is the configured one")
         }
         None => match with_address(&mut socket, known)? {
             Some(link) => (Some(link), "it has the node's address"),

@@ -113,7 +113,7 @@ pub async fn serve(
     let _ = stopping.send(true);
     if tokio::time::timeout_at(deadline, &mut serving).await.is_err() {
         abort.abort();
-        tracing::warn!("requests under way were cut off");
+        tracing::warn!("requests in progress were cut off");
     }
     // Callers that left do not end what they have begun.
     if !crews.rest(deadline).await {

@@ -149,7 +149,7 @@ fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, log: 
             due = match firewall.changed(ORDERS_SEEN.min(order.resync)) {
                 Ok(changed) => changed,
                 Err(error) => {
-                    tracing::warn!(%error, "listen to changes of the firewall");
+                    tracing::warn!(%error, "changes of the firewall cannot be read");
                     thread::park_timeout(REPAIR_PAUSE);
                     true
                 }

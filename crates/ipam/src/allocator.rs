@@ -1,10 +1,14 @@
-//! The allocator: which address goes to whom, kept in the store so that Go peers and we never give one twice (calico-ipam.md section 3).
+//! The allocator: assigns addresses and records them in the store, so that neither Go peers nor
+//! Russet ever assign one twice (calico-ipam.md section 3).
 //!
-//! **The block record is the only lock.** An address is owned if and only if a guarded write of its block says so; affinities and handles are indexes that
-//! may lag. Hence the order of all writes: handle, then block when taking; block, then handle when giving back. Engines that claim atomic commits get
-//! both in one; on the others a crash between them leaves a handle that counts too many, never an address that no handle reaches.
+//! **The block record is the only lock.** An address is allocated if and only if a guarded write of
+//! its block says so; affinities and handles are indexes that may lag behind. Hence the order of
+//! all writes: handle, then block when assigning; block, then handle when releasing. Engines with
+//! atomic commits get both in one commit. On the others, a crash in between leaves a handle with
+//! too high a count, never an address that no handle reaches.
 //!
-//! Called by the CNI plugins (in the agent, or alone under the store's lock), by the agent's start and clean-up, and by `russet ipam`.
+//! Called by the CNI plugins (in the agent, or on their own under the store's lock), by the agent's
+//! start and clean-up, and by `russet ipam`.
 
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
@@ -40,77 +44,81 @@ pub use existing::Held;
 pub use operator::Configured;
 pub use pool::{DefaultPool, PoolFamilies};
 
-/// How often a contended record is tried before giving up; peers use the same number.
+/// Attempts at a contended record before giving up; peers use the same number.
 pub(crate) const TRIES_MAX: u32 = 100;
 
-/// What a request that ran out of time or tries may still spend on undoing what it began; peers give themselves as much.
+/// The time that a request may still use to undo its work after its deadline or last attempt; peers
+/// use the same time.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Gives and takes back addresses. Cheap to make; what it remembers is never trusted without a guard.
+/// Assigns and releases addresses. Cheap to create; every write that relies on its cache is
+/// guarded.
 pub struct Allocator {
     store: Rc<dyn Store>,
     clock: Rc<dyn Clock>,
     backoff: Rc<dyn Backoff>,
     cache: Rc<cache::Cache>,
-    /// When attempts must end; none: only their number is limited.
+    /// Deadline of attempts. None: only their number is limited.
     end: Option<SystemTime>,
-    /// Each block says for itself whether it is strict.
+    /// Each block has its own strict affinity setting.
     strict_blocks: bool,
 }
 
-/// A record and the revision that guards it.
+/// A record with the revision that guards it.
 #[derive(Debug, Clone)]
 pub(crate) struct Stored<T> {
     pub(crate) value: T,
     pub(crate) revision: Revision,
 }
 
-/// What a failed commit means for the one who sent it.
+/// What a failed commit means for its caller.
 pub(crate) enum Failure {
-    /// Somebody else wrote one of the records first.
+    /// Another writer changed one of the records first.
     Lost,
-    /// It may have happened.
+    /// The commit may have been applied.
     Unknown(StoreError),
-    /// It did not happen, and trying at once will not help.
+    /// The commit was not applied, and an immediate retry will not help.
     Fatal(StoreError),
 }
 
 // === impl Allocator ===
 
 impl Allocator {
-    /// An allocator that tries contended records again at once.
+    /// An allocator that retries contended records at once.
     pub fn new(store: Rc<dyn Store>, clock: Rc<dyn Clock>) -> Self {
         let cache = Rc::new(cache::Cache::default());
         Self { store, clock, backoff: Rc::new(NoBackoff), cache, end: None, strict_blocks: false }
     }
 
-    /// The same, waiting between attempts.
+    /// The same, with pauses between attempts.
     #[must_use]
     pub fn with_backoff(self, backoff: Rc<dyn Backoff>) -> Self {
         Self { backoff, ..self }
     }
 
-    /// The same, remembering: for the agent, whose ADDs then cost one commit and no read. What pools, reservations, settings and labels say is
-    /// believed for `max_age`; [`forget`](Self::forget) ends that at once.
+    /// The same with a cache, for the agent: an ADD then costs one commit and no read. Pools,
+    /// reservations, settings and labels are cached for `max_age`; [`forget`](Self::forget) drops
+    /// them at once.
     #[must_use]
     pub fn with_cache(self, max_age: Duration) -> Self {
         Self { cache: Rc::new(cache::Cache::new(max_age)), ..self }
     }
 
-    /// The same for the data of Calico up to v3.13, whose peers go by the `strictAffinity` of each block and not by the settings: a strict block gives
-    /// addresses to its own node only, and new blocks are as strict as the settings are. Later peers ignore the member.
+    /// The same for data of Calico up to v3.13, whose peers use the `strictAffinity` of each block
+    /// and not the settings: a strict block has addresses for its own node only, and new blocks are
+    /// as strict as the settings. Later peers ignore the field.
     #[must_use]
     pub fn with_strict_blocks(self) -> Self {
         Self { strict_blocks: true, ..self }
     }
 
-    /// Whether `block` lets `node` have an address.
-    pub(crate) fn lends(&self, block: &Block, node: &NodeName) -> bool {
+    /// Whether `node` may borrow an address of `block`.
+    pub(crate) fn may_lend(&self, block: &Block, node: &NodeName) -> bool {
         block.serves(node) || !(self.strict_blocks && block.strict_affinity)
     }
 
-    /// The same allocator and the same memory for one request that has until `end`: contended records are not tried again after that. Undoing what the
-    /// request began has 30 s more.
+    /// The same allocator and cache for one request with the deadline `end`: contended records are
+    /// not retried after that. Undoing the work of the request has 30 s more.
     #[must_use]
     pub fn until(&self, end: SystemTime) -> Self {
         Self {
@@ -123,44 +131,46 @@ impl Allocator {
         }
     }
 
-    /// The same, for putting right what a failed request leaves: it has time of its own.
+    /// The same, for undoing the work of a failed request: it has time of its own.
     pub(crate) fn in_grace(&self) -> Self {
         self.until(self.clock.now() + GRACE)
     }
 
-    /// Forgets what was remembered; for an agent that sees a pool, a reservation, the settings or its node change.
+    /// Drops the cache; for an agent that sees a pool, a reservation, the settings or its node
+    /// change.
     pub fn forget(&self) {
         self.cache.forget_rules();
     }
 
-    /// The cluster's settings, or what holds where nobody stored any.
+    /// The cluster's settings, or the defaults if none are stored.
     pub async fn config(&self) -> Result<IpamConfig, IpamError> {
         let config = self.read(&Key::ipam_config(), IpamConfig::decode).await?;
         Ok(config.map(|stored| stored.value).unwrap_or_default())
     }
 
-    /// All pools in order of their names. One that cannot be read is passed over, as peers do.
+    /// All pools ordered by name. A pool that cannot be decoded is skipped, as peers do.
     pub async fn pools(&self) -> Result<Vec<IpPool>, IpamError> {
-        Ok(self.pools_and_rubbish().await?.0)
+        Ok(self.pools_and_error().await?.0)
     }
 
-    /// All pools that can be read, and why the first of the others cannot: where a pool seems to be missing, that is the reason to tell.
-    pub(crate) async fn pools_and_rubbish(&self) -> Result<(Vec<IpPool>, Option<IpamError>), IpamError> {
-        let mut rubbish = None;
+    /// All pools that can be decoded, and the first error of the others: where a pool seems to be
+    /// missing, that error is the reason to report.
+    pub(crate) async fn pools_and_error(&self) -> Result<(Vec<IpPool>, Option<IpamError>), IpamError> {
+        let mut pool_error = None;
         let mut pools = Vec::new();
         for record in self.records(&Prefix::pools()).await? {
             match IpPool::decode(&record.value) {
                 Ok(pool) => pools.push(pool),
                 Err(source) => {
-                    russet_store::refused("a pool that cannot be read is passed over", &record.key, &source);
-                    rubbish.get_or_insert(IpamError::Corrupt { key: record.key, source });
+                    russet_store::refused("a pool that cannot be read is skipped", &record.key, &source);
+                    pool_error.get_or_insert(IpamError::Corrupt { key: record.key, source });
                 }
             }
         }
-        Ok((pools, rubbish))
+        Ok((pools, pool_error))
     }
 
-    /// What is reserved, in both families.
+    /// The reserved prefixes of both families.
     pub(crate) async fn reserved(&self) -> Result<Vec<IpNet>, IpamError> {
         let reservations = self.list(&Prefix::reservations(), IpReservation::decode).await?;
         Ok(reservations.iter().flat_map(|reservation| reservation.spec.nets().collect::<Vec<_>>()).collect())
@@ -175,8 +185,9 @@ impl Allocator {
         self.read(&Key::block(block), |bytes| at_its_place(Block::decode(bytes)?, block)).await
     }
 
-    /// One block, for looking and for giving back: only who owns what must be whole. The rest is as it should be, and so it is written.
-    pub(crate) async fn mended_block(&self, block: BlockCidr) -> Result<Option<Stored<Block>>, IpamError> {
+    /// One block, for reading and for releasing: only its allocations and owners have to be valid.
+    /// The rest is repaired, and written so.
+    pub(crate) async fn repaired_block(&self, block: BlockCidr) -> Result<Option<Stored<Block>>, IpamError> {
         let key = Key::block(block);
         self.read(&key, |bytes| {
             let (decoded, fault) = Block::decode_mended(bytes)?;
@@ -205,7 +216,7 @@ impl Allocator {
         self.read(&Key::affinity(node, block), Affinity::decode).await
     }
 
-    /// A node's affinities of one family, in key order; unreadable ones are passed over.
+    /// A node's affinities of one family, in key order; those that cannot be decoded are skipped.
     pub(crate) async fn affinities(
         &self,
         node: &NodeName,
@@ -248,7 +259,8 @@ impl Allocator {
         Ok(Some(Stored { value, revision: record.revision }))
     }
 
-    /// What is stored beside the addresses of one request: the mark by which a call finds again what it wrote.
+    /// The attributes that are stored beside the addresses of one request, by which a later attempt
+    /// recognises its own write.
     pub(crate) fn owner(&self, request: &Request) -> Attribute {
         let mut secondary = request.attributes.clone();
         secondary.insert("node".into(), request.node.to_string());
@@ -289,12 +301,12 @@ fn at_its_place(decoded: Block, block: BlockCidr) -> Result<Block, DecodeError> 
     Err(DecodeError { what: "block", at: "cidr".into(), problem })
 }
 
-/// Decodes a listed record; what cannot be read is as good as absent, as it is for peers.
+/// Decodes a listed record. One that cannot be decoded counts as absent, as for peers.
 pub(crate) fn readable<T>(record: &Record, decode: fn(&[u8]) -> Result<T, DecodeError>) -> Option<T> {
     match decode(&record.value) {
         Ok(value) => Some(value),
         Err(error) => {
-            russet_store::refused("a record that cannot be read is passed over", &record.key, &error);
+            russet_store::refused("a record that cannot be read is skipped", &record.key, &error);
             None
         }
     }

@@ -1,8 +1,10 @@
-//! What is wrong with a store's addresses: the records in, findings out (calico-ipam.md sections 1.3, 3.9, 5.2). Pure, but for `store`. For `russet ipam check`.
+//! Checks the addresses of a store: the records in, findings out (calico-ipam.md sections 1.3, 3.9,
+//! 5.2). Pure, except for `store`. For `russet ipam check`.
 //!
-//! The records should be of one moment: between two reads a living cluster moves a handle and its block, which would look like a fault. They come one
-//! by one and are not kept: of an address 16 bytes stay, so that 10,000 full blocks fit into little memory. Blocks in which something is wrong are
-//! asked for a second time, for the words.
+//! The records should be of one moment: between two reads a running cluster moves a handle and its
+//! block, which would look like an error. They are passed one by one and not stored: an address
+//! needs 16 bytes, so that 10,000 full blocks need little memory. Blocks with an error are
+//! requested a second time, for the report's text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -28,26 +30,27 @@ use lean::Lean;
 use marks::Marks;
 use taken::{Taken, TakenByHash};
 
-/// What was looked at, and what was found.
+/// What was checked, and what was found.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Audit {
-    /// How many blocks there are.
+    /// Number of blocks.
     pub blocks: usize,
-    /// How many addresses are taken.
+    /// Number of allocated addresses.
     pub allocations: usize,
-    /// How many handles there are.
+    /// Number of handles.
     pub handles: usize,
-    /// How many affinities there are.
+    /// Number of affinities.
     pub affinities: usize,
-    /// How many workload endpoints there are.
+    /// Number of workload endpoints.
     pub endpoints: usize,
-    /// Addresses in use that no record of this datastore could confirm: those of pods where pods have no endpoints, of services and of virtual machines.
+    /// Addresses in use that no record of this datastore could confirm: those of pods where pods
+    /// have no endpoints, of services and of virtual machines.
     pub not_compared: usize,
-    /// What is wrong, what is worst first.
+    /// The findings, the most severe first.
     pub findings: Vec<Finding>,
 }
 
-/// Judges the records of a store; those of no concern here may be among them.
+/// Checks the records of a store; records of other kinds are ignored.
 pub fn audit(records: &[Record]) -> Audit {
     let mut auditor = Auditor::default();
     let rank = |record: &Record| match record.key.kind() {
@@ -66,32 +69,33 @@ pub fn audit(records: &[Record]) -> Audit {
     auditor.finish()
 }
 
-/// Takes records one by one. Pools before blocks, and blocks before handles, which is the order of their keys; all else at any time.
+/// Takes records one by one. Pools before blocks, and blocks before handles, which is the order of
+/// their keys; other records at any time.
 #[derive(Default)]
 pub struct Auditor {
     audit: Audit,
     pools: Vec<IpNet>,
-    /// Those that are enabled.
+    /// The enabled ones.
     enabled: Vec<IpNet>,
-    /// Addresses that an endpoint or a node's tunnel has by its own record.
+    /// Addresses in records of endpoints and of nodes' tunnels.
     named: Named,
-    /// Every block, with its owner where it could be read.
+    /// Every block, with its affinity if it could be decoded.
     blocks: BTreeMap<BlockCidr, Option<Option<String>>>,
-    /// The same in the order of reading, with their text: what `Taken` refers to.
+    /// The same in the order of reading, as text: what `Taken` refers to.
     numbered: Vec<(BlockCidr, Box<str>)>,
-    /// Every claim by owner and block; none where its record cannot be read.
+    /// Every affinity by owner and block; none if its record cannot be decoded.
     claims: BTreeMap<(String, BlockCidr), Option<AffinityState>>,
-    /// Every address that a handle has.
+    /// Every address that has a handle.
     taken: TakenByHash,
-    /// Where handles' records will be.
+    /// Where handles' records are expected.
     marks: Marks,
-    /// Random, so that nobody can make two names meet.
+    /// Random, so that no name can be chosen to collide with another.
     hasher: RandomState,
-    /// Blocks that share addresses with another.
+    /// Blocks that overlap another one.
     shared: BTreeSet<BlockCidr>,
     /// Addresses whose handles were not found, by block and ordinal, with the handle's hash.
     unreached: BTreeMap<BlockCidr, BTreeMap<u16, u64>>,
-    /// Who has an address of a shared block.
+    /// The owners of each address of overlapping blocks.
     owners: BTreeMap<IpAddr, Vec<(BlockCidr, Option<String>)>>,
     unallocated: Vec<Finding>,
     missing: Vec<Finding>,
@@ -103,7 +107,7 @@ pub struct Auditor {
 // === impl Auditor ===
 
 impl Auditor {
-    /// Takes a record.
+    /// Checks a record.
     pub fn add(&mut self, record: &Record) {
         if let Some(name) = record.key.handle_name() {
             return self.handle(record, name);
@@ -115,31 +119,38 @@ impl Auditor {
                 self.claim(format!("virtual:{owner}"), block, record);
             }
             KeyKind::Pool(_) => {
-                let Some(pool) = self.kept(record, IpPool::decode(&record.value)) else { return };
+                let Some(pool) = self.decoded_or_finding(record, IpPool::decode(&record.value)) else {
+                    return;
+                };
                 self.enabled.extend(pool.is_enabled().then_some(pool.spec.cidr));
                 self.pools.push(pool.spec.cidr);
             }
             KeyKind::Node(_) | KeyKind::WorkloadEndpoint { .. } | KeyKind::Resource { .. } => {
                 let added = self.named.add(record);
-                self.kept(record, added);
+                self.decoded_or_finding(record, added);
             }
             _ => {}
         }
     }
 
-    /// Where handles' records are to be expected, going by the blocks that were added: keys in order, about `every` records apart.
+    /// Where handles' records are expected, according to the blocks so far: keys in order, about
+    /// `every` records apart.
     pub fn marks(&self, every: usize) -> Vec<Key> {
         self.marks.keys(every)
     }
 
     fn claim(&mut self, owner: String, block: BlockCidr, record: &Record) {
         self.audit.affinities += 1;
-        let affinity = self.kept(record, Affinity::decode(&record.value));
+        let affinity = self.decoded_or_finding(record, Affinity::decode(&record.value));
         self.claims.insert((owner, block), affinity.map(|affinity| affinity.state));
     }
 
-    /// A record that could be read; the others are findings.
-    fn kept<T>(&mut self, record: &Record, decoded: Result<T, russet_model::DecodeError>) -> Option<T> {
+    /// Returns a decoded record; an error becomes a finding.
+    fn decoded_or_finding<T>(
+        &mut self,
+        record: &Record,
+        decoded: Result<T, russet_model::DecodeError>,
+    ) -> Option<T> {
         decoded.map_err(|error| self.unreadable(&record.key, error.to_string())).ok()
     }
 
@@ -150,12 +161,12 @@ impl Auditor {
     fn block(&mut self, record: &Record, cidr: BlockCidr) {
         self.audit.blocks += 1;
         self.blocks.insert(cidr, None);
-        let Some(block) = self.kept(record, Lean::read(&record.value)) else { return };
+        let Some(block) = self.decoded_or_finding(record, Lean::read(&record.value)) else { return };
         if block.cidr != cidr {
             return self.unreadable(&record.key, format!("block {} is stored there", block.cidr));
         }
         self.audit.allocations += block.used.len();
-        // Whether an address is in a pool is seldom a question of the address.
+        // Mostly all addresses of a block are in one pool, or none.
         if !self.pools.iter().any(|pool| pool.contains(&cidr.net())) {
             let inside = |address: IpAddr| self.pools.iter().any(|pool| pool.contains(&address));
             let used = block.used.iter().filter_map(|(ordinal, _)| cidr.address(usize::from(*ordinal)));
@@ -178,11 +189,11 @@ impl Auditor {
         self.blocks.insert(cidr, Some(block.affinity));
     }
 
-    /// Whether a handle counts what the blocks hold.
+    /// Checks whether a handle's counts match the blocks.
     fn handle(&mut self, record: &Record, name: &str) {
         self.audit.handles += 1;
         let held = self.taken.reach(self.hasher.hash_one(name));
-        // Nearly all are so: all addresses are of one block, and counted right.
+        // The usual case: all addresses are in one block, and the count is correct.
         if let [first, .., last] | [first @ last] = held
             && first.block == last.block
             && let Some((block, counted)) = lean::sole_count(&record.value)
@@ -196,13 +207,13 @@ impl Auditor {
             *blocks.entry(self.numbered[taken.block as usize].0).or_default() += 1;
         }
         match HandleId::new(name) {
-            Ok(id) => self.judge(record, id, &blocks),
+            Ok(id) => self.compare_handle(record, id, &blocks),
             Err(error) => self.unreadable(&record.key, error.to_string()),
         }
     }
 
-    fn judge(&mut self, record: &Record, id: HandleId, held: &BTreeMap<BlockCidr, u64>) {
-        let Some(handle) = self.kept(record, lean::handle(&record.value)) else { return };
+    fn compare_handle(&mut self, record: &Record, id: HandleId, held: &BTreeMap<BlockCidr, u64>) {
+        let Some(handle) = self.decoded_or_finding(record, lean::handle(&record.value)) else { return };
         let unread = |block: &BlockCidr| self.blocks.get(block) == Some(&None);
         if held.is_empty() {
             if !handle.blocks().any(|block| unread(&block)) {
@@ -224,8 +235,8 @@ impl Auditor {
 
     // === what is wrong, in words ===
 
-    /// The blocks that must be shown a second time, with [`again`](Self::again), because something about their addresses is wrong. Once, when all
-    /// records were added.
+    /// The blocks that must be passed a second time, to [`again`](Self::again), because their
+    /// addresses have an error. Called once, after all records were added.
     pub fn doubts(&mut self) -> Vec<Key> {
         self.overlaps();
         for taken in std::mem::take(&mut self.taken).unreached() {
@@ -238,12 +249,13 @@ impl Auditor {
         blocks.into_iter().map(|block| Key::block(*block)).collect()
     }
 
-    /// Whether the records that name addresses must be shown a second time, with [`named_again`](Self::named_again). Once all records were added.
+    /// Whether the records that name addresses must be passed a second time, to
+    /// [`named_again`](Self::named_again). Called once all records were added.
     pub fn must_see_names_again(&self) -> bool {
         self.named.has_doubts()
     }
 
-    /// Looks at an endpoint's or a node's record again; before [`doubts`](Self::doubts).
+    /// Checks an endpoint's or a node's record again; before [`doubts`](Self::doubts).
     pub fn named_again(&mut self, record: &Record) {
         for address in self.named.again(record) {
             let unread =
@@ -256,7 +268,8 @@ impl Auditor {
         }
     }
 
-    /// Blocks are in the order of their addresses, the larger first: those that hold the present one are on the stack.
+    /// Blocks are in the order of their addresses, the larger first: the stack has those that
+    /// contain the current one.
     fn overlaps(&mut self) {
         let mut around: Vec<BlockCidr> = Vec::new();
         let mut found = Vec::new();
@@ -268,11 +281,12 @@ impl Auditor {
             }
             around.push(block);
         }
-        // Worse than what could not be read, which was found before.
+        // More severe than records that cannot be decoded, which were found before.
         self.audit.findings.splice(..0, found);
     }
 
-    /// Looks at a block of [`doubts`](Self::doubts) again. What has changed meanwhile is no longer wrong.
+    /// Checks a block of [`doubts`](Self::doubts) again. An error that has vanished meanwhile does
+    /// not count.
     pub fn again(&mut self, record: &Record) {
         let Ok(block) = Block::decode(&record.value) else { return };
         let cidr = block.cidr;
@@ -301,7 +315,8 @@ impl Auditor {
             if expected.is_none() || !same || owner.released_at.is_some() {
                 continue;
             }
-            // Tunnels and services have a `type`; not all of their records are read here, so theirs are never said to be leaked.
+            // Tunnels and services have a `type`. Not all of their records are read here, so they
+            // are never reported as leaked.
             let known = self.named.blind || self.named.names(&address) || owner.get("type").is_some();
             self.missing.push(Finding::HandleMissing {
                 address,
@@ -313,7 +328,7 @@ impl Auditor {
         }
     }
 
-    /// The verdict.
+    /// The result.
     pub fn finish(mut self) -> Audit {
         for (address, owners) in std::mem::take(&mut self.owners) {
             if owners.len() > 1 {
@@ -331,7 +346,7 @@ impl Auditor {
         self.audit
     }
 
-    /// Whether claims and blocks agree about whom a block serves.
+    /// Checks whether affinities and blocks agree.
     fn claims(&mut self) {
         let findings = &mut self.audit.findings;
         for ((owner, block), state) in &self.claims {

@@ -1,7 +1,9 @@
-//! What can be done to a block (calico-ipam.md sections 3.1 and 3.2). Pure: a block in, a block out, nothing stored.
+//! The operations on a block (calico-ipam.md sections 3.1 and 3.2). Pure: a block in, a block out,
+//! nothing stored.
 //!
-//! Every operation that changes a block raises its sequence number by one, as peers do when they write it; what is taken is
-//! recorded under the number before that. Where releases of Calico differ, these are 3.33's correct ones.
+//! Every operation that changes a block increments its sequence number, as peers do when they write
+//! it; an allocation is recorded with the number before that. Where releases of Calico differ,
+//! these are the correct ones of 3.33.
 
 use std::net::IpAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,33 +13,34 @@ use russet_model::{Attribute, Block, Extra, HandleId, time};
 
 use crate::IpamError;
 
-/// Prefixes that are not handed out unasked.
+/// Prefixes whose addresses are only assigned on explicit request.
 #[derive(Debug, Clone, Default)]
 pub struct Reserved(pub Vec<IpNet>);
 
-/// One address to give back, and what the caller believes of it.
+/// One address to release, with optional guards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReleaseOptions {
     /// The address.
     pub address: IpAddr,
-    /// Whose it must be.
+    /// The handle that it must have.
     pub handle: Option<HandleId>,
-    /// Under which sequence number it must have been taken.
+    /// The sequence number that its allocation must have.
     pub sequence_number: Option<u64>,
 }
 
-/// What a release of addresses found.
+/// The result of a release.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Freed {
-    /// The ordinals that are free now, ascending, with the handle each had.
+    /// The released ordinals, ascending, with the handle of each.
     pub freed: Vec<(usize, Option<String>)>,
     /// Addresses that were free already.
     pub unallocated: Vec<IpAddr>,
-    /// Nobody holds an address of the block any more.
+    /// The block has no allocated address any more.
     pub emptied: bool,
 }
 
-/// A new block of `node`. Its sequence number is the time, so that a block created anew never repeats an old number.
+/// A new block of `node`. Its sequence number is the time, so that a block that is created again
+/// never repeats an old number.
 pub fn new_block(cidr: BlockCidr, node: &NodeName, now: SystemTime) -> Block {
     let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     Block {
@@ -48,7 +51,7 @@ pub fn new_block(cidr: BlockCidr, node: &NodeName, now: SystemTime) -> Block {
     }
 }
 
-/// A block that serves nobody and has nobody: what a missing record amounts to.
+/// A block without affinity and allocations, equivalent to a missing record.
 pub fn vacant(cidr: BlockCidr) -> Block {
     Block {
         cidr,
@@ -66,7 +69,8 @@ pub fn vacant(cidr: BlockCidr) -> Block {
     }
 }
 
-/// Takes up to `count` free addresses from the head of the queue, passing over reserved ones; all share one attribute.
+/// Allocates up to `count` free addresses from the head of the queue, skipping reserved ones; all
+/// share one attribute.
 pub fn auto_assign(block: &mut Block, count: usize, owner: &Attribute, reserved: &Reserved) -> Vec<usize> {
     let cidr = block.cidr;
     let mut taken = Vec::new();
@@ -83,7 +87,7 @@ pub fn auto_assign(block: &mut Block, count: usize, owner: &Attribute, reserved:
     taken
 }
 
-/// Takes one address, reserved or not.
+/// Allocates one address, reserved or not.
 pub fn assign(block: &mut Block, address: IpAddr, owner: &Attribute) -> Result<usize, IpamError> {
     let ordinal = block.cidr.ordinal(address).ok_or(IpamError::NotInPool { address })?;
     if block.allocations[ordinal].is_some() {
@@ -95,8 +99,9 @@ pub fn assign(block: &mut Block, address: IpAddr, owner: &Attribute) -> Result<u
     Ok(ordinal)
 }
 
-/// Frees addresses. A sequence number or a handle that does not fit fails the whole call and leaves the block as it is; the sequence number
-/// is looked at first, so giving an address back twice under its old number is an error, not a no-op.
+/// Releases addresses. A wrong sequence number or handle fails the whole call and leaves the block
+/// unchanged; the sequence number is checked first, so releasing an address twice with its old
+/// number is an error.
 pub fn release(block: &mut Block, addresses: &[ReleaseOptions]) -> Result<Freed, IpamError> {
     let mut result = Freed::default();
     let mut wanted: Vec<(usize, &ReleaseOptions)> = Vec::new();
@@ -129,7 +134,8 @@ pub fn release(block: &mut Block, addresses: &[ReleaseOptions]) -> Result<Freed,
     Ok(result)
 }
 
-/// Frees what a handle holds, or, given an interface, what that interface of it holds: entries that name another one stay.
+/// Releases the addresses of a handle, or of one interface of it: entries with another interface
+/// stay.
 pub fn release_by_handle(block: &mut Block, handle: &HandleId, interface: Option<&IfName>) -> Vec<usize> {
     let ordinals: Vec<usize> = block
         .ordinals_of(handle)
@@ -142,24 +148,25 @@ pub fn release_by_handle(block: &mut Block, handle: &HandleId, interface: Option
     ordinals
 }
 
-/// Frees ordinals that hold exactly this attribute: what one call took, whoever else shares its handle.
+/// Releases ordinals with exactly this attribute: the allocations of one call, whatever else shares
+/// its handle.
 pub fn release_attribute(block: &mut Block, owner: &Attribute) -> Vec<usize> {
     let ordinals = ordinals_with(block, owner);
     take_back(block, &ordinals);
     ordinals
 }
 
-/// The ordinals that hold exactly this attribute.
+/// The ordinals with exactly this attribute.
 pub fn ordinals_with(block: &Block, owner: &Attribute) -> Vec<usize> {
     (0..block.allocations.len()).filter(|ordinal| block.attribute(*ordinal) == Some(owner)).collect()
 }
 
-/// Writes nothing new, but makes a revision that others hold worthless.
+/// Changes only the sequence number, so that commits guarded by an older revision fail.
 pub fn touch(block: &mut Block) {
     block.sequence_number = block.sequence_number.wrapping_add(1);
 }
 
-/// Ends the block's affinity; its addresses stay with their owners.
+/// Removes the block's affinity; its addresses stay allocated.
 pub fn drop_affinity(block: &mut Block) {
     block.affinity = None;
     block.affinity_claim_time = None;
@@ -218,14 +225,15 @@ impl Reserved {
         block.address(ordinal).is_some_and(|address| self.0.iter().any(|net| net.contains(&address)))
     }
 
-    /// A prefix around a block of which nothing may be handed out: the reservation that holds all of the block, or the block itself where several
-    /// reservations hold it together. Peers know only the former; claiming the latter would cost a node one of its blocks for nothing.
+    /// A prefix around a block without any free address: the reservation that contains the block,
+    /// or the block itself if several reservations cover it together. Peers consider only the
+    /// former; claiming the latter would waste one of a node's blocks.
     pub fn covering(&self, block: BlockCidr) -> Option<IpNet> {
         let whole = self.0.iter().copied().find(|net| net.contains(&block.net()));
         whole.or_else(|| self.fill(block).then(|| block.net()))
     }
 
-    /// Whether the reservations inside a block leave nothing of it.
+    /// Whether the reservations inside a block cover all of it.
     fn fill(&self, block: BlockCidr) -> bool {
         let bits = block.family().bits();
         let inside = self.0.iter().filter(|net| block.net().contains(*net));

@@ -1,13 +1,13 @@
-//! Time, as the allocator sees it: handed in, so that the simulator owns it.
+//! The allocator's time: passed in, so that the simulator controls it.
 
 use std::future::ready;
 use std::time::{Duration, SystemTime};
 
 use russet_store::BoxFuture;
 
-/// Tells the time that goes into records.
+/// The time for records.
 pub trait Clock {
-    /// Now.
+    /// The current time.
     fn now(&self) -> SystemTime;
 }
 
@@ -30,8 +30,8 @@ const FIRST_DELAY_MS: u64 = 2;
 /// The longest delay's upper end: 100 attempts stay below the 90 s that peers give an ADD.
 const LONGEST_DELAY_MS: u64 = 400;
 
-/// How long to wait after attempt `attempt`, given a random number: anything between nothing and an upper end that doubles, so that those
-/// who collided once do not collide again.
+/// The pause after attempt `attempt`, for a random number: between zero and an upper end that
+/// doubles, so that requests that collided once do not collide again.
 pub fn delay(attempt: u32, random: u64) -> Duration {
     let end_ms = FIRST_DELAY_MS.saturating_mul(1 << attempt.min(16)).min(LONGEST_DELAY_MS);
     Duration::from_micros(random % (end_ms * 1000))
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_up_to_an_end() {
+    fn delays_double_up_to_the_longest_one() {
         let longest = |attempt| (0..50).map(|i| delay(attempt, i * 999_983)).max().unwrap();
         assert!(longest(0) < Duration::from_millis(2));
         assert!(longest(3) < Duration::from_millis(16) && longest(3) > Duration::from_millis(2));

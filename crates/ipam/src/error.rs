@@ -1,4 +1,4 @@
-//! Why no address was given or taken back: each error names the limit that was hit and what to do about it.
+//! Why no address was assigned or released: each error names the limit that was hit and the remedy.
 
 use std::net::IpAddr;
 
@@ -9,24 +9,22 @@ use russet_store::StoreError;
 /// A failure of the allocator.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum IpamError {
-    /// Every address of every pool that may serve the request is taken.
+    /// Every address of every pool that may serve the request is allocated.
     #[error(
         "Assigned {assigned} out of {wanted} requested {family} addresses; No IPs available in pools: [{}]: all {blocks} blocks are taken and full; add a pool or release addresses",
         list(pools)
     )]
     PoolExhausted {
-        /// Which family.
         family: Family,
-        /// The pools.
         pools: Vec<IpNet>,
-        /// How many blocks they have together.
+        /// Number of their blocks.
         blocks: u64,
-        /// How many addresses were found (and given back).
+        /// Number of addresses that were found (and released).
         assigned: u32,
-        /// How many were wanted.
+        /// Number of requested addresses.
         wanted: u32,
     },
-    /// The node's own blocks are full and it may claim no further one.
+    /// The node's own blocks are full and it may not claim another one.
     #[error(
         "cannot allocate new block due to per host block limit: node {node} has {limit} {family} blocks, all full; raise maxBlocksPerHost or the pool's block size"
     )]
@@ -38,7 +36,7 @@ pub enum IpamError {
         /// The limit.
         limit: u64,
     },
-    /// Other nodes' blocks have room, but may not be used.
+    /// Other nodes' blocks have free addresses, but may not be used.
     #[error(
         "No more free affine blocks and strict affinity enabled: node {node} has no free {family} address in pools [{}]; add a pool or switch strict affinity off",
         list(pools)
@@ -51,7 +49,7 @@ pub enum IpamError {
         /// The pools.
         pools: Vec<IpNet>,
     },
-    /// New blocks may not be claimed at all.
+    /// New blocks may not be claimed.
     #[error(
         "failed to find or claim a block: node {node} has no free {family} address in its blocks, and auto_allocate_blocks is off in the IPAM config"
     )]
@@ -71,46 +69,45 @@ pub enum IpamError {
         /// What was missing: any pool, one that selects the node, one for this use.
         reason: String,
     },
-    /// A pool that was asked for is not there or is disabled.
+    /// A requested pool does not exist or is disabled.
     #[error("the given pool {pool} does not exist, or is not enabled")]
     PoolMissing {
         /// The pool.
         pool: IpNet,
     },
-    /// A pool of the wrong family was asked for.
+    /// A pool of the wrong family was requested.
     #[error("pool {pool} was given for {family} addresses")]
     PoolFamily {
         /// The pool.
         pool: IpNet,
-        /// What it was given for.
+        /// The family of the requested addresses.
         family: Family,
     },
-    /// Pools select nodes by labels, and the node's record, which holds them, is not there.
+    /// Pools select nodes by labels, and the node's record with the labels does not exist.
     #[error(
         "node {node} has no record at {key}, and pool {pool} selects nodes by label; start the agent there or create the record"
     )]
     NodeMissing {
         /// The node.
         node: NodeName,
-        /// Where its record should be.
+        /// The key of its missing record.
         key: Key,
         /// The pool.
         pool: String,
     },
-    /// The node of a request that is for registered nodes only has no record.
+    /// The node of a request for registered nodes only has no record.
     #[error("node {node} is not registered: there is no {key}")]
     NodeUnknown {
         /// The node.
         node: NodeName,
-        /// Where its record should be.
+        /// The key of its missing record.
         key: Key,
     },
-    /// A pool's selector cannot be read.
+    /// A pool's selector is invalid.
     #[error("pool {pool}: {source}")]
     Selector {
         /// The pool.
         pool: String,
-        /// What is wrong with it.
         source: SelectorError,
     },
     /// No enabled pool holds the address.
@@ -119,40 +116,41 @@ pub enum IpamError {
         /// The address.
         address: IpAddr,
     },
-    /// The address is taken.
+    /// The address is allocated.
     #[error("address {address} is already assigned{}", holder.as_ref().map(|h| format!(" to {h:.80}")).unwrap_or_default())]
     AlreadyAssigned {
         /// The address.
         address: IpAddr,
-        /// Whose it is.
+        /// Its handle.
         holder: Option<String>,
     },
     /// The address's block serves another node, and strict affinity is on.
-    #[error("Block host affinity does not match: {block} serves {}", owner.as_deref().unwrap_or("nobody"))]
+    #[error("Block host affinity does not match: {block} serves {}", owner.as_deref().unwrap_or("no node"))]
     ForeignBlock {
         /// The block.
         block: BlockCidr,
-        /// Whom it serves.
+        /// The owner that it serves.
         owner: Option<String>,
     },
-    /// A release named another sequence number than the address was taken under: it was released and taken again.
-    #[error("address {address}: sequence number {expected} was named, {found} is stored")]
+    /// A release had another sequence number than the allocation: the address was released and
+    /// allocated again.
+    #[error("address {address}: the given sequence number is {expected}, the stored one {found}")]
     BadSequence {
         /// The address.
         address: IpAddr,
-        /// What was named.
+        /// The sequence number in the request.
         expected: u64,
-        /// What is stored.
+        /// The stored one.
         found: u64,
     },
-    /// A release named another handle than the address has.
-    #[error("address {address}: handle {expected} was named, {:.80} is stored", found.as_deref().unwrap_or("none"))]
+    /// A release had another handle than the allocation.
+    #[error("address {address}: the given handle is {expected}, the stored one {:.80}", found.as_deref().unwrap_or("none"))]
     BadHandle {
         /// The address.
         address: IpAddr,
-        /// What was named.
+        /// The handle in the request.
         expected: HandleId,
-        /// What is stored.
+        /// The stored one.
         found: Option<String>,
     },
     /// The block still has addresses in use.
@@ -169,53 +167,52 @@ pub enum IpamError {
         /// The block.
         block: BlockCidr,
     },
-    /// A pool overlaps one that is there.
+    /// A pool overlaps an existing one.
     #[error("pool {pool} overlaps pool {other} ({name})")]
     PoolOverlap {
         /// The new one.
         pool: IpNet,
-        /// The other's addresses.
+        /// The existing pool's prefix.
         other: IpNet,
-        /// The other's name.
+        /// The existing pool's name.
         name: String,
     },
-    /// Others wrote the record each time we tried.
-    #[error("{operation} {key}: others were faster {tries} times; try again")]
+    /// Other writers changed the record in each attempt.
+    #[error("{operation} {key}: other writers were faster {tries} times; try again")]
     Contended {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The record.
         key: Key,
-        /// How often we tried.
+        /// Number of attempts.
         tries: u32,
     },
-    /// The request's time was over before others let us write the record.
+    /// The request's deadline passed before the record could be written.
     #[error("{operation} {key}: out of time after {tries} tries; try again")]
     Late {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
         /// The record.
         key: Key,
-        /// How often we tried.
+        /// Number of attempts.
         tries: u32,
     },
-    /// A record cannot be read. It is left alone.
+    /// A record cannot be decoded. It is left unchanged.
     #[error("{key} is corrupt: {source}; repair or delete it")]
     Corrupt {
         /// The record.
         key: Key,
-        /// What is wrong with it.
         source: DecodeError,
     },
-    /// The request contradicts itself.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// The store did not do as asked.
+    /// The store failed.
     #[error("{operation}: {source}")]
     Store {
-        /// What was being done, and to what.
+        /// The operation and its subject.
         operation: String,
-        /// What the store said.
+        /// The store's error.
         source: StoreError,
     },
 }
@@ -223,7 +220,7 @@ pub enum IpamError {
 // === impl IpamError ===
 
 impl IpamError {
-    /// Whether the same request may succeed later without anybody changing anything.
+    /// Whether the same request may succeed later without a change by an operator.
     pub fn retryable(&self) -> bool {
         match self {
             Self::Contended { .. } | Self::Late { .. } => true,
@@ -234,7 +231,7 @@ impl IpamError {
         }
     }
 
-    /// Whether the node ran out of addresses, rather than anything being broken.
+    /// Whether the node has run out of addresses, as opposed to an error.
     pub fn exhausted(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,5 @@
-//! Why a request would, or would not, get an address: each pool's part, the node's own blocks, and a trial that writes nothing. For `russet ipam why`.
+//! Why a request would, or would not, get an address: each pool, the node's own blocks, and a trial
+//! that writes nothing. For `russet ipam why`.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -9,27 +10,27 @@ use russet_store::Store;
 use serde::Serialize;
 
 use crate::pools::{self, Asker};
-use crate::shadow::Shadow;
+use crate::trial_store::TrialStore;
 use crate::{Allocator, Clock, IpamError, Request};
 
-/// What there is to say about one family of a request.
+/// The explanation of one family of a request.
 #[derive(Debug, Clone, Serialize)]
 pub struct Explanation {
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// Every pool of the family, with why it can or cannot serve.
+    /// Every pool of the family, and why it can or cannot serve.
     pub pools: Vec<PoolPart>,
     /// The node's blocks of the family.
     pub blocks: Vec<BlockPart>,
-    /// How many blocks of the family the node may have.
+    /// Limit of the node's blocks of the family.
     pub block_limit: u64,
-    /// Whether other nodes' blocks are out of bounds.
+    /// Whether addresses of other nodes' blocks are excluded.
     pub strict_affinity: bool,
-    /// What would come of it.
+    /// The result of the trial.
     pub outcome: Outcome,
 }
 
-/// One pool's part.
+/// One pool.
 #[derive(Debug, Clone, Serialize)]
 pub struct PoolPart {
     /// Its name.
@@ -38,7 +39,7 @@ pub struct PoolPart {
     pub cidr: String,
     /// Whether it can serve the request.
     pub serves: bool,
-    /// Why not, or in what way.
+    /// Why not, or how.
     pub why: String,
 }
 
@@ -47,15 +48,15 @@ pub struct PoolPart {
 pub struct BlockPart {
     /// The block.
     pub cidr: String,
-    /// The state of the node's claim.
+    /// The state of the node's affinity.
     pub state: &'static str,
-    /// Addresses that may still be given; none when the block cannot be read.
+    /// Addresses that can still be assigned; none if the block cannot be decoded.
     pub free: Option<usize>,
-    /// Why it is of no use now, if it is not.
+    /// Why it cannot be used now, if so.
     pub problem: Option<String>,
 }
 
-/// What would come of a request now.
+/// What a request would get now.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -66,14 +67,11 @@ pub enum Outcome {
         /// Where it would come from.
         from: Source,
     },
-    /// None would be asked for, and the pod would start without one of this family.
-    NotAsked {
-        /// Why.
-        reason: String,
-    },
-    /// It would get none.
+    /// None would be requested, and the pod would start without an address of this family.
+    NotAsked { reason: String },
+    /// It would fail.
     Refused {
-        /// The error that the request would end with.
+        /// The request's error.
         error: String,
     },
 }
@@ -82,7 +80,7 @@ pub enum Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// A block that the node has.
+    /// A block of the node.
     OwnBlock,
     /// A block that it would claim.
     NewBlock,
@@ -93,8 +91,8 @@ pub enum Source {
 // === impl Explanation ===
 
 impl Explanation {
-    /// The same of each family that has pools, or that the request names pools of, as ADD decides: a family whose pools are all disabled is not asked
-    /// for while the other one is.
+    /// The explanations of each family that has pools or requested pools, as ADD decides: a family
+    /// whose pools are all disabled is not requested while the other one has an enabled pool.
     pub async fn of_families(
         store: Rc<dyn Store>,
         clock: Rc<dyn Clock>,
@@ -119,7 +117,8 @@ impl Explanation {
         Ok(explanations)
     }
 
-    /// Looks at everything that decides a request of one address of `family`, and tries it. Writes nothing.
+    /// Checks everything that decides a request for one address of `family`, and tries it. Writes
+    /// nothing.
     pub async fn of(
         store: Rc<dyn Store>,
         clock: Rc<dyn Clock>,
@@ -132,7 +131,7 @@ impl Explanation {
         let config = real.config().await?;
         let pools = real.pools().await?;
         let labels = real.node(&request.node).await?.map(|node| node.metadata.labels);
-        let asker = Asker {
+        let requester = Asker {
             node: &request.node,
             node_labels: labels.as_ref(),
             namespace_labels: &request.namespace_labels,
@@ -140,10 +139,10 @@ impl Explanation {
         };
         let of_family = pools.iter().filter(|pool| pool.spec.family() == family);
         let blocks = real.block_parts(&request, family).await?;
-        let trial = Allocator::new(Rc::new(Shadow::of(store)), clock);
+        let trial = Allocator::new(Rc::new(TrialStore::of(store)), clock);
         Ok(Self {
             family: family.to_string(),
-            pools: of_family.map(|pool| PoolPart::of(pool, request.pools(family), &asker)).collect(),
+            pools: of_family.map(|pool| PoolPart::of(pool, request.pools(family), &requester)).collect(),
             outcome: outcome(&trial, &request, family, &blocks).await,
             blocks,
             block_limit: config.block_limit(request.max_blocks),
@@ -158,7 +157,7 @@ async fn outcome(trial: &Allocator, request: &Request, family: Family, blocks: &
         Err(error) => return Outcome::Refused { error: error.to_string() },
     };
     let Some(net) = assigned.addresses.first().copied() else {
-        return Outcome::Refused { error: "no address was asked for".to_owned() };
+        return Outcome::Refused { error: "no address was requested".to_owned() };
     };
     let block = net.trunc().to_string();
     let claimed = trial.affinities(&request.node, family).await.unwrap_or_default();
@@ -188,7 +187,7 @@ impl Allocator {
                     (Some(block.value.unallocated.iter().filter(usable).count()), None)
                 }
                 Ok(Some(block)) => {
-                    let owner = block.value.affinity.as_deref().unwrap_or("nobody");
+                    let owner = block.value.affinity.as_deref().unwrap_or("no node");
                     (None, Some(format!("the block serves {owner}")))
                 }
                 Ok(None) => (None, Some("there is no such block yet".to_owned())),
@@ -217,9 +216,9 @@ const fn state(state: AffinityState) -> &'static str {
 // === impl PoolPart ===
 
 impl PoolPart {
-    fn of(pool: &IpPool, requested: Option<&[IpNet]>, asker: &Asker<'_>) -> Self {
-        let judged = judge(pool, requested, asker);
-        let (serves, why) = match judged {
+    fn of(pool: &IpPool, requested: Option<&[IpNet]>, requester: &Asker<'_>) -> Self {
+        let checked = check_pool(pool, requested, requester);
+        let (serves, why) = match checked {
             Ok(how) => (true, how.to_owned()),
             Err(why) => (false, why),
         };
@@ -227,7 +226,11 @@ impl PoolPart {
     }
 }
 
-fn judge(pool: &IpPool, requested: Option<&[IpNet]>, asker: &Asker<'_>) -> Result<&'static str, String> {
+fn check_pool(
+    pool: &IpPool,
+    requested: Option<&[IpNet]>,
+    requester: &Asker<'_>,
+) -> Result<&'static str, String> {
     if !pool.is_enabled() {
         return Err(if pool.spec.disabled {
             "it is disabled"
@@ -236,24 +239,24 @@ fn judge(pool: &IpPool, requested: Option<&[IpNet]>, asker: &Asker<'_>) -> Resul
         }
         .to_owned());
     }
-    if !pool.spec.allows(asker.use_) {
-        return Err(format!("{} is not among its allowedUses", asker.use_.as_str()));
+    if !pool.spec.allows(requester.use_) {
+        return Err(format!("{} is not among its allowedUses", requester.use_.as_str()));
     }
     if let Some(requested) = requested.filter(|nets| !nets.is_empty()) {
         return if requested.contains(&pool.spec.cidr) {
             Ok("it was asked for")
         } else {
-            Err("others were asked for".to_owned())
+            Err("other pools were requested".to_owned())
         };
     }
     if !pool.spec.is_automatic() {
-        return Err("its assignmentMode is Manual: it must be asked for".to_owned());
+        return Err("its assignmentMode is Manual: it must be requested".to_owned());
     }
     let namespaces = pool.spec.namespaces().map_err(|error| format!("its namespaceSelector: {error}"))?;
-    if !namespaces.matches(asker.namespace_labels) {
+    if !namespaces.matches(requester.namespace_labels) {
         return Err(format!("its namespaceSelector {namespaces} does not pick the namespace"));
     }
-    match pools::selects_node(pool, asker.node, asker.node_labels) {
+    match pools::selects_node(pool, requester.node, requester.node_labels) {
         Ok(true) => Ok("it selects the node"),
         Ok(false) => Err(format!(
             "its nodeSelector {} does not pick the node",
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pool_says_its_part_and_nothing_is_written() {
+    fn every_pool_is_explained_and_nothing_is_written() {
         run(async {
             let store: Rc<dyn Store> = Rc::new(Sim::atomic(1));
             put_pool(&*store, "a", "10.1.0.0/24", |pool| pool.disabled = true).await;
@@ -298,26 +301,29 @@ mod tests {
             put_pool(&*store, "d", "10.4.0.0/24", |pool| pool.node_selector = Some("zone == 'z'".into()))
                 .await;
             let before = store.list(&Prefix::everything()).await.unwrap().records;
-            let told = explain(&store).await;
+            let explanation = explain(&store).await;
             let whys: Vec<(bool, &str)> =
-                told.pools.iter().map(|pool| (pool.serves, pool.why.as_str())).collect();
+                explanation.pools.iter().map(|pool| (pool.serves, pool.why.as_str())).collect();
             assert_eq!(whys[0], (false, "it is disabled"));
             assert_eq!(whys[1], (false, "Workload is not among its allowedUses"));
             assert!(whys[2].1.starts_with("its namespaceSelector") && !whys[2].0, "{whys:?}");
             assert!(whys[3].1.contains("node-a has no record"), "{whys:?}");
-            let Outcome::Refused { error } = &told.outcome else { panic!("{told:?}") };
+            let Outcome::Refused { error } = &explanation.outcome else { panic!("{explanation:?}") };
             assert!(error.contains("node-a"), "{error}");
 
             put_pool(&*store, "e", "10.5.0.0/24", |_| ()).await;
-            let told = explain(&store).await;
-            assert!(matches!(told.outcome, Outcome::Address { from: Source::NewBlock, .. }), "{told:?}");
+            let explanation = explain(&store).await;
+            assert!(
+                matches!(explanation.outcome, Outcome::Address { from: Source::NewBlock, .. }),
+                "{explanation:?}"
+            );
             let after = store.list(&Prefix::everything()).await.unwrap().records;
             assert_eq!(before.len() + 1, after.len(), "only the pool came");
         });
     }
 
     #[test]
-    fn a_family_whose_pools_are_all_disabled_is_not_asked_for_while_the_other_has_one() {
+    fn a_family_with_only_disabled_pools_is_not_requested_while_the_other_has_one() {
         run(async {
             let store: Rc<dyn Store> = Rc::new(Sim::atomic(1));
             let outcomes = |request: Request| {
@@ -334,7 +340,7 @@ mod tests {
                 panic!("{found:?}")
             };
             assert_eq!((six.as_str(), reason.as_str()), ("IPv6", "every IPv6 pool is disabled"));
-            // A pool that is asked for by name must serve.
+            // A pool that is requested by name must serve.
             let named =
                 Request { pools6: Some(vec!["fd00:1::/112".parse().unwrap()]), ..request("why.trial") };
             let found = outcomes(named).await;
@@ -348,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_is_met_is_named_and_own_blocks_are_counted() {
+    fn a_reached_limit_is_reported_and_own_blocks_are_counted() {
         run(async {
             let store: Rc<dyn Store> = Rc::new(Sim::atomic(1));
             put_pool(&*store, "a", "10.1.0.0/24", |pool| pool.block_size = Some(30)).await;
@@ -359,13 +365,19 @@ mod tests {
             for pod in 0..3 {
                 real.auto_assign(&request(&format!("net.{pod}"))).await.unwrap();
             }
-            let told = explain(&store).await;
-            assert_eq!((told.blocks.len(), told.blocks[0].free, told.block_limit), (1, Some(1), 1));
-            assert!(matches!(told.outcome, Outcome::Address { from: Source::OwnBlock, .. }), "{told:?}");
+            let explanation = explain(&store).await;
+            assert_eq!(
+                (explanation.blocks.len(), explanation.blocks[0].free, explanation.block_limit),
+                (1, Some(1), 1)
+            );
+            assert!(
+                matches!(explanation.outcome, Outcome::Address { from: Source::OwnBlock, .. }),
+                "{explanation:?}"
+            );
             real.auto_assign(&request("net.3")).await.unwrap();
-            let told = explain(&store).await;
-            assert_eq!(told.blocks[0].free, Some(0));
-            let Outcome::Refused { error } = &told.outcome else { panic!("{told:?}") };
+            let explanation = explain(&store).await;
+            assert_eq!(explanation.blocks[0].free, Some(0));
+            let Outcome::Refused { error } = &explanation.outcome else { panic!("{explanation:?}") };
             assert!(error.contains("per host block limit"), "{error}");
             let taken = store.list(&Prefix::blocks(None)).await.unwrap().records;
             assert_eq!(

@@ -7,19 +7,20 @@ use russet_model::{AddressUse, IpPool, Key};
 
 use crate::IpamError;
 
-/// Who asks, and for what.
+/// The requester and the use of the addresses.
 pub struct Asker<'a> {
     /// The node.
     pub node: &'a NodeName,
-    /// The labels of its record; none when there is no record.
+    /// The labels of its record; none without a record.
     pub node_labels: Option<&'a BTreeMap<String, String>>,
     /// The labels of the pod's namespace.
     pub namespace_labels: &'a BTreeMap<String, String>,
-    /// What the addresses are for.
+    /// The use of the addresses.
     pub use_: AddressUse,
 }
 
-/// The pools to take addresses from, in order. `requested` names them; then selectors and modes do not matter, only their use does.
+/// The pools to take addresses from, in order. If `requested` names them, selectors and modes do
+/// not apply; only the use does.
 pub fn choose(
     pools: &[IpPool],
     family: Family,
@@ -46,7 +47,8 @@ pub fn choose(
     Ok(fit)
 }
 
-/// Whether a pool's selector picks the node. A missing record matters only where labels do.
+/// Whether a pool's selector matches the node. A missing record matters only if the selector uses
+/// labels.
 pub fn selects_node(
     pool: &IpPool,
     node: &NodeName,
@@ -76,7 +78,8 @@ fn named<'a>(
     requested.iter().map(one).collect()
 }
 
-/// The automatic pools that pick both node and namespace. A pool that cannot be judged serves nobody; it is an error only where no other does.
+/// The automatic pools that match both node and namespace. A pool whose selector cannot be
+/// evaluated is skipped; that is an error only if no other matches.
 fn selecting<'a>(enabled: &[&'a IpPool], asker: &Asker<'_>) -> Result<Vec<&'a IpPool>, IpamError> {
     let mut chosen = Vec::new();
     let mut problem = None;
@@ -85,7 +88,7 @@ fn selecting<'a>(enabled: &[&'a IpPool], asker: &Asker<'_>) -> Result<Vec<&'a Ip
             Ok(true) => chosen.push(*pool),
             Ok(false) => {}
             Err(error) => {
-                russet_store::refused("a pool is passed over", &pool.metadata.name, &error);
+                russet_store::refused("a pool is skipped", &pool.metadata.name, &error);
                 problem.get_or_insert(error);
             }
         }
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_pool_needs_no_selector_but_must_be_enabled_and_allow_the_use() {
+    fn a_requested_pool_needs_no_selector_but_must_be_enabled_and_allow_the_use() {
         use AddressUse::Workload;
         assert_eq!(names(Workload, &[], &[], Some(&["10.6.0.0/24", "10.3.0.0/24"])).unwrap(), "fc");
         assert!(matches!(

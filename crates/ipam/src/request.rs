@@ -1,64 +1,67 @@
-//! What callers ask of the allocator, and what they get.
+//! The requests to the allocator, and their results.
 
 use std::collections::BTreeMap;
 
 use russet_addr::{Family, IpNet, NodeName};
 use russet_model::{AddressUse, HandleId};
 
-/// Addresses wanted, by how many of each family.
+/// A request for a number of addresses of each family.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// The node on which they will live.
+    /// The node on which they are used.
     pub node: NodeName,
-    /// Under which they are held.
+    /// The handle of the allocation.
     pub handle: HandleId,
-    /// What is stored beside them: `pod`, `namespace`, `interface`, `type`. `node` is always added, `timestamp` unless it is a tunnel's.
+    /// The attributes to store: `pod`, `namespace`, `interface`, `type`. `node` is always added,
+    /// `timestamp` except for tunnels.
     pub attributes: BTreeMap<String, String>,
-    /// How many IPv4 addresses.
+    /// Number of IPv4 addresses.
     pub v4: u32,
-    /// How many IPv6 addresses.
+    /// Number of IPv6 addresses.
     pub v6: u32,
-    /// The only IPv4 pools to take them from.
+    /// The only IPv4 pools to use.
     pub pools4: Option<Vec<IpNet>>,
-    /// The only IPv6 pools to take them from.
+    /// The only IPv6 pools to use.
     pub pools6: Option<Vec<IpNet>>,
-    /// What they are for.
+    /// The use of the addresses.
     pub use_: AddressUse,
     /// Labels of the pod's namespace.
     pub namespace_labels: BTreeMap<String, String>,
     /// A limit on the node's blocks that this request sets; 0 sets none.
     pub max_blocks: u64,
-    /// Whether addresses of other nodes' blocks will do, where the cluster's settings allow it. Whoever borrows must have the address
-    /// routed by itself: the block's route leads to its owner.
+    /// Whether addresses of other nodes' blocks may be used, if the cluster's settings allow it.
+    /// The caller must route such an address by itself: the block's route leads to its owner.
     pub borrow: bool,
-    /// Whether a node without a record gets no address: its block would serve a node that no agent runs on.
+    /// Whether a node without a record gets no address: its block would serve a node without an
+    /// agent.
     pub registered_node: bool,
 }
 
-/// Addresses given, in the order v4, v6.
+/// The assigned addresses, IPv4 before IPv6.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Assigned {
     /// Each address with its block's prefix length.
     pub addresses: Vec<IpNet>,
-    /// All of them were held already: nothing was written.
+    /// All of them were allocated before: nothing was written.
     pub existing: bool,
 }
 
-/// Addresses taken back.
+/// The result of a release.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Released {
-    /// The addresses that are free now.
+    /// The released addresses.
     pub addresses: Vec<std::net::IpAddr>,
     /// Addresses that were free before.
     pub unallocated: Vec<std::net::IpAddr>,
-    /// Records that cannot be read, each with the reason. They stay as they are, and so does what only they know of: `russet ipam check` names them.
+    /// Records that cannot be decoded, each with the reason. They are left unchanged, with the
+    /// addresses that only they have: `russet ipam check` reports them.
     pub unreadable: Vec<String>,
 }
 
 // === impl Request ===
 
 impl Request {
-    /// One IPv4 address for a pod. Change the fields for anything else.
+    /// One IPv4 address for a pod; the fields can be changed for other requests.
     pub fn pod(node: NodeName, handle: HandleId) -> Self {
         Self {
             node,
@@ -83,7 +86,7 @@ impl Request {
         self
     }
 
-    /// How many addresses of a family are wanted.
+    /// Number of requested addresses of a family.
     pub const fn wanted(&self, family: Family) -> u32 {
         match family {
             Family::V4 => self.v4,
@@ -91,7 +94,7 @@ impl Request {
         }
     }
 
-    /// The pools of a family that were asked for.
+    /// The requested pools of a family.
     pub fn pools(&self, family: Family) -> Option<&[IpNet]> {
         match family {
             Family::V4 => self.pools4.as_deref(),

@@ -1,6 +1,8 @@
-//! In which order a node looks through a pool for a block (calico-ipam.md section 3.5), and what stands in its way. Pure.
+//! The order in which a node searches a pool for a block (calico-ipam.md section 3.5), and the
+//! blocks in its way. Pure.
 //!
-//! The order only keeps nodes apart. Ours starts at the node name's FNV-1 hash modulo the number of blocks; peers scramble the same hash once more.
+//! The order only keeps nodes apart. Russet starts at the node name's FNV-1 hash modulo the number
+//! of blocks; peers hash that once more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,7 +11,7 @@ use russet_addr::{BlockCidr, Family, IpNet};
 
 use crate::block_ops::Reserved;
 
-/// The blocks of one pool, each once, beginning somewhere that depends on the node.
+/// The blocks of one pool, each once, starting at a position that depends on the node.
 pub struct Search {
     pool: IpNet,
     prefix_len: u8,
@@ -18,7 +20,7 @@ pub struct Search {
     seen: u64,
 }
 
-/// The blocks of one family that exist, for the question whether a new one would overlap any.
+/// The existing blocks of one family, to check whether a new one would overlap any.
 #[derive(Debug, Default)]
 pub struct Occupied {
     starts: BTreeSet<u128>,
@@ -40,13 +42,13 @@ fn number(address: IpAddr) -> u128 {
 // === impl Search ===
 
 impl Search {
-    /// The blocks of length `prefix_len` in `pool`, as `node` walks them.
+    /// The blocks of length `prefix_len` in `pool`, in the order of `node`.
     pub fn new(pool: IpNet, prefix_len: u8, node: &str) -> Self {
         let count = BlockCidr::count_in(pool, prefix_len);
         Self { pool, prefix_len, count, start: u64::from(fnv1(node)) % count.max(1), seen: 0 }
     }
 
-    /// The next block that is not wholly reserved.
+    /// The next block that is not completely reserved.
     pub fn next_outside(&mut self, reserved: &Reserved) -> Option<BlockCidr> {
         while self.seen < self.count {
             let index = self.index();
@@ -67,13 +69,13 @@ impl Search {
         u64::try_from(wide).unwrap_or_default()
     }
 
-    /// Leaves out the rest of a reservation in one step: it may cover 2^58 blocks.
+    /// Skips the rest of a reservation in one step: it may cover 2^58 blocks.
     fn skip(&mut self, index: u64, net: IpNet) {
         let host_bits = u32::from(Family::of_net(&net).bits() - self.prefix_len);
         let last = number(net.broadcast()).min(number(self.pool.broadcast()));
         let last_index = (last - number(self.pool.network())) >> host_bits;
         let step = last_index.saturating_sub(u128::from(index)) + 1;
-        // Past the end the walk goes on at the pool's first block.
+        // Past the end the search continues at the pool's first block.
         let step = step.min(u128::from(self.count - index));
         self.seen = self.seen.saturating_add(u64::try_from(step).unwrap_or(u64::MAX));
     }
@@ -89,7 +91,7 @@ impl Occupied {
         self.by_len.entry(block.net().prefix_len()).or_default().insert(start);
     }
 
-    /// Whether any of the blocks shares an address with `block`: one lies inside it, or it lies inside one.
+    /// Whether any of the blocks overlaps `block`: one contains the other.
     pub fn overlaps(&self, block: BlockCidr) -> bool {
         let net = block.net();
         let inside = number(net.network())..=number(net.broadcast());
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_calicos() {
+    fn the_hash_is_that_of_calico() {
         // calico-ipam.md section 3.5
         let hashes = ["testHost", "node-a", "node-b", "worker-1"].map(fnv1);
         assert_eq!(hashes, [2_118_914_743, 568_266_999, 568_266_996, 2_999_756_865]);
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_blocks_are_left_out_wherever_the_walk_begins() {
+    fn reserved_blocks_are_skipped_at_any_start() {
         for node in ["a", "b", "c", "d", "e", "f", "g", "h"] {
             let blocks = walk(
                 Search::new("10.1.0.0/26".parse().unwrap(), 29, node),
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_reservation_costs_one_step() {
+    fn a_huge_reservation_is_skipped_in_one_step() {
         let pool: IpNet = "fd72:7573:7365::/64".parse().unwrap();
         let mut search = Search::new(pool, 122, "node-a");
         let all_but_last = Reserved(vec!["fd72:7573:7365::/65".parse().unwrap()]);

@@ -1,4 +1,5 @@
-//! What an ADD may list: the agent of a cluster with 10,000 blocks (200 MB) must not read them all to give one pod an address.
+//! What an ADD may list: the agent of a cluster with 10,000 blocks (200 MB) must not read all of
+//! them to assign one address.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends where it stands")]
 
@@ -13,7 +14,7 @@ use russet_store::{
     BoxFuture, Claims, CommitError, Record, Revision, Sim, Snapshot, Step, Store, StoreError, Watch,
 };
 
-/// A store that writes down what is listed with its values, and what by key alone.
+/// A store that records what is listed with values, and what by key only.
 struct Counting {
     sim: Sim,
     listed: RefCell<Vec<Prefix>>,
@@ -67,7 +68,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A pool of 16 blocks of 4 addresses in which another node has some.
+/// A pool of 16 blocks of 4 addresses, some of which another node has.
 fn store(sim: Sim) -> Rc<Counting> {
     let ipam = Allocator::new(Rc::new(sim.clone()), Rc::new(SystemClock));
     let mut spec = IpPoolSpec::new("10.1.0.0/26".parse().unwrap());
@@ -93,7 +94,7 @@ fn covers_blocks(prefix: &Prefix) -> bool {
 // The agent never lists all blocks on an ADD.
 
 #[test]
-fn an_add_reads_no_list_of_blocks_whether_its_node_has_room_or_claims_a_block() {
+fn an_add_lists_no_block_values() {
     for sim in [Sim::atomic, Sim::non_atomic] {
         for remembers in [false, true] {
             let store = store(sim(1));
@@ -115,7 +116,7 @@ fn an_add_reads_no_list_of_blocks_whether_its_node_has_room_or_claims_a_block() 
 }
 
 #[test]
-fn blocks_are_looked_into_when_there_is_no_hole_left() {
+fn blocks_are_read_when_no_free_range_is_left() {
     // calico-ipam.md section 3.5: at last an empty block of another node, or a borrowed address.
     let store = store(Sim::atomic(1));
     let ipam = Allocator::new(store.clone(), Rc::new(SystemClock));

@@ -26,7 +26,7 @@ pub(super) struct EventFilter {
     overlay: Option<Wanted>,
     sdn: Option<Sdn>,
     pods: AttachedInterfaces,
-    links: BTreeMap<u32, Look>,
+    links: BTreeMap<u32, LinkProperties>,
 }
 
 /// The desired overlay.
@@ -39,7 +39,7 @@ struct Wanted {
 
 /// The properties of a link that matter here.
 #[derive(Debug, PartialEq, Eq)]
-struct Look {
+struct LinkProperties {
     name: String,
     up: bool,
     mtu_bytes: u32,
@@ -105,7 +105,7 @@ impl EventFilter {
 
     /// Sets the existing links. Later events are compared with them.
     pub fn learn(&mut self, links: impl IntoIterator<Item = Link>) {
-        self.links = links.into_iter().map(|link| (link.index, Look::of(link))).collect();
+        self.links = links.into_iter().map(|link| (link.index, LinkProperties::from_link(link))).collect();
     }
 
     /// What an event of rtnetlink may concern. `own`: the agent's own request caused it.
@@ -118,12 +118,16 @@ impl EventFilter {
         if let Change::Link(link) = change {
             let was = self.remember(link, there);
             let same = there && was.as_ref() == self.links.get(&link.index);
-            return if same || own { Concern::default() } else { self.of_link(link, there, was.as_ref()) };
+            return if same || own {
+                Concern::default()
+            } else {
+                self.link_concern(link, there, was.as_ref())
+            };
         }
         if own {
             return Concern::default();
         }
-        let mut concern = Concern { pods: self.of_pods(change, there), ..Concern::default() };
+        let mut concern = Concern { pods: self.concerns_pods(change, there), ..Concern::default() };
         concern.sdn = self.sdn.as_ref().is_some_and(|sdn| sdn.concerns(change, there, &self.links));
         if let Some(wanted) = &self.overlay {
             concern.overlay = wanted.concerns(change, there);
@@ -145,9 +149,9 @@ impl EventFilter {
 
     /// Stores the new properties of a link and returns the old ones. Many events change none of
     /// them.
-    fn remember(&mut self, link: &Link, there: bool) -> Option<Look> {
+    fn remember(&mut self, link: &Link, there: bool) -> Option<LinkProperties> {
         if there {
-            self.links.insert(link.index, Look::of(link.clone()))
+            self.links.insert(link.index, LinkProperties::from_link(link.clone()))
         } else {
             self.links.remove(&link.index)
         }
@@ -156,25 +160,26 @@ impl EventFilter {
     /// The kernel does not always say who changed a link, so changes by our own requests are
     /// recognised by their content: an ADD sets the host end up as its last step, and a DEL removes
     /// it from the attached interfaces before it changes it.
-    fn of_link(&self, link: &Link, there: bool, was: Option<&Look>) -> Concern {
+    fn link_concern(&self, link: &Link, there: bool, was: Option<&LinkProperties>) -> Concern {
         let finished = was.filter(|was| was.up);
-        let kept = [finished.and_then(|was| was.alias.as_deref()), link.alias.as_deref()]
+        let attached = [finished.and_then(|was| was.alias.as_deref()), link.alias.as_deref()]
             .into_iter()
             .flatten()
             .filter_map(|alias| alias.parse().ok())
             .any(|owner| self.pods.with(|all| all.has(&owner)));
         // A host end that is gone belonged to a pod that is gone; a bridge belongs to its network.
-        let pods = (there && finished.is_some() && kept) || self.pods.with(|all| all.has_bridge(&link.name));
+        let pods =
+            (there && finished.is_some() && attached) || self.pods.with(|all| all.has_bridge(&link.name));
         // The pod's namespace is gone, and the link with it. If no DEL ever comes, nothing else
         // removes the verdict.
-        let verdicts = !there && was.is_some_and(Look::is_host_end) && link.group != DOOMED_GROUP;
+        let verdicts = !there && was.is_some_and(LinkProperties::is_host_end) && link.group != DOOMED_GROUP;
         let overlay = self.overlay.as_ref().is_some_and(|wanted| wanted.link(link, there));
         let sdn = self.sdn.as_ref().is_some_and(|sdn| sdn.link(link, was));
         Concern { pods, verdicts, overlay, sdn, ..Concern::default() }
     }
 
-    fn of_pods(&self, change: &Change, there: bool) -> bool {
-        let host_end = |ifindex| self.links.get(&ifindex).is_some_and(Look::is_host_end);
+    fn concerns_pods(&self, change: &Change, there: bool) -> bool {
+        let host_end = |ifindex| self.links.get(&ifindex).is_some_and(LinkProperties::is_host_end);
         match change {
             Change::Route(route) if route.table == Route::MAIN => {
                 let whole = route.dst.prefix_len() == route.dst.max_prefix_len();
@@ -210,10 +215,10 @@ fn is_pods_alias(alias: &str) -> bool {
     alias.parse::<russet_attach::Owner>().is_ok()
 }
 
-// === impl Look ===
+// === impl LinkProperties ===
 
-impl Look {
-    fn of(link: Link) -> Self {
+impl LinkProperties {
+    fn from_link(link: Link) -> Self {
         let (up, leaving) = (link.is_up(), link.group == openshift::LEAVING_GROUP);
         let Link { name, mtu_bytes, mac, alias, master, .. } = link;
         Self { name, up, mtu_bytes, mac, alias, master, leaving }

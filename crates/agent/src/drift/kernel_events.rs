@@ -88,7 +88,7 @@ impl KernelEvents {
     /// Opens the sockets and starts to listen.
     pub fn open() -> Result<Self, NetlinkError> {
         let tables = tables::Monitor::open().inspect_err(|error| {
-            tracing::warn!(%error, "changes of nf_tables cannot be heard: they are found by the regular look");
+            tracing::warn!(%error, "changes of nf_tables are not reported by the kernel; the regular comparison finds them");
         });
         let routes = Monitor::open(&TOPICS)?;
         Ok(Self { routes, tables: tables.ok(), socket: Socket::route()?, links_unknown: true })

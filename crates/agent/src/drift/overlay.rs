@@ -41,7 +41,7 @@ impl Overlay {
         note_replaced(&report);
         self.settled = was_kept || report.failed == 0;
         self.wanted = Some(inputs);
-        let restored = (was_kept && !report.is_quiet()).then(|| Restored::of(what, &report));
+        let restored = (was_kept && !report.is_quiet()).then(|| Restored::from_report(what, &report));
         (report, restored)
     }
 
@@ -82,11 +82,13 @@ impl Overlay {
         self.forget();
         match self.reconciler.withdraw_guard() {
             Ok(true) => {
-                tracing::info!("tunnel packets are no longer guarded here: another program keeps the tunnels")
+                tracing::info!(
+                    "tunnel packets are no longer guarded, because another program keeps the tunnels"
+                )
             }
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(%error, "the guard of the tunnels stays, and drops packets of peers that come from now on")
+                tracing::warn!(%error, "the guard of the tunnels cannot be removed; it drops packets of new peers")
             }
         }
     }
@@ -109,7 +111,7 @@ pub(super) fn note_replaced(report: &Report) {
 // === impl Restored ===
 
 impl Restored {
-    fn of(mut what: Vec<String>, report: &Report) -> Self {
+    fn from_report(mut what: Vec<String>, report: &Report) -> Self {
         let kinds: Vec<_> =
             report.changed.iter().map(|(kind, count)| (kind.label(), *count as u64)).collect();
         if what.is_empty() {

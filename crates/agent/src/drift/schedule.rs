@@ -8,10 +8,10 @@ use super::Part;
 
 /// The time of the next comparison of each part.
 #[derive(Debug)]
-pub(super) struct Schedule(BTreeMap<Part, Look>);
+pub(super) struct Schedule(BTreeMap<Part, NextComparison>);
 
 #[derive(Debug)]
-struct Look {
+struct NextComparison {
     next: Instant,
     /// The pause before the last attempt, if it failed.
     pause: Option<Duration>,
@@ -38,44 +38,49 @@ impl Schedule {
     /// may have changed while no agent ran, are due at once.
     pub fn new(now: Instant) -> Self {
         let first = |part| if part == Part::Pods { now } else { now + resync_interval(part) };
-        Self(Part::ALL.into_iter().map(|part| (part, Look { next: first(part), pause: None })).collect())
+        Self(
+            Part::ALL
+                .into_iter()
+                .map(|part| (part, NextComparison { next: first(part), pause: None }))
+                .collect(),
+        )
     }
 
     /// Records that a part was compared completely, and restored if it `succeeded`.
     pub fn finished(&mut self, part: Part, succeeded: bool, now: Instant) {
-        let Some(look) = self.0.get_mut(&part) else { return };
-        look.pause = if succeeded {
+        let Some(entry) = self.0.get_mut(&part) else { return };
+        entry.pause = if succeeded {
             None
         } else {
-            Some(look.pause.map_or(RETRY_FIRST, |pause| (pause * 2).min(RETRY_MAX)))
+            Some(entry.pause.map_or(RETRY_FIRST, |pause| (pause * 2).min(RETRY_MAX)))
         };
-        look.next = now + look.pause.unwrap_or_else(|| resync_interval(part));
+        entry.next = now + entry.pause.unwrap_or_else(|| resync_interval(part));
     }
 
     /// Marks `part` as being compared. The result is reported through [`Schedule::finished`].
     pub fn started(&mut self, part: Part, now: Instant) {
-        if let Some(look) = self.0.get_mut(&part) {
-            look.next = now + resync_interval(part);
+        if let Some(entry) = self.0.get_mut(&part) {
+            entry.next = now + resync_interval(part);
         }
     }
 
     /// Schedules a part that cannot be compared now, because a request of ours is changing it, for
     /// when that ends.
     pub fn soon(&mut self, part: Part, now: Instant) {
-        if let Some(look) = self.0.get_mut(&part) {
-            look.next = look.next.min(now + COMMIT_TIME);
+        if let Some(entry) = self.0.get_mut(&part) {
+            entry.next = entry.next.min(now + COMMIT_TIME);
         }
     }
 
     /// The parts that are due.
     pub fn parts(&self, now: Instant) -> BTreeSet<Part> {
-        self.0.iter().filter(|(_, look)| look.next <= now).map(|(part, _)| *part).collect()
+        self.0.iter().filter(|(_, entry)| entry.next <= now).map(|(part, _)| *part).collect()
     }
 
     /// The time until a part other than `held` is due.
     pub fn wait(&self, held: Option<Part>, now: Instant) -> Duration {
         let free = self.0.iter().filter(|(part, _)| Some(**part) != held);
-        let next = free.map(|(_, look)| look.next).min();
+        let next = free.map(|(_, entry)| entry.next).min();
         next.map_or(RESYNC_INTERVAL, |next| next.saturating_duration_since(now))
     }
 }

@@ -44,7 +44,7 @@ impl Sdn {
         super::overlay::note_replaced(&report);
         let succeeded = report.failed == 0;
         let restored = match kept.settled && !report.is_quiet() {
-            true => Restored::of_sdn(what, &report),
+            true => Restored::from_sdn(what, &report),
             false => Restored::default(),
         };
         kept.settled |= succeeded;
@@ -79,7 +79,8 @@ impl KeptPath {
 
     /// Publishes the problem if it changed; an unchanged one wakes no receiver.
     fn log(&self, report: &Report) {
-        let error = || report.errors.first().map_or_else(|| "it broke off".to_owned(), ToString::to_string);
+        let error =
+            || report.errors.first().map_or_else(|| "it was interrupted".to_owned(), ToString::to_string);
         let now = (report.failed > 0).then(error);
         self.problem.send_if_modified(|problem| {
             let news = *problem != now;
@@ -92,7 +93,7 @@ impl KeptPath {
 // === impl Restored ===
 
 impl Restored {
-    fn of_sdn(what: Vec<String>, report: &Report) -> Self {
+    fn from_sdn(what: Vec<String>, report: &Report) -> Self {
         let kinds = report.changed.iter().map(|(kind, count)| (label(*kind), *count as u64)).collect();
         Self { what, kinds, errors: report.errors.iter().map(ToString::to_string).collect() }
     }

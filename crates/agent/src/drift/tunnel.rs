@@ -66,9 +66,9 @@ fn is_ours(table: &Table) -> bool {
 }
 
 fn line(packet: &UdpPacket, table: &Table, chain: &str) -> String {
-    let way = if packet.incoming { "from" } else { "to" };
+    let direction = if packet.incoming { "from" } else { "to" };
     format!(
-        "chain {table} {} drops what comes {way} other nodes at UDP port {}, the tunnel's: accept that port there",
+        "chain {table} {} drops packets {direction} other nodes at UDP port {}, the tunnel's: accept that port there",
         chain.escape_debug(),
         packet.port
     )

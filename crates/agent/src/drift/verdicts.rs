@@ -76,7 +76,7 @@ impl Verdicts {
                 None | Some(Standing::InForce(Verdict::Allow)) => {}
                 // The same fault applies to all interfaces.
                 Some(Standing::Unjudged(fault)) => {
-                    return Ok(vec![format!("make table {TABLE} whole: {fault}")]);
+                    return Ok(vec![format!("repair table {TABLE}: {fault}")]);
                 }
                 Some(found) => lines.push(format!("put the verdict of {name}, which has: {found}")),
             }
@@ -106,8 +106,8 @@ impl PendingComparison {
         };
         let (restored, succeeded) = match result {
             Ok(report) if report.is_clean() => (restored, true),
-            Ok(report) => (Restored::of_verdicts(&report), true),
-            Err(error) => (Restored::failed(&format!("make table {TABLE} right"), error.to_string()), false),
+            Ok(report) => (Restored::from_verdicts(&report), true),
+            Err(error) => (Restored::failed(&format!("restore table {TABLE}"), error.to_string()), false),
         };
         Some(VerdictResult { restored, succeeded, done, busy })
     }
@@ -127,9 +127,9 @@ fn verdict_name(wired: &Wired) -> Option<IfName> {
 // === impl Restored ===
 
 impl Restored {
-    fn of_verdicts(report: &Report) -> Self {
+    fn from_verdicts(report: &Report) -> Self {
         let Report { structure, added, removed, sources } = report;
-        let table = structure.iter().map(|fault| format!("make table {TABLE} whole: {fault}"));
+        let table = structure.iter().map(|fault| format!("repair table {TABLE}: {fault}"));
         let put = added.iter().map(|name| format!("put the verdict of {name}"));
         let gone = removed.iter().map(|name| format!("remove the verdict of {name}"));
         let sources = sources.iter().map(|name| format!("put the sources of {name}"));

@@ -1,5 +1,5 @@
 //! The entries of the journal, and the state that they describe: each entry is applied to the
-//! [`State`] in memory when it is written, and again when it is read.
+//! [`JournalState`] in memory when it is written, and again when it is read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub enum Entry {
         code: u32,
     },
     /// An attachment that was made before this file began.
-    Live(Live),
+    Live(LiveAttachment),
 }
 
 /// The start of an operation.
@@ -113,9 +113,9 @@ pub enum Effect {
 
 /// A complete attachment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Live {
+pub struct LiveAttachment {
     /// The network, interface and plugin.
-    pub subject: Subject,
+    pub subject: AttachmentPart,
     /// The operation that made it.
     pub op: u64,
     /// When it was made, in milliseconds since 1970.
@@ -133,7 +133,7 @@ pub struct Live {
 
 /// A plugin's part of an attachment. Its requests are carried out one at a time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Subject {
+pub struct AttachmentPart {
     pub network: NetworkName,
     pub interface: Interface,
     pub plugin: String,
@@ -141,7 +141,7 @@ pub struct Subject {
 
 /// An operation that has not ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Open {
+pub struct OpenOperation {
     /// How it began.
     pub begin: Begin,
     /// Its changes so far, and when.
@@ -150,27 +150,27 @@ pub struct Open {
 
 /// The state that the entries describe.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct State {
+pub struct JournalState {
     /// Number of the next operation.
     pub next: u64,
-    pub live: BTreeMap<Subject, Live>,
+    pub live: BTreeMap<AttachmentPart, LiveAttachment>,
     /// Operations in progress, or open when their agent died.
-    pub open: BTreeMap<u64, Open>,
+    pub open: BTreeMap<u64, OpenOperation>,
 }
 
 // === impl Begin ===
 
 impl Begin {
     /// The part that the operation works on. None for GC, which works on a network.
-    pub fn subject(&self) -> Option<Subject> {
+    pub fn subject(&self) -> Option<AttachmentPart> {
         let interface = self.interface.clone()?;
-        Some(Subject { network: self.network.clone(), interface, plugin: self.plugin.clone() })
+        Some(AttachmentPart { network: self.network.clone(), interface, plugin: self.plugin.clone() })
     }
 }
 
-// === impl Open ===
+// === impl OpenOperation ===
 
-impl Open {
+impl OpenOperation {
     /// Whether the interface was attached before, according to the journal or the kernel.
     pub fn was_attached(&self) -> bool {
         let reused = |effect: &Effect| matches!(effect, Effect::Wired { reused: true, .. });
@@ -197,9 +197,9 @@ impl Open {
     }
 }
 
-// === impl State ===
+// === impl JournalState ===
 
-impl State {
+impl JournalState {
     /// Applies an entry. An entry about an operation that is not open changes nothing.
     pub fn apply(&mut self, entry: Entry) {
         match entry {
@@ -229,7 +229,7 @@ impl State {
 
     /// The entries of a new file with the same state.
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
-        let effects = |open: &Open| {
+        let effects = |open: &OpenOperation| {
             let op = open.begin.op;
             let effect = move |(at_ms, effect): &(u64, Effect)| Entry::Effect {
                 op,
@@ -247,11 +247,11 @@ impl State {
 
     /// The operation that works on an interface, of a plugin that wires. The newest, if an older
     /// one was left open.
-    pub fn at_work(&self, interface: &Interface) -> Option<u64> {
-        let of = |open: &&Open| open.begin.interface.as_ref() == Some(interface);
-        let alone = |open: &&Open| open.begin.verb == Verb::Gc;
-        let newest = |found: Option<&Open>| found.map(|open| open.begin.op);
-        newest(self.open.values().rev().find(of)).or_else(|| newest(self.open.values().rev().find(alone)))
+    pub fn current_operation(&self, interface: &Interface) -> Option<u64> {
+        let of = |open: &&OpenOperation| open.begin.interface.as_ref() == Some(interface);
+        let gc = |open: &&OpenOperation| open.begin.verb == Verb::Gc;
+        let newest = |found: Option<&OpenOperation>| found.map(|open| open.begin.op);
+        newest(self.open.values().rev().find(of)).or_else(|| newest(self.open.values().rev().find(gc)))
     }
 
     fn begin(&mut self, begin: Begin) {
@@ -260,14 +260,14 @@ impl State {
             // From here on the attachment counts as removed, however often the DEL is retried.
             self.live.remove(&subject);
         }
-        self.open.insert(begin.op, Open { begin, effects: Vec::new() });
+        self.open.insert(begin.op, OpenOperation { begin, effects: Vec::new() });
     }
 
     /// Whether an effect is new. An operation that cannot be done is retried, for as long as the
     /// store is away.
     pub fn changes(&self, op: u64, effect: &Effect) -> bool {
         let Effect::Leaving(interface) = effect else { return true };
-        let goes = |live: &Live| live.subject.interface == *interface && live.wired.is_some();
+        let goes = |live: &LiveAttachment| live.subject.interface == *interface && live.wired.is_some();
         self.open.get(&op).is_none_or(|open| !open.takes_down(interface)) || self.live.values().any(goes)
     }
 
@@ -276,7 +276,7 @@ impl State {
         if let Effect::Leaving(interface) = &effect {
             let known = open.takes_down(interface);
             let repeated = open.begin.verb == Verb::Add && open.begin.repeated;
-            let gone = |live: &Live| &live.subject.interface == interface && live.wired.is_some();
+            let gone = |live: &LiveAttachment| &live.subject.interface == interface && live.wired.is_some();
             self.live.retain(|_, live| repeated || !gone(live));
             if known {
                 return;
@@ -285,7 +285,7 @@ impl State {
         open.effects.push((at_ms, effect));
     }
 
-    fn end(&mut self, open: Open, at_ms: u64, code: u32) {
+    fn end(&mut self, open: OpenOperation, at_ms: u64, code: u32) {
         if code != 0 {
             return;
         }
@@ -295,7 +295,7 @@ impl State {
                 let (wired, netns) = open.wired().unzip();
                 let (op, pod) = (open.begin.op, open.begin.pod);
                 let since_ms = self.live.get(&subject).map_or(at_ms, |live| live.since_ms);
-                let live = Live { subject: subject.clone(), op, since_ms, pod, wired, netns };
+                let live = LiveAttachment { subject: subject.clone(), op, since_ms, pod, wired, netns };
                 self.live.insert(subject, live);
             }
             (Verb::Del, Some(subject)) => self.settle(&subject, open.begin.op),
@@ -306,7 +306,7 @@ impl State {
 
     /// Closes older operations on the same part that were left open: this one has completed or
     /// undone them.
-    fn settle(&mut self, subject: &Subject, op: u64) {
+    fn settle(&mut self, subject: &AttachmentPart, op: u64) {
         self.open.retain(|number, open| *number > op || open.begin.subject().as_ref() != Some(subject));
     }
 

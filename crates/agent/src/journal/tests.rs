@@ -81,12 +81,12 @@ impl Desk {
         self.dir.path().join("run/journal")
     }
 
-    fn open(&self) -> (Journal, Found) {
+    fn open(&self) -> (Journal, JournalContents) {
         Journal::open(self.path(), BOOT.to_owned(), self.metrics.clone())
     }
 
     /// The content that is found after a reboot.
-    fn reboot(&self) -> Found {
+    fn reboot(&self) -> JournalContents {
         Journal::open(self.path(), "another".to_owned(), self.metrics.clone()).1
     }
 
@@ -137,8 +137,8 @@ fn attachments_and_open_operations_are_known_after_a_crash() {
     for _ in 0..2 {
         let (journal, found) = desk.open();
         assert!(!found.fresh && !found.damaged);
-        let told = |it: &Open| (it.begin.op, it.begin.verb, it.begin.repeated, it.effects.len());
-        let open: Vec<_> = found.open.iter().map(told).collect();
+        let summary = |it: &OpenOperation| (it.begin.op, it.begin.verb, it.begin.repeated, it.effects.len());
+        let open: Vec<_> = found.open.iter().map(summary).collect();
         assert_eq!(
             open,
             [(del, Verb::Del, false, 0), (half, Verb::Add, false, 1), (again, Verb::Add, true, 0)]
@@ -321,7 +321,7 @@ fn changes_that_could_not_be_written_are_written_with_the_next_entry() {
         live.subject.interface = interface("found");
         live
     });
-    let others: Vec<Live> = others.collect();
+    let others: Vec<LiveAttachment> = others.collect();
     drop(journal);
     let whole = fs::read(desk.path()).unwrap();
     fs::write(desk.path(), &whole[..whole.len() - 1]).unwrap();
@@ -336,7 +336,7 @@ fn changes_that_could_not_be_written_are_written_with_the_next_entry() {
         let op = begin(&journal, "DEL", "any");
         journal.end(op, 0).unwrap();
         let read = log::read(&desk.path()).unwrap().unwrap();
-        let mut state = State::default();
+        let mut state = JournalState::default();
         read.entries.into_iter().for_each(|entry| state.apply(entry));
         let known = state.live.into_keys().map(|subject| subject.interface.container.to_string());
         (read.tail, known.collect::<Vec<_>>())
@@ -344,7 +344,7 @@ fn changes_that_could_not_be_written_are_written_with_the_next_entry() {
     let of = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(hindered(&|| journal.decided()), (Tail::Clean, of(&["gone"])));
     assert_eq!(hindered(&|| journal.take_over(others.clone().into_iter())).1, of(&["found", "gone"]));
-    let stays = |live: &Live| live.subject.interface == interface("found");
+    let stays = |live: &LiveAttachment| live.subject.interface == interface("found");
     assert_eq!(hindered(&|| journal.keep(stays)).1, of(&["found"]));
 }
 

@@ -8,7 +8,7 @@ use russet_addr::{ContainerId, IfName};
 use russet_model::time;
 use serde::Serialize;
 
-use super::entry::{Effect, Interface, Live, Open, State};
+use super::entry::{Effect, Interface, JournalState, LiveAttachment, OpenOperation};
 use super::frame::Tail;
 use super::{Verb, log, time_of};
 
@@ -84,7 +84,7 @@ pub fn read(path: &Path) -> io::Result<Option<View>> {
     }
     let Some(contents) = contents else { return Ok(None) };
     let records = contents.entries.len();
-    let mut state = State::default();
+    let mut state = JournalState::default();
     contents.entries.into_iter().for_each(|entry| state.apply(entry));
     Ok(Some(View {
         schema: View::SCHEMA,
@@ -120,8 +120,8 @@ impl View {
 
 // === impl Attachment ===
 
-impl From<Live> for Attachment {
-    fn from(live: Live) -> Self {
+impl From<LiveAttachment> for Attachment {
+    fn from(live: LiveAttachment) -> Self {
         let wired = live.wired.as_deref();
         Self {
             network: live.subject.network.to_string(),
@@ -139,8 +139,8 @@ impl From<Live> for Attachment {
 
 // === impl Operation ===
 
-impl From<Open> for Operation {
-    fn from(open: Open) -> Self {
+impl From<OpenOperation> for Operation {
+    fn from(open: OpenOperation) -> Self {
         let effects =
             open.effects.iter().map(|(at, it)| format!("{} {}", time::rfc3339(time_of(*at)), text(it)));
         let (container, ifname) =
@@ -168,6 +168,6 @@ fn text(effect: &Effect) -> String {
         }
         Effect::Wired { reused: false, .. } => "wired".to_owned(),
         Effect::Wired { reused: true, .. } => "wired again".to_owned(),
-        Effect::Leaving(Interface { container, ifname }) => format!("taking down {ifname} of {container}"),
+        Effect::Leaving(Interface { container, ifname }) => format!("removing {ifname} of {container}"),
     }
 }

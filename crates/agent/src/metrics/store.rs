@@ -77,7 +77,7 @@ impl StoreMetrics {
     }
 
     /// Counts an event of a watch.
-    pub fn told(&self) {
+    pub fn event_received(&self) {
         self.events.inc();
         self.heard.now();
     }
@@ -95,12 +95,12 @@ impl StoreMetrics {
         );
         registry.register(
             "store_watch_events",
-            "Changes that watches of the store told",
+            "Changes received from watches of the store",
             self.events.clone(),
         );
         registry.register(
             "store_watch_lag_seconds",
-            "Time from a change that a watch told until the kernel was as it asks for",
+            "Time from receiving a change until the kernel matched it",
             self.lag.clone(),
         );
         registry.register_collector(Box::new(Silence(Arc::clone(&self.heard))));
@@ -131,7 +131,7 @@ impl Heard {
 impl Collector for Silence {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let silence = ConstGauge::new(self.0.since().as_secs_f64());
-        let help = "Time since the store answered or told anything; it is asked every 10 s at least";
+        let help = "Time since the store answered or sent a change; it is probed at least every 10 s";
         let metric = encoder.encode_descriptor("store_silence_seconds", help, None, silence.metric_type())?;
         silence.encode(metric)
     }

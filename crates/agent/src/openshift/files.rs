@@ -82,22 +82,22 @@ impl Files {
     }
 
     /// Writes the settings that plugins use for every interface.
-    pub fn tell_plugins(&self, config: &PluginConfig) -> Result<(), FileError> {
+    pub fn write_plugin_config(&self, config: &PluginConfig) -> Result<(), FileError> {
         write_atomic_with_mode(self.run_dir().join(CONFIG), &config.encode(), CONFIG_MODE)
     }
 
     /// The configuration for runtimes, if its content is ours.
-    pub fn told_runtimes(&self) -> Option<PathBuf> {
+    pub fn runtime_config(&self) -> Option<PathBuf> {
         let path = self.root.join(CNI_CONFIG);
         fs::read(&path).is_ok_and(|text| text == CNI_CONFIG_TEXT.as_bytes()).then_some(path)
     }
 
     /// Writes the configuration for runtimes by a rename within the directory. An existing one with
     /// the same content is left alone.
-    pub fn tell_runtimes(&self) -> Result<(), FilesError> {
+    pub fn write_runtime_config(&self) -> Result<(), FilesError> {
         let path = self.root.join(CNI_CONFIG);
         let there = fs::metadata(&path).is_ok_and(|it| it.permissions().mode() & 0o7777 == CNI_CONFIG_MODE);
-        if there && self.told_runtimes().is_some() {
+        if there && self.runtime_config().is_some() {
             return Ok(());
         }
         if let Some(parent) = path.parent() {
@@ -180,7 +180,7 @@ mod tests {
         files.prepare().unwrap();
         let mut config =
             PluginConfig { mtu: 1400, routable_mtu: Some(1350), platform: "AWS".to_owned(), service: None };
-        files.tell_plugins(&config).unwrap();
+        files.write_plugin_config(&config).unwrap();
         let path = root.path().join(RUN_DIR).join("config.json");
         let read = || fs::read_to_string(&path).unwrap();
         assert_eq!(
@@ -188,7 +188,7 @@ mod tests {
             (r#"{"mtu":1400,"routableMTU":1350,"platformType":"AWS"}"#, 0o444)
         );
         config = PluginConfig { routable_mtu: None, service: "172.30.0.0/16".parse().ok(), ..config };
-        files.tell_plugins(&config).unwrap();
+        files.write_plugin_config(&config).unwrap();
         assert_eq!(read(), r#"{"mtu":1400,"platformType":"AWS","serviceNetworkCIDR":"172.30.0.0/16"}"#);
     }
 
@@ -198,14 +198,14 @@ mod tests {
         use std::os::unix::fs::MetadataExt as _;
         let root = tempfile::tempdir().unwrap();
         let files = Files::below(root.path());
-        files.tell_runtimes().unwrap();
+        files.write_runtime_config().unwrap();
         let path = root.path().join(CNI_CONFIG);
         let inode = fs::metadata(&path).unwrap().ino();
         assert_eq!(mode(&path), 0o600);
-        files.tell_runtimes().unwrap();
+        files.write_runtime_config().unwrap();
         assert_eq!(fs::metadata(&path).unwrap().ino(), inode, "no runtime has to look again");
         fs::write(&path, "").unwrap();
-        files.tell_runtimes().unwrap();
+        files.write_runtime_config().unwrap();
         assert_ne!(fs::metadata(&path).unwrap().len(), 0);
         let others = fs::read_dir(path.parent().unwrap()).unwrap().count();
         assert_eq!(others, 1, "nothing else is left in the directory");

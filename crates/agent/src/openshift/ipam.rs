@@ -18,7 +18,7 @@ pub struct Ipam {
     dir: PathBuf,
     settings: Value,
     /// Requests would only wait for the directory's lock, each on its own thread.
-    turn: tokio::sync::Mutex<()>,
+    lock: tokio::sync::Mutex<()>,
 }
 
 /// The network's name, and that of its directory.
@@ -45,7 +45,7 @@ impl Ipam {
         let settings = json!({"type": ENGINE, "dataDir": root.join(DATA_DIR), "subnet": subnet.subnet.to_string(),
             "gateway": subnet.gateway().to_string(), "routes": routes(network, subnet.gateway())});
         let node = LocalNode::of_request(root.to_owned());
-        Self { node, dir, settings, turn: Default::default() }
+        Self { node, dir, settings, lock: Default::default() }
     }
 
     /// Allocates an address for a sandbox and returns it with its routes.
@@ -103,7 +103,7 @@ impl Ipam {
         let Prepared::Request(request) = prepare(vars, config.to_string().into_bytes(), ENGINE)? else {
             return Err(CniError::internal(format!("{verb} needs no work"), ""));
         };
-        let _turn = self.turn.lock().await;
+        let _lock = self.lock.lock().await;
         russet_plugins::run_local(&self.node, ENGINE, &request, &RequestLog::new(ENGINE)).await
     }
 }

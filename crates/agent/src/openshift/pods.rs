@@ -18,14 +18,14 @@ use russet_model::openshift::{Namespace, NetId};
 use russet_overlay::openshift::{Port, Sdn, SdnError, delete_links};
 use tokio::sync::{Notify, oneshot};
 
-use super::door::{Ask, Job, Refusal};
 use super::ipam::Ipam;
 use super::metrics::{Operation, SdnMetrics};
 use super::records::Records;
 use super::reply;
 use super::request::{Command, Pod, Request};
-use super::state::State;
-use super::turns::Turns;
+use super::sandbox_locks::SandboxLocks;
+use super::server::{Ask, Job, Refusal};
+use super::state::NetworkState;
 use crate::openshift_tenants::View;
 
 pub use macvlan::Macvlan;
@@ -44,22 +44,22 @@ pub struct Pods {
     /// Decides which pods get a macvlan0.
     pub macvlan: Macvlan,
     pub metrics: SdnMetrics,
-    pub state: Rc<State>,
-    pub turns: Turns,
+    pub state: Rc<NetworkState>,
+    pub locks: SandboxLocks,
 }
 
 /// Limit for a request; our plugin waits 50 seconds, CRI-O one minute.
 const DEADLINE: Duration = Duration::from_secs(45);
 /// The sum of the stock server's pauses while it waits for a namespace's ID: 400 ms, six times,
 /// each half as long again.
-const NETID_PATIENCE: Duration = Duration::from_millis(400 + 600 + 900 + 1350 + 2025 + 3038);
+const NETID_TIMEOUT: Duration = Duration::from_millis(400 + 600 + 900 + 1350 + 2025 + 3038);
 
 // === impl Pods ===
 
 impl Pods {
     /// Carries out one request completely, unless its plugin has disconnected before it starts.
     pub async fn carry_out(self: Rc<Self>, job: Job) {
-        let Job { ask, place: _place } = job;
+        let Job { ask, permit: _place } = job;
         let arrived = Instant::now();
         match ask {
             Ask::Pod(request, answer) => self.stock(request, answer, arrived).await,
@@ -78,13 +78,13 @@ impl Pods {
     ) {
         let end = arrived + DEADLINE;
         let late = || Refusal::later("the requests before this one are not done yet; nothing was begun");
-        let turn = tokio::select! {
-            turn = tokio::time::timeout_at(end.into(), self.turns.of(&request.pod.sandbox)) => turn,
+        let guard = tokio::select! {
+            guard = tokio::time::timeout_at(end.into(), self.locks.lock(&request.pod.sandbox)) => guard,
             // The plugin has disconnected, and nothing was begun.
             () = answer.closed() => return,
         };
         let began = Instant::now();
-        let (done, operation) = match (&turn, &request.command) {
+        let (done, operation) = match (&guard, &request.command) {
             (Err(_), _) => (Err(late()), None),
             (Ok(_), Command::Add { host_veth, namespace }) => {
                 let done = self.set_up(&request, host_veth, namespace, end).await;
@@ -98,7 +98,7 @@ impl Pods {
                 Some(Operation::Update),
             ),
         };
-        drop(turn);
+        drop(guard);
         if let Some(operation) = operation {
             self.metrics.took(operation, began.elapsed(), arrived.elapsed());
         }
@@ -122,7 +122,7 @@ impl Pods {
         self.clear(pod).await?;
         self.records
             .put(pod)
-            .map_err(|error| Refusal::now(format!("keep a record of the sandbox: {error}")))?;
+            .map_err(|error| Refusal::now(format!("write the record of the sandbox: {error}")))?;
         let done = async {
             let address = self.ipam.add(&pod.sandbox, &pod.netns).await;
             let result = address.map_err(|error| {
@@ -138,7 +138,7 @@ impl Pods {
                 namespace: namespace.clone(),
             };
             if Instant::now() >= end {
-                return Err(Refusal::later("the time limit passed; what was done is taken back"));
+                return Err(Refusal::later("the time limit passed; the request was undone"));
             }
             self.with_sdn(move |sdn| sdn.attach(&port)).await?;
             self.catch_up(&pod.sandbox, namespace, Some(netid)).await?;
@@ -168,19 +168,19 @@ impl Pods {
         if self.with_sdn(move |sdn| sdn.stands(&sandbox)).await? {
             return Err(Refusal::now(format!("sandbox {} is attached already", pod.sandbox)));
         }
-        self.take_away(pod).await
+        self.remove_all(pod).await
     }
 
     /// Tries every step, whether others fail or not. A step with nothing to remove succeeds.
     pub async fn tear_down(&self, pod: &Pod) -> Result<(), Refusal> {
-        self.take_away(pod).await?;
+        self.remove_all(pod).await?;
         self.records
             .remove(&pod.sandbox)
-            .map_err(|error| Refusal::now(format!("forget the record of the sandbox: {error}")))
+            .map_err(|error| Refusal::now(format!("remove the record of the sandbox: {error}")))
     }
 
     /// The address is released last: as long as a route to it exists, no other pod may have it.
-    async fn take_away(&self, pod: &Pod) -> Result<(), Refusal> {
+    async fn remove_all(&self, pod: &Pod) -> Result<(), Refusal> {
         let sandbox = pod.sandbox.clone();
         let detached = match self.with_sdn(move |sdn| sdn.detach(&sandbox)).await {
             // Without a lock, because it takes long.
@@ -229,7 +229,7 @@ impl Pods {
 
     /// The namespace's network ID; waits for it, because it may be assigned only now.
     async fn netid(&self, namespace: &Namespace, end: Instant) -> Result<NetId, Refusal> {
-        let end = end.min(Instant::now() + NETID_PATIENCE);
+        let end = end.min(Instant::now() + NETID_TIMEOUT);
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -253,7 +253,7 @@ impl Pods {
         &self,
         work: impl FnOnce(&mut Sdn) -> Result<T, SdnError> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let _turn = self.turns.at_the_kernel().await;
+        let _guard = self.locks.data_path().await;
         let sdn = Arc::clone(&self.sdn);
         blocking(move || work(&mut sdn.lock().unwrap_or_else(PoisonError::into_inner))).await
     }
@@ -264,7 +264,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, Refusal> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(|error| Refusal::now(error.to_string())),
-        Err(error) => Err(Refusal::later(format!("work on the data path broke off: {error}"))),
+        Err(error) => Err(Refusal::later(format!("work on the data path was interrupted: {error}"))),
     }
 }
 

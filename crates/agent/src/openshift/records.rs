@@ -39,7 +39,7 @@ const RECORD_MAX_BYTES: u64 = 64 * 1024;
 
 impl Records {
     /// The records of a node with these paths.
-    pub fn of(paths: &Paths) -> Self {
+    pub fn new(paths: &Paths) -> Self {
         Self { dir: paths.run_dir().join(DIR), boot: paths.state_dir().join(BOOT) }
     }
 
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn records_are_read_by_the_next_start() {
         let root = tempfile::tempdir().unwrap();
-        let records = Records::of(&Paths::new(root.path()));
+        let records = Records::new(&Paths::new(root.path()));
         assert_eq!(records.all().unwrap(), []);
         let pod = |id: &str| Pod {
             sandbox: ContainerId::new(id).unwrap(),
@@ -158,7 +158,7 @@ mod tests {
     fn addresses_count_as_of_an_earlier_boot_only_if_that_is_known() {
         // cni-runtime.md appendix A.5: node reboot
         let root = tempfile::tempdir().unwrap();
-        let records = Records::of(&Paths::new(root.path()));
+        let records = Records::new(&Paths::new(root.path()));
         assert_eq!(records.boot().unwrap(), Boot::This, "a stock server's pods may be running");
         assert_eq!(records.boot().unwrap(), Boot::This);
         fs::write(&records.boot, "another boot\n").unwrap();

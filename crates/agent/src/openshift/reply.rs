@@ -8,18 +8,18 @@ const REPLY_VERSION: Version = Version::V0_3_1;
 /// The key under which a result of 0.1.0 and 0.2.0 has its IPv4 address.
 const IP4: &str = "ip4";
 
-/// The body of the answer to a plugin whose configuration has version `asked`.
+/// The body of the answer to a plugin whose configuration has version `requested`.
 ///
 /// Plugins of OpenShift 3 have a 0.2.0 configuration and read the answer as a 0.2.0 result,
 /// whatever its version field (cni-runtime.md section 4.1). For them the address is repeated in the
 /// place of the old format; readers of 0.3.1 ignore that key.
-pub fn encode(result: &CniResult, asked: Version) -> Vec<u8> {
+pub fn encode(result: &CniResult, requested: Version) -> Vec<u8> {
     let shaped = |version| CniResult { cni_version: version, ..result.clone() };
     let reply = shaped(REPLY_VERSION);
-    if !matches!(asked, Version::V0_1_0 | Version::V0_2_0) {
+    if !matches!(requested, Version::V0_1_0 | Version::V0_2_0) {
         return reply.encode();
     }
-    let (mut reply, mut old) = (reply.to_value(), shaped(asked).to_value());
+    let (mut reply, mut old) = (reply.to_value(), shaped(requested).to_value());
     if let (Some(reply), Some(ip4)) =
         (reply.as_object_mut(), old.as_object_mut().and_then(|old| old.remove(IP4)))
     {
@@ -43,16 +43,17 @@ mod tests {
     #[test]
     fn the_answer_is_the_recorded_one_in_0_3_1_for_every_newer_version() {
         // cni-runtime.md section 4.1
-        for asked in [Version::V0_3_0, Version::V0_3_1, Version::V0_4_0, Version::V1_0_0, Version::V1_1_0] {
-            assert_eq!(String::from_utf8(encode(&result(), asked)).unwrap(), RECORDED, "{asked}");
+        for requested in [Version::V0_3_0, Version::V0_3_1, Version::V0_4_0, Version::V1_0_0, Version::V1_1_0]
+        {
+            assert_eq!(String::from_utf8(encode(&result(), requested)).unwrap(), RECORDED, "{requested}");
         }
     }
 
     #[test]
     fn plugins_with_an_old_configuration_get_0_3_1_that_is_also_valid_0_2_0() {
-        for asked in [Version::V0_1_0, Version::V0_2_0] {
-            let body = encode(&result(), asked);
-            let read = CniResult::decode(&body, asked).unwrap();
+        for requested in [Version::V0_1_0, Version::V0_2_0] {
+            let body = encode(&result(), requested);
+            let read = CniResult::decode(&body, requested).unwrap();
             assert_eq!(
                 (read.cni_version, &read.ips, &read.routes),
                 (Version::V0_3_1, &result().ips, &result().routes)

@@ -201,11 +201,11 @@ mod tests {
             ("CNI_CONTAINERID", "missing CNI_CONTAINERID"),
             ("CNI_COMMAND", "unexpected or missing CNI_COMMAND"),
         ];
-        for (key, told) in order {
+        for (key, expected) in order {
             // Each request also lacks all earlier keys: the first missing one is reported.
             request.as_object_mut().unwrap().remove(key);
             request["env"].as_object_mut().unwrap().remove(key);
-            assert_eq!(parse(&request).unwrap_err(), told);
+            assert_eq!(parse(&request).unwrap_err(), expected);
         }
         assert!(Request::parse(b"{bad").unwrap_err().starts_with("JSON unmarshal error: "));
         let with = |args: &str| {

@@ -25,8 +25,8 @@ impl Served {
     /// None if no server of ours ever ran here: the stock server uses the same paths.
     pub fn on(paths: &Paths) -> Option<Self> {
         let files = Files::below(paths.root());
-        Records::of(paths).were_ever_kept().then(|| Self {
-            conflist: files.told_runtimes(),
+        Records::new(paths).were_ever_kept().then(|| Self {
+            conflist: files.runtime_config(),
             run_dir: files.run_dir(),
             addresses: ipam::dir(paths.root()),
         })
@@ -41,10 +41,10 @@ mod tests {
     fn openshifts_paths_are_ours_only_where_our_server_ran() {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::new(root.path());
-        Files::below(root.path()).tell_runtimes().unwrap();
+        Files::below(root.path()).write_runtime_config().unwrap();
         assert!(Served::on(&paths).is_none(), "the stock server's");
         std::fs::create_dir_all(paths.state_dir()).unwrap();
-        Records::of(&paths).boot().unwrap();
+        Records::new(&paths).boot().unwrap();
         let conflist = root.path().join("etc/cni/net.d/80-openshift-network.conf");
         assert_eq!(Served::on(&paths).unwrap().conflist.as_deref(), Some(&*conflist));
         std::fs::write(&conflist, "{}").unwrap();

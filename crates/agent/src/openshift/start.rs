@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::underlay::{self, Choice, UnderlayError};
 
 /// This node's part of the network.
-pub struct Part {
+pub struct NodeNetwork {
     /// The cluster's network.
     pub network: ClusterNetwork,
     /// This node's subnet.
@@ -52,7 +52,7 @@ pub enum StartError {
     Sdn(#[from] SdnError),
     #[error("openshift_kubeconfig: {0}")]
     Kubernetes(#[from] russet_kube::ConfigError),
-    #[error("a task stopped half-way: {0}")]
+    #[error("a task was interrupted: {0}")]
     Task(#[from] tokio::task::JoinError),
     #[error("{what}: {source}")]
     Io {
@@ -66,11 +66,15 @@ pub enum StartError {
 const MTU_MIN_BYTES: u32 = 576;
 
 /// Finds this node's part, and claims one if it has none.
-pub async fn find(config: &Config, settings: &Settings, store: &dyn Store) -> Result<Part, StartError> {
+pub async fn find(
+    config: &Config,
+    settings: &Settings,
+    store: &dyn Store,
+) -> Result<NodeNetwork, StartError> {
     let macvlan = match &settings.kubeconfig {
         Some(path) => Macvlan::Api(Rc::new(Client::new(Source::kubeconfig(path))?)),
         None if settings.trust_annotations => Macvlan::Trusted,
-        None => Macvlan::Nobody,
+        None => Macvlan::Denied,
     };
     let network = network::cluster(store, settings.network.as_ref()).await?;
     let choice = underlay::choose(config.interface.as_ref(), None)?;
@@ -82,7 +86,7 @@ pub async fn find(config: &Config, settings: &Settings, store: &dyn Store) -> Re
     let sdn = sdn_settings(config, &network, &subnet, address, &choice)?;
     let sdn = tokio::task::spawn_blocking(move || Sdn::open(sdn)).await??;
     tracing::info!(subnet = %subnet.subnet, %address, interface = choice.name, mtu = sdn.settings().mtu, "OpenShift's part of this node");
-    Ok(Part { network, subnet, sdn, macvlan })
+    Ok(NodeNetwork { network, subnet, sdn, macvlan })
 }
 
 fn sdn_settings(
@@ -112,7 +116,7 @@ fn sdn_settings(
 /// agent. Attached pods stay as they are. No request is served yet. (cni-runtime.md appendix A.5)
 pub async fn recover(pods: &Pods) {
     if let Err(error) = try_recover(pods).await {
-        tracing::error!(error, "what an earlier life of the server left is not taken back");
+        tracing::error!(error, "what an earlier run of the server left could not be removed");
     }
 }
 
@@ -123,16 +127,16 @@ async fn try_recover(pods: &Pods) -> Result<(), String> {
         let kept: Vec<ContainerId> = attached.iter().cloned().collect();
         pods.ipam.keep_only(&kept).await.map_err(|error| error.to_string())?;
         pods.records.settle_boot().map_err(|error| error.to_string())?;
-        tracing::info!("addresses of an earlier boot are free again");
+        tracing::info!("addresses of an earlier boot were released");
     }
     let known = pods.records.all().map_err(|error| error.to_string())?;
     for pod in known.iter().filter(|pod| !attached.contains(&pod.sandbox)) {
         match pods.tear_down(pod).await {
             Ok(()) => {
-                tracing::info!(sandbox = %pod.sandbox, namespace = pod.namespace, pod = pod.name, "what is left of a sandbox is taken back")
+                tracing::info!(sandbox = %pod.sandbox, namespace = pod.namespace, pod = pod.name, "the rest of a sandbox was removed")
             }
             Err(refusal) => {
-                tracing::warn!(sandbox = %pod.sandbox, error = refusal.text, "what is left of a sandbox stays")
+                tracing::warn!(sandbox = %pod.sandbox, error = refusal.text, "the rest of a sandbox could not be removed")
             }
         }
     }

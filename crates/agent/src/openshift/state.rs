@@ -10,7 +10,7 @@ use crate::health::{Condition, Readiness};
 
 /// A part of the node's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum Component {
     /// Device, table and routes.
     DataPath,
     /// The tenants and peers in the store.
@@ -19,28 +19,28 @@ pub enum Part {
 
 /// The state of all parts.
 #[derive(Debug)]
-pub struct State {
+pub struct NetworkState {
     /// Everything was in force once.
     was_ready: Cell<bool>,
     /// The parts that are not in force, and why.
-    problems: RefCell<BTreeMap<Part, String>>,
+    problems: RefCell<BTreeMap<Component, String>>,
     /// Published at `/readyz`.
     readiness: Readiness,
 }
 
-// === impl State ===
+// === impl NetworkState ===
 
-impl State {
+impl NetworkState {
     /// No part is in force yet.
     pub fn pending(readiness: Readiness) -> Self {
-        let pending = [Part::DataPath, Part::Followed].map(|part| (part, "not yet".to_owned()));
+        let pending = [Component::DataPath, Component::Followed].map(|part| (part, "not yet".to_owned()));
         let state = Self { was_ready: Cell::new(false), problems: RefCell::new(pending.into()), readiness };
         state.publish();
         state
     }
 
     /// Records that a part is in force; true if it was not before.
-    pub fn good(&self, part: Part) -> bool {
+    pub fn good(&self, part: Component) -> bool {
         let news = self.problems.borrow_mut().remove(&part).is_some();
         if self.is_good() {
             self.was_ready.set(true);
@@ -50,7 +50,7 @@ impl State {
     }
 
     /// Records that a part is not in force; true if that, or the reason, is new.
-    pub fn bad(&self, part: Part, problem: String) -> bool {
+    pub fn bad(&self, part: Component, problem: String) -> bool {
         let before = self.problems.borrow_mut().insert(part, problem.clone());
         self.publish();
         before != Some(problem)
@@ -87,21 +87,21 @@ mod tests {
     fn affected_pods_change_error_50_to_51() {
         // cni-runtime.md section 6.2 item 62
         let readiness = Readiness::pending();
-        let state = State::pending(readiness.clone());
+        let state = NetworkState::pending(readiness.clone());
         let shown = || readiness.conditions().into_iter().find(|(name, _)| *name == "openshift");
         assert_eq!(shown(), Some(("openshift", false)));
         let code = |attached| state.status(attached).map_err(|error| error.code);
         assert_eq!(code(3), Err(code::NOT_AVAILABLE), "it was never in force in this life");
-        assert!(state.good(Part::Followed) && !state.good(Part::Followed));
+        assert!(state.good(Component::Followed) && !state.good(Component::Followed));
         assert_eq!(code(0), Err(code::NOT_AVAILABLE));
-        state.good(Part::DataPath);
+        state.good(Component::DataPath);
         assert!(state.is_good() && code(0) == Ok(()));
         assert_eq!(shown(), Some(("openshift", true)));
-        let gone = || state.bad(Part::DataPath, "vxlan-sdn is gone".to_owned());
+        let gone = || state.bad(Component::DataPath, "vxlan-sdn is gone".to_owned());
         assert!(gone() && !gone());
         assert_eq!(code(0), Err(code::NOT_AVAILABLE));
         assert_eq!(code(1), Err(code::LIMITED_CONNECTIVITY));
-        state.good(Part::DataPath);
+        state.good(Component::DataPath);
         assert_eq!(code(1), Ok(()));
     }
 }

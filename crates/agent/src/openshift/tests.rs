@@ -110,7 +110,7 @@ fn an_invalid_request_is_answered_with_400_and_a_text() {
             (mode(config), mode(bench.path("etc/cni/net.d/80-openshift-network.conf"))),
             (0o444, 0o600)
         );
-        for (key, told) in [
+        for (key, expected) in [
             ("CNI_ARGS", "missing CNI_ARGS\n"),
             ("CNI_NETNS", "missing CNI_NETNS\n"),
             ("CNI_COMMAND", "unexpected or missing CNI_COMMAND\n"),
@@ -122,7 +122,7 @@ fn an_invalid_request_is_answered_with_400_and_a_text() {
             let (head, body) = bench.post(&request.to_string()).await;
             assert!(head.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{head}");
             assert!(head.to_lowercase().contains("content-type: text/plain"), "{head}");
-            assert_eq!(body, told);
+            assert_eq!(body, expected);
         }
         let other =
             |line: &str| format!("{line} HTTP/1.1\r\nHost: dummy\r\nContent-Length: 0\r\n\r\n").into_bytes();
@@ -348,14 +348,14 @@ fn a_privileged_pod_gets_a_macvlan0_and_reaches_its_node_beside_it() {
         }
         bench.add("ns1", "plain").await;
         assert!(!inside("plain", &["ip", "link"]).contains("macvlan0"));
-        for (name, told) in [
+        for (name, expected) in [
             ("poor", "pod has \"pod.network.openshift.io/assign-macvlan\" annotation but is not privileged"),
             ("lost", "\"nic9\" is neither 'true' nor the name of a local network interface"),
             ("gone", "pods \"gone\" not found"),
         ] {
             NetNs::create_named(name).unwrap();
             let error = bench.plugin("ADD", ("ns1", name), &conf()).await.unwrap_err();
-            assert!(error.msg.contains(told), "{name}: {error}");
+            assert!(error.msg.contains(expected), "{name}: {error}");
             assert_eq!(inside(name, &["ip", "-o", "link"]).lines().count(), 1, "{name}");
         }
         assert_eq!((bench.addresses().len(), links().len()), (3, 3), "nothing of them is left");

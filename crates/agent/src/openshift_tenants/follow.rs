@@ -17,7 +17,7 @@ use super::View;
 
 /// The result of one round, for logs, metrics and readiness.
 #[derive(Debug)]
-pub struct Told {
+pub struct RoundReport {
     /// The changes of the data path.
     pub report: Report,
     /// Number of ports whose network ID changed.
@@ -26,7 +26,7 @@ pub struct Told {
 
 /// Changes that are not applied yet.
 #[derive(Debug, Default)]
-struct Due {
+struct PendingChanges {
     namespaces: BTreeSet<Namespace>,
     everybody: bool,
     peers: bool,
@@ -40,20 +40,20 @@ const GATHER: Duration = Duration::from_millis(2);
 /// Limit of events in one round; a node with thousands of peers gets that many at once.
 const GATHER_MAX: usize = 4096;
 
-/// Follows the store and never returns. When `told` is called, `view` is current, and the data path
+/// Follows the store and never returns. When `on_round` is called, `view` is current, and the data path
 /// matches it unless the report has a failure, which is retried.
 pub async fn follow(
     store: Rc<dyn Store>,
     own: NodeName,
     sdn: Arc<Mutex<Sdn>>,
     view: Rc<RefCell<View>>,
-    mut told: impl FnMut(Told),
+    mut on_round: impl FnMut(RoundReport),
 ) {
-    let mut due = Due::default();
+    let mut pending = PendingChanges::default();
     loop {
         match store.watch(&everything()).await {
             Ok(mut watch) => {
-                let error = watched(watch.as_mut(), &own, &sdn, &view, &mut due, &mut told).await;
+                let error = watched(watch.as_mut(), &own, &sdn, &view, &mut pending, &mut on_round).await;
                 tracing::warn!(%error, "the watch of tenants ended");
             }
             Err(error) => tracing::warn!(%error, "tenants are not watched"),
@@ -67,69 +67,74 @@ async fn watched(
     own: &NodeName,
     sdn: &Arc<Mutex<Sdn>>,
     view: &Rc<RefCell<View>>,
-    due: &mut Due,
-    told: &mut impl FnMut(Told),
+    pending: &mut PendingChanges,
+    on_round: &mut impl FnMut(RoundReport),
 ) -> russet_store::StoreError {
     loop {
-        let patience = if due.is_empty() { None } else { Some(RETRY) };
-        if let Err(error) = gather(watch, view, due, patience).await {
+        let limit = if pending.is_empty() { None } else { Some(RETRY) };
+        if let Err(error) = gather(watch, view, pending, limit).await {
             return error;
         }
-        let round = carry_out(sdn, own, view, due).await;
+        let round = carry_out(sdn, own, view, pending).await;
         let failed = round.report.failed > 0;
         for error in &round.report.errors {
             tracing::warn!(%error, "a change of tenants or peers is not in force");
         }
         if !failed {
-            *due = Due::default();
+            *pending = PendingChanges::default();
         }
-        told(round);
+        on_round(round);
     }
 }
 
-/// Waits for events, up to `patience` if there is one, and takes all that arrive together.
+/// Waits for events, up to `limit` if there is one, and takes all that arrive together.
 async fn gather(
     watch: &mut dyn Watch,
     view: &Rc<RefCell<View>>,
-    due: &mut Due,
-    patience: Option<Duration>,
+    pending: &mut PendingChanges,
+    limit: Option<Duration>,
 ) -> Result<(), russet_store::StoreError> {
-    let first = match patience {
+    let first = match limit {
         None => watch.next().await?,
-        Some(patience) => match timeout(patience, watch.next()).await {
+        Some(limit) => match timeout(limit, watch.next()).await {
             Ok(event) => event?,
             Err(_) => return Ok(()),
         },
     };
-    due.take(view, first);
+    pending.take(view, first);
     for _ in 1..GATHER_MAX {
         match timeout(GATHER, watch.next()).await {
-            Ok(event) => due.take(view, event?),
+            Ok(event) => pending.take(view, event?),
             Err(_) => break,
         }
     }
     Ok(())
 }
 
-async fn carry_out(sdn: &Arc<Mutex<Sdn>>, own: &NodeName, view: &Rc<RefCell<View>>, due: &Due) -> Told {
+async fn carry_out(
+    sdn: &Arc<Mutex<Sdn>>,
+    own: &NodeName,
+    view: &Rc<RefCell<View>>,
+    pending: &PendingChanges,
+) -> RoundReport {
     let (peers, netids) = {
         let view = view.borrow();
-        let peers = due.peers.then(|| view.peers(own));
+        let peers = pending.peers.then(|| view.peers(own));
         let named = |namespace: &Namespace| (namespace.clone(), view.netid(namespace));
-        let netids: Vec<_> = due.namespaces.iter().map(named).collect();
+        let netids: Vec<_> = pending.namespaces.iter().map(named).collect();
         (peers, netids)
     };
-    let everybody = due.everybody.then(|| snapshot(view));
+    let everybody = pending.everybody.then(|| snapshot(view));
     let sdn = Arc::clone(sdn);
     let work = move || {
         let mut sdn = sdn.lock().unwrap_or_else(PoisonError::into_inner);
         round(&mut sdn, peers.as_deref(), &netids, everybody.as_ref())
     };
     match tokio::task::spawn_blocking(work).await {
-        Ok((report, renumbered)) => Told { report, renumbered },
+        Ok((report, renumbered)) => RoundReport { report, renumbered },
         Err(error) => {
-            tracing::error!(%error, "a round of tenants and peers broke off");
-            Told { report: Report { failed: 1, ..Report::default() }, renumbered: 0 }
+            tracing::error!(%error, "applying tenants and peers was interrupted");
+            RoundReport { report: Report { failed: 1, ..Report::default() }, renumbered: 0 }
         }
     }
 }
@@ -169,9 +174,9 @@ fn round(
     (report, ports.len())
 }
 
-// === impl Due ===
+// === impl PendingChanges ===
 
-impl Due {
+impl PendingChanges {
     fn is_empty(&self) -> bool {
         self.namespaces.is_empty() && !self.everybody && !self.peers
     }

@@ -117,48 +117,48 @@ fn a_change_whose_answer_was_lost_is_recognised_in_the_store() {
 }
 
 /// One node's operation in progress.
-type Lane<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+type OperationFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// Polls operations in random order; an operation may crash at any await.
-fn interleave(mut lanes: Vec<Lane<'_>>, chance: &mut Chance, crashes_per_thousand: u32) {
-    while !lanes.is_empty() {
-        let index = chance.below(lanes.len() as u64) as usize;
-        let done = lanes[index].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
-        if done || chance.below(1000) < u64::from(crashes_per_thousand) {
-            drop(lanes.swap_remove(index));
+fn interleave(mut operations: Vec<OperationFuture<'_>>, rng: &mut Chance, crashes_per_thousand: u32) {
+    while !operations.is_empty() {
+        let index = rng.below(operations.len() as u64) as usize;
+        let done = operations[index].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        if done || rng.below(1000) < u64::from(crashes_per_thousand) {
+            drop(operations.swap_remove(index));
         }
     }
 }
 
 /// Pairs of namespaces that start at the same ID.
-fn rivals() -> Vec<Namespace> {
+fn colliding_names() -> Vec<Namespace> {
     let mut first: BTreeMap<NetId, Namespace> = BTreeMap::new();
-    let mut rivals = Vec::new();
+    let mut colliding_names = Vec::new();
     for namespace in (0..40_000).map(|number| name(&format!("p{number}"))) {
         let id = change::free_id(&namespace, 0, &BTreeSet::new()).unwrap();
         match first.remove(&id) {
-            Some(other) => rivals.extend([other, namespace]),
+            Some(other) => colliding_names.extend([other, namespace]),
             None => drop(first.insert(id, namespace)),
         }
     }
-    rivals.truncate(6);
-    assert_eq!(rivals.len(), 6);
-    rivals
+    colliding_names.truncate(6);
+    assert_eq!(colliding_names.len(), 6);
+    colliding_names
 }
 
 #[test]
 fn concurrent_creations_never_assign_one_id_twice() {
-    let names = rivals();
+    let names = colliding_names();
     for seed in 0..200 {
         for sim in [Sim::atomic(seed), Sim::non_atomic(seed)] {
             sim.set_faults(Faults { conflict: 20, lost_reply: 50, lost_request: 50, ..Faults::default() });
             let stores: Vec<Tenants> = names.iter().map(|_| tenants(&sim)).collect();
-            let lanes = stores.iter().zip(&names).map(|(tenants, namespace)| -> Lane<'_> {
+            let operations = stores.iter().zip(&names).map(|(tenants, namespace)| -> OperationFuture<'_> {
                 Box::pin(async move {
                     let _ = tenants.act(namespace, &Action::Create).await;
                 })
             });
-            interleave(lanes.collect(), &mut Chance::new(seed), 5);
+            interleave(operations.collect(), &mut Chance::new(seed), 5);
             let ids = checked(&sim);
             let distinct: BTreeSet<NetId> = ids.values().copied().collect();
             assert_eq!(distinct.len(), ids.len(), "seed {seed}: {ids:?}");
@@ -175,13 +175,13 @@ fn after_concurrent_changes_only_joined_namespaces_share_an_id() {
                 run(setup.act(&name(namespace), &Action::Create)).unwrap();
             }
             sim.set_faults(Faults { conflict: 20, lost_reply: 50, lost_request: 50, ..Faults::default() });
-            let mut chance = Chance::new(seed);
+            let mut rng = Chance::new(seed);
             // Joins only within {a, b} and within {c, d}: no ID may ever be used on both sides.
             let stores: Vec<Tenants> = (0..8).map(|_| tenants(&sim)).collect();
-            let pick = |chance: &mut Chance| {
-                let pair = [["a", "b"], ["c", "d"]][chance.below(2) as usize];
-                let (who, other) = if chance.below(2) == 0 { (pair[0], pair[1]) } else { (pair[1], pair[0]) };
-                let action = match chance.below(4) {
+            let pick = |rng: &mut Chance| {
+                let pair = [["a", "b"], ["c", "d"]][rng.below(2) as usize];
+                let (who, other) = if rng.below(2) == 0 { (pair[0], pair[1]) } else { (pair[1], pair[0]) };
+                let action = match rng.below(4) {
                     0 => Action::Isolate,
                     1 => Action::Delete,
                     2 => Action::Create,
@@ -189,13 +189,14 @@ fn after_concurrent_changes_only_joined_namespaces_share_an_id() {
                 };
                 (name(who), action)
             };
-            let picked: Vec<(Namespace, Action)> = stores.iter().map(|_| pick(&mut chance)).collect();
-            let lanes = stores.iter().zip(&picked).map(|(tenants, (who, action))| -> Lane<'_> {
-                Box::pin(async move {
-                    let _ = tenants.act(who, action).await;
-                })
-            });
-            interleave(lanes.collect(), &mut chance, 5);
+            let picked: Vec<(Namespace, Action)> = stores.iter().map(|_| pick(&mut rng)).collect();
+            let operations =
+                stores.iter().zip(&picked).map(|(tenants, (who, action))| -> OperationFuture<'_> {
+                    Box::pin(async move {
+                        let _ = tenants.act(who, action).await;
+                    })
+                });
+            interleave(operations.collect(), &mut rng, 5);
             let ids = checked(&sim);
             let side = |names: [&str; 2]| -> BTreeSet<NetId> {
                 names.iter().filter_map(|namespace| ids.get(&name(namespace)).copied()).collect()

@@ -13,7 +13,7 @@ const LOOPBACK: &str = "lo";
 
 /// The subject of a request, read before it is carried out: a DEL's addresses are unknown
 /// afterwards.
-pub(super) struct Subject {
+pub(super) struct RequestSubject {
     verb: &'static str,
     target: Option<Target>,
     pod: String,
@@ -21,17 +21,17 @@ pub(super) struct Subject {
     held: Vec<IpAddr>,
 }
 
-// === impl Subject ===
+// === impl RequestSubject ===
 
-impl Subject {
-    pub(super) fn of(request: &Request, recorder: &Recorder) -> Self {
+impl RequestSubject {
+    pub(super) fn new(request: &Request, recorder: &Recorder) -> Self {
         let (verb, target) = match &request.env.call {
             Call::Add(target) => ("ADD", Some(target)),
             Call::Del(target) => ("DEL", Some(target)),
             Call::Check(_) | Call::Gc | Call::Status => ("", None),
         };
         let held = target.filter(|_| verb == "DEL").and_then(|target| {
-            recorder.attachments().of(&request.config.name, &target.container_id, &target.ifname)
+            recorder.attachments().get(&request.config.name, &target.container_id, &target.ifname)
         });
         let pod = request.env.args.pod().map(|pod| format!("{}/{}", pod.namespace, pod.name));
         Self {
@@ -72,11 +72,12 @@ mod tests {
     #[test]
     fn an_adds_addresses_are_the_results_and_a_dels_those_that_were_held() {
         let held = vec!["10.1.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
-        let subject = Subject { verb: "DEL", target: None, pod: "-".into(), network: "n".into(), held };
+        let subject =
+            RequestSubject { verb: "DEL", target: None, pod: "-".into(), network: "n".into(), held };
         assert_eq!(subject.addresses(None), "10.1.0.5,fd00::5");
         let text = br#"{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.9/32"}]}"#;
         let result = CniResult::decode(text, russet_cni_spec::Version::V1_0_0).unwrap();
         assert_eq!(subject.addresses(Some(&result)), "10.1.0.9");
-        assert_eq!(Subject { held: Vec::new(), ..subject }.addresses(None), "-");
+        assert_eq!(RequestSubject { held: Vec::new(), ..subject }.addresses(None), "-");
     }
 }

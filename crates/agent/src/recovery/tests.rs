@@ -7,7 +7,7 @@ fn interface(container: &str) -> Interface {
     Interface { container: container.parse().unwrap(), ifname: "eth0".parse().unwrap() }
 }
 
-fn open(verb: Verb, repeated: bool, effects: Vec<Effect>) -> Open {
+fn open(verb: Verb, repeated: bool, effects: Vec<Effect>) -> OpenOperation {
     let name = match verb {
         Verb::Add => "ADD",
         Verb::Del => "DEL",
@@ -32,11 +32,11 @@ fn open(verb: Verb, repeated: bool, effects: Vec<Effect>) -> Open {
         config: CONFIG.to_owned(),
         repeated,
     };
-    Open { begin, effects: effects.into_iter().map(|effect| (0, effect)).collect() }
+    OpenOperation { begin, effects: effects.into_iter().map(|effect| (0, effect)).collect() }
 }
 
-fn kernel(wired: &[&str]) -> Kernel {
-    Kernel { wired: Some(wired.iter().map(|container| interface(container)).collect()) }
+fn kernel(wired: &[&str]) -> KernelState {
+    KernelState { wired: Some(wired.iter().map(|container| interface(container)).collect()) }
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_damaged_journal_does_not_affect_running_pods() {
 
 #[test]
 fn without_kernel_state_every_pod_counts_as_running() {
-    let unknown = Kernel::default();
+    let unknown = KernelState::default();
     let decided = |verb, damaged| decide(&open(verb, false, vec![]), damaged, &unknown);
     assert_eq!(decided(Verb::Add, true), Decision::Keep(0));
     assert_eq!(decided(Verb::Del, true), Decision::Keep(11));
@@ -85,7 +85,7 @@ fn an_add_is_undone_by_the_del_of_the_same_request() {
     for verb in [Verb::Add, Verb::Del] {
         let request = request(&open(verb, false, vec![]), &[]).unwrap();
         let Call::Del(target) = &request.env.call else { panic!("{request:?}") };
-        assert_eq!(Interface::of(target), interface("abc"));
+        assert_eq!(Interface::from_target(target), interface("abc"));
         assert_eq!((target.netns.as_str(), request.config.name.as_str()), ("/run/netns/p", "net"));
     }
 }

@@ -14,7 +14,7 @@ use russet_linux::{NetNs, NetNsError, NetNsId};
 use russet_netlink::{NetlinkError, Route, RouteKind, Socket};
 use russet_runtime::CacheError;
 
-use super::judge::Machine;
+use super::liveness::Machine;
 use super::unheld::PodLink;
 
 /// A part of the machine that cannot be read.

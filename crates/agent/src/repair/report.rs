@@ -11,8 +11,8 @@ use russet_model::HandleId;
 use serde::{Deserialize, Serialize};
 
 use super::Reach;
-use super::books::{Books, Residue};
-use super::judge::{Endpoint, Machine};
+use super::allocations::{Allocations, Residue};
+use super::liveness::{Endpoint, Machine};
 use super::unheld::Unheld;
 
 /// The report of a round. `schema` is incremented when a field changes its meaning.
@@ -169,7 +169,12 @@ impl fmt::Display for Outcome {
 // === impl Seen ===
 
 impl Seen {
-    pub(super) fn of(reach: Reach, books: &Books, machine: &Machine, endpoints: Option<&[Endpoint]>) -> Self {
+    pub(super) fn new(
+        reach: Reach,
+        allocations: &Allocations,
+        machine: &Machine,
+        endpoints: Option<&[Endpoint]>,
+    ) -> Self {
         let here = SeenMachine {
             links: machine.links.len(),
             routes: machine.routes.len(),
@@ -178,9 +183,9 @@ impl Seen {
             cached: machine.cached.len(),
         };
         Self {
-            entries: books.entries.len(),
-            blocks: books.blocks,
-            handles: (reach == Reach::Everything).then_some(books.handles),
+            entries: allocations.entries.len(),
+            blocks: allocations.blocks,
+            handles: (reach == Reach::Everything).then_some(allocations.handles),
             machine: (reach != Reach::GoneNodes).then_some(here),
             endpoints: endpoints.map(<[Endpoint]>::len),
         }

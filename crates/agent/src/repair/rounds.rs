@@ -18,7 +18,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::report::{Finding, Outcome, Report};
 use super::unheld::unheld;
-use super::{Crew, Look, Options, Reach, RepairError, books, sight};
+use super::{Check, LeakFinder, Options, Reach, RepairError, allocations, machine_reader};
 use crate::config::Paths;
 use crate::history::History;
 use crate::metrics::{Kind, Metrics};
@@ -29,9 +29,9 @@ use crate::{StoreLocation, stores, turn};
 pub const REPAIR_PATH: &str = "/v1/repair";
 
 /// How long a round waits for requests in progress: longer than one of them may take.
-pub(super) const ALONE_PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const REQUESTS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Limit of the second check, while requests wait. A runtime waits for a minute or more.
-const LOOK_PATIENCE: Duration = Duration::from_secs(10);
+const SECOND_CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Rounds that may wait for the current one; further requests get an error.
 const QUEUE_MAX: usize = 4;
 /// The lock that Calico's IPAM plugins on one host take (calico-ipam.md section 4.4).
@@ -45,7 +45,7 @@ const BOOT_ROUNDS: u32 = 2;
 /// Pause before the next attempt after a boot, if the store or the machine could not be read.
 const BOOT_PAUSE: Duration = Duration::from_secs(5);
 /// Each hour another node checks the handles.
-const TURN: Duration = Duration::from_secs(3600);
+const HANDLE_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The request at [`REPAIR_PATH`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,16 +64,16 @@ pub struct RepairJob {
 
 /// The socket's end of the queue.
 #[derive(Clone)]
-pub(crate) struct Door(mpsc::Sender<RepairJob>);
+pub(crate) struct RepairQueue(mpsc::Sender<RepairJob>);
 
 /// The agent's rounds.
 pub(crate) struct Repairs {
-    pub(super) crew: Crew,
+    pub(super) finder: LeakFinder,
     pub(super) node: Node,
     pub(super) operations: Rc<Operations>,
     pub(super) metrics: Metrics,
     /// One round at a time.
-    pub(super) turn: Mutex<()>,
+    pub(super) round_lock: Mutex<()>,
 }
 
 // === impl RepairRequest ===
@@ -84,9 +84,9 @@ impl From<RepairRequest> for Options {
     }
 }
 
-// === impl Door ===
+// === impl RepairQueue ===
 
-impl Door {
+impl RepairQueue {
     /// Both ends of the queue.
     pub fn new() -> (Self, mpsc::Receiver<RepairJob>) {
         let (sender, receiver) = mpsc::channel(QUEUE_MAX);
@@ -106,8 +106,8 @@ impl Door {
 
 impl Repairs {
     /// The rounds of an agent.
-    pub fn new(crew: Crew, node: Node, operations: Rc<Operations>, metrics: Metrics) -> Self {
-        Self { crew, node, operations, metrics, turn: Mutex::new(()) }
+    pub fn new(finder: LeakFinder, node: Node, operations: Rc<Operations>, metrics: Metrics) -> Self {
+        Self { finder, node, operations, metrics, round_lock: Mutex::new(()) }
     }
 
     /// Serves requests and never returns.
@@ -130,11 +130,11 @@ impl Repairs {
                 Ok(report) => {
                     rounds += 1;
                     let findings = report.findings.len();
-                    tracing::info!(findings, "what the boot before left was looked for");
+                    tracing::info!(findings, "leaks of the previous boot were looked for");
                     options.grace
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "what the boot before left cannot be looked for yet");
+                    tracing::debug!(%error, "leaks of the previous boot cannot be looked for yet");
                     BOOT_PAUSE
                 }
             };
@@ -163,25 +163,25 @@ impl Repairs {
                 }
             }
             if let Err(error) = self.sweep(every).await {
-                tracing::debug!(%error, "attachments of nobody were not looked for");
+                tracing::debug!(%error, "stale attachments were not looked for");
             }
         }
     }
 
     /// What this node checks now.
     async fn reach(&self) -> Result<Reach, RepairError> {
-        let hour =
-            self.crew.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / TURN.as_secs();
-        let nodes = books::node_names(&*self.crew.store).await?;
-        let turn = books::has_turn(&self.crew.node, &nodes, hour);
-        Ok(if turn { Reach::Everything } else { Reach::OwnBlocks })
+        let hour = self.finder.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+            / HANDLE_CHECK_INTERVAL.as_secs();
+        let nodes = allocations::node_names(&*self.finder.store).await?;
+        let round_lock = allocations::checks_handles_now(&self.finder.node, &nodes, hour);
+        Ok(if round_lock { Reach::Everything } else { Reach::OwnBlocks })
     }
 
     async fn round(&self, reach: Reach, options: Options) -> Result<Report, RepairError> {
-        let _turn = self.turn.lock().await;
+        let _round = self.round_lock.lock().await;
         let done = self.looks(reach, options).await;
         match &done {
-            Ok(report) => report.findings.iter().for_each(|finding| self.tell(finding)),
+            Ok(report) => report.findings.iter().for_each(|finding| self.log(finding)),
             Err(_) => _ = self.metrics.void_repairs.inc(),
         }
         done
@@ -189,37 +189,37 @@ impl Repairs {
 
     async fn looks(&self, reach: Reach, options: Options) -> Result<Report, RepairError> {
         let mut report = self.leaks(reach, options).await?;
-        report.findings.extend(unallocated(&self.crew.allocator).await?);
+        report.findings.extend(unallocated(&self.finder.allocator).await?);
         Ok(report)
     }
 
     async fn leaks(&self, reach: Reach, options: Options) -> Result<Report, RepairError> {
-        let asked = self.operations.remember_asked();
-        let first = self.crew.look(reach, options.grace).await?;
+        let requested = self.operations.record_requests();
+        let first = self.finder.check(reach, options.grace).await?;
         if first.is_clean() {
-            return Ok(first.report(&self.crew, reach, options, Vec::new()));
+            return Ok(first.report(&self.finder, reach, options, Vec::new()));
         }
         tracing::debug!(
             addresses = first.leaks.len(),
             handles = first.residues.len(),
-            "what looks leaked is looked at again"
+            "entries that look leaked are checked again"
         );
         tokio::time::sleep(options.grace).await;
         // Everything that can fail comes before the first release.
-        let residues = self.crew.residues_again(&first).await?;
+        let residues = self.finder.residues_again(&first).await?;
         let mut findings = if first.leaks.is_empty() {
             Vec::new()
         } else {
-            let alone = tokio::time::timeout(ALONE_PATIENCE, self.operations.alone()).await;
-            let _alone = alone.map_err(|_| RepairError::Busy(ALONE_PATIENCE))?;
-            let asked = asked.containers();
-            self.crew.conclude(reach, &first, &asked, options, LOOK_PATIENCE).await?
+            let exclusive = tokio::time::timeout(REQUESTS_TIMEOUT, self.operations.exclusive()).await;
+            let _exclusive = exclusive.map_err(|_| RepairError::Busy(REQUESTS_TIMEOUT))?;
+            let requested = requested.containers();
+            self.finder.conclude(reach, &first, &requested, options, SECOND_CHECK_TIMEOUT).await?
         };
-        findings.extend(self.crew.conclude_handles(&first, residues, options).await);
-        Ok(first.report(&self.crew, reach, options, findings))
+        findings.extend(self.finder.conclude_handles(&first, residues, options).await);
+        Ok(first.report(&self.finder, reach, options, findings))
     }
 
-    fn tell(&self, finding: &Finding) {
+    fn log(&self, finding: &Finding) {
         let (kind, subject) = (finding.subject.kind(), &finding.subject);
         match &finding.outcome {
             Outcome::Released => {
@@ -231,10 +231,10 @@ impl Repairs {
                 tracing::warn!(kind, %subject, %outcome, "a leak could not be repaired");
             }
             outcome @ Outcome::Left { .. } => {
-                tracing::warn!(kind, %subject, %outcome, "a pod's address is not its own by the store");
+                tracing::warn!(kind, %subject, %outcome, "a pod's address is not allocated to it");
             }
             Outcome::Leaked => tracing::info!(kind, %subject, "a leak was found"),
-            outcome => tracing::info!(kind, %subject, %outcome, "what looked like a leak was left alone"),
+            outcome => tracing::info!(kind, %subject, %outcome, "an entry that looked leaked was kept"),
         }
     }
 }
@@ -248,13 +248,13 @@ fn jittered(every: Duration) -> Duration {
     every.mul_f64(0.9 + 0.2 * (u64::from_ne_bytes(random()) as f64 / u64::MAX as f64))
 }
 
-// === impl Look ===
+// === impl Check ===
 
-impl Look {
-    fn report(&self, crew: &Crew, reach: Reach, options: Options, findings: Vec<Finding>) -> Report {
+impl Check {
+    fn report(&self, finder: &LeakFinder, reach: Reach, options: Options, findings: Vec<Finding>) -> Report {
         Report {
             schema: Report::SCHEMA,
-            node: (reach != Reach::GoneNodes).then(|| crew.node.to_string()),
+            node: (reach != Reach::GoneNodes).then(|| finder.node.to_string()),
             grace_ms: u64::try_from(options.grace.as_millis()).unwrap_or(u64::MAX),
             dry_run: options.dry_run,
             seen: self.seen.clone(),
@@ -278,40 +278,42 @@ pub async fn alone(
     caches: Vec<std::path::PathBuf>,
     options: Options,
 ) -> Result<Report, RepairError> {
-    let failed =
-        |what| move |error: &dyn std::fmt::Display| RepairError::Alone { what, reason: error.to_string() };
-    let sight = sight(caches);
-    let crew = |store: &Rc<dyn Store>| Crew {
+    let failed = |what| {
+        move |error: &dyn std::fmt::Display| RepairError::WithoutAgent { what, reason: error.to_string() }
+    };
+    let read_machine = machine_reader(caches);
+    let finder = |store: &Rc<dyn Store>| LeakFinder {
         node: node.clone(),
         allocator: Rc::new(Allocator::new(Rc::clone(store), Rc::new(SystemClock))),
         store: Rc::clone(store),
         clock: Rc::new(SystemClock),
-        sight: Rc::clone(&sight),
+        read_machine: Rc::clone(&read_machine),
     };
     let reach = Reach::Everything;
     russet_linux::file::private_dir(paths.run_dir()).map_err(|e| failed("make the run directory")(&e))?;
-    let lock = turn::alone(paths, ALONE_PATIENCE).map_err(|e| failed("take the node's lock")(&e))?;
+    let lock = turn::alone(paths, REQUESTS_TIMEOUT).map_err(|e| failed("take the node's lock")(&e))?;
     let opened = stores::open(paths, location).await.map_err(|e| failed("open the store")(&e))?;
-    let crew_then = crew(&opened.store);
-    let first = crew_then.look(reach, options.grace).await?;
-    let unallocated = unallocated(&crew_then.allocator).await?;
+    let first_finder = finder(&opened.store);
+    let first = first_finder.check(reach, options.grace).await?;
+    let unallocated = unallocated(&first_finder.allocator).await?;
     if first.is_clean() {
-        return Ok(first.report(&crew_then, reach, options, unallocated));
+        return Ok(first.report(&first_finder, reach, options, unallocated));
     }
-    drop((crew_then, opened, lock));
+    drop((first_finder, opened, lock));
     tokio::time::sleep(options.grace).await;
-    let _lock = turn::alone(paths, ALONE_PATIENCE).map_err(|e| failed("take the node's lock")(&e))?;
+    let _lock = turn::alone(paths, REQUESTS_TIMEOUT).map_err(|e| failed("take the node's lock")(&e))?;
     let _calico =
         calico_lock(paths.root()).map_err(|e| failed("take the lock of Calico's IPAM plugins")(&e))?;
     tokio::time::sleep(HISTORY_DELAY).await;
-    let asked = asked_since(&paths.history_file(), &first).map_err(|e| failed("read the history")(&e))?;
+    let requested =
+        requested_since(&paths.history_file(), &first).map_err(|e| failed("read the history")(&e))?;
     let opened = stores::open(paths, location).await.map_err(|e| failed("open the store")(&e))?;
-    let crew = crew(&opened.store);
-    let residues = crew.residues_again(&first).await?;
-    let mut findings = crew.conclude(reach, &first, &asked, options, LOOK_PATIENCE).await?;
-    findings.extend(crew.conclude_handles(&first, residues, options).await);
+    let finder = finder(&opened.store);
+    let residues = finder.residues_again(&first).await?;
+    let mut findings = finder.conclude(reach, &first, &requested, options, SECOND_CHECK_TIMEOUT).await?;
+    findings.extend(finder.conclude_handles(&first, residues, options).await);
     findings.extend(unallocated);
-    Ok(first.report(&crew, reach, options, findings))
+    Ok(first.report(&finder, reach, options, findings))
 }
 
 /// A round for the addresses of nodes that have no record any more. Their machines cannot be read.
@@ -320,39 +322,39 @@ pub async fn gone_nodes(
     node: &NodeName,
     options: Options,
 ) -> Result<Report, RepairError> {
-    let crew = Crew {
+    let finder = LeakFinder {
         node: node.clone(),
         allocator: Rc::new(Allocator::new(Rc::clone(&store), Rc::new(SystemClock))),
         store,
         clock: Rc::new(SystemClock),
-        sight: sight(Vec::new()),
+        read_machine: machine_reader(Vec::new()),
     };
     let reach = Reach::GoneNodes;
-    let first = crew.look(reach, options.grace).await?;
+    let first = finder.check(reach, options.grace).await?;
     let mut findings = Vec::new();
     if !first.leaks.is_empty() {
         tokio::time::sleep(options.grace).await;
-        findings = crew.conclude(reach, &first, &BTreeSet::new(), options, LOOK_PATIENCE).await?;
+        findings = finder.conclude(reach, &first, &BTreeSet::new(), options, SECOND_CHECK_TIMEOUT).await?;
     }
-    Ok(first.report(&crew, reach, options, findings))
+    Ok(first.report(&finder, reach, options, findings))
 }
 
 /// Taken only if Calico's IPAM plugin is installed: the directory belongs to Calico.
 fn calico_lock(root: &Path) -> Result<Option<FileLock>, LockError> {
     let path = root.join(CALICO_LOCK);
     let there = path.parent().is_some_and(Path::exists);
-    there.then(|| FileLock::exclusive(path, Instant::now() + ALONE_PATIENCE)).transpose()
+    there.then(|| FileLock::exclusive(path, Instant::now() + REQUESTS_TIMEOUT)).transpose()
 }
 
 /// Containers that got one of these addresses since the first check from a plugin without an agent.
-fn asked_since(history: &Path, first: &Look) -> std::io::Result<BTreeSet<String>> {
+fn requested_since(history: &Path, first: &Check) -> std::io::Result<BTreeSet<String>> {
     // The history's clock has a resolution of one second.
     let since = time::parse_rfc3339(&time::rfc3339(first.began));
-    let mut asked = BTreeSet::new();
+    let mut requested = BTreeSet::new();
     for address in first.addresses() {
         let tenures = History::of(history, address)?.into_iter();
         let recent = tenures.filter(|tenure| time::parse_rfc3339(&tenure.from) >= since);
-        asked.extend(recent.map(|tenure| tenure.container));
+        requested.extend(recent.map(|tenure| tenure.container));
     }
-    Ok(asked)
+    Ok(requested)
 }

@@ -22,8 +22,8 @@ use russet_attach::nat::{self, Labelled};
 use russet_attach::{Dialect, OwnedLink, Owner, naming};
 
 use super::RepairError;
-use super::judge::Machine;
-use super::rounds::{ALONE_PATIENCE, Repairs};
+use super::liveness::Machine;
+use super::rounds::{REQUESTS_TIMEOUT, Repairs};
 use crate::metrics::Kind;
 
 /// Stale attachments according to one check.
@@ -35,7 +35,7 @@ struct Stale {
 }
 
 /// What one check found besides the machine's state.
-struct Possessions {
+struct PluginState {
     labelled: Vec<Labelled>,
     shaped: Vec<(IfName, Owner)>,
 }
@@ -45,44 +45,44 @@ struct Possessions {
 impl Repairs {
     /// Checks, waits, checks again, and removes what both checks agree on.
     pub(super) async fn sweep(&self, grace: Duration) -> Result<(), RepairError> {
-        let _turn = self.turn.lock().await;
-        let asked = self.operations.remember_asked();
+        let _round = self.round_lock.lock().await;
+        let requested = self.operations.record_requests();
         let first = self.stale(&BTreeSet::new()).await?;
         if first.is_empty() {
             return Ok(());
         }
-        tracing::debug!(?first, "what seems to be attached for nobody is looked at again");
+        tracing::debug!(?first, "attachments that look stale are checked again");
         tokio::time::sleep(grace).await;
-        let alone = tokio::time::timeout(ALONE_PATIENCE, self.operations.alone()).await;
-        let _alone = alone.map_err(|_| RepairError::Busy(ALONE_PATIENCE))?;
-        let second = self.stale(&asked.containers()).await?;
-        self.take_away(first.and(&second)).await
+        let exclusive = tokio::time::timeout(REQUESTS_TIMEOUT, self.operations.exclusive()).await;
+        let _exclusive = exclusive.map_err(|_| RepairError::Busy(REQUESTS_TIMEOUT))?;
+        let second = self.stale(&requested.containers()).await?;
+        self.remove_stale(first.and(&second)).await
     }
 
-    async fn stale(&self, asked: &BTreeSet<String>) -> Result<Stale, RepairError> {
+    async fn stale(&self, requested: &BTreeSet<String>) -> Result<Stale, RepairError> {
         let wiring = &self.node.wiring;
         // Before the machine's state, so that a container that is added meanwhile is seen there.
         let labelled = wiring.labelled().await?;
         let shaped = wiring.shaped().await?;
-        let machine = (self.crew.sight)().await?;
+        let machine = (self.finder.read_machine)().await?;
         tracing::debug!(
             links = machine.owned.len(),
             cached = machine.cached.len(),
             sees_processes = machine.sees_processes,
             "attachments are compared with what runtimes know"
         );
-        Ok(Stale::of(&machine, Possessions { labelled, shaped }, asked))
+        Ok(Stale::find(&machine, PluginState { labelled, shaped }, requested))
     }
 
-    async fn take_away(&self, stale: Stale) -> Result<(), RepairError> {
+    async fn remove_stale(&self, stale: Stale) -> Result<(), RepairError> {
         let (node, mut failed) = (&self.node, None);
         let mut note = |kind: &'static str, subject: String, done: Result<(), _>| match done {
             Ok(()) => {
                 self.metrics.repaired.get_or_create(&Kind { kind: kind.to_owned() }).inc();
-                tracing::warn!(kind, subject, "what was attached for nobody is gone");
+                tracing::warn!(kind, subject, "a stale attachment was removed");
             }
             Err(error) => {
-                tracing::warn!(kind, subject, %error, "what is attached for nobody cannot be removed");
+                tracing::warn!(kind, subject, %error, "a stale attachment cannot be removed");
                 failed = Some(error);
             }
         };
@@ -109,7 +109,7 @@ impl Repairs {
 // === impl Stale ===
 
 impl Stale {
-    fn of(machine: &Machine, possessions: Possessions, asked: &BTreeSet<String>) -> Self {
+    fn find(machine: &Machine, plugin_state: PluginState, requested: &BTreeSet<String>) -> Self {
         // Cache files of the oldest format do not name the container, and an unreadable process may
         // be a pod's.
         let ambiguous = machine.cached.iter().any(|it| it.owner.is_none());
@@ -121,7 +121,7 @@ impl Stale {
             let cached = || machine.cached.iter().filter_map(|it| it.owner.as_ref());
             !cached().any(|it| it.network == *owner.network())
                 || cached().any(|it| it.container == *container)
-                || asked.contains(container.as_str())
+                || requested.contains(container.as_str())
         };
         let wired = |container: Option<&ContainerId>| {
             machine.owned.iter().any(|link| !link.doomed && link.owner.container() == container)
@@ -137,7 +137,7 @@ impl Stale {
             let inhabited = link.peer.is_none_or(|peer| machine.inhabited.contains(&(link.ifindex, peer)));
             !link.doomed && native(link) && !inhabited && !known(&link.owner)
         });
-        let Possessions { mut labelled, mut shaped } = possessions;
+        let PluginState { mut labelled, mut shaped } = plugin_state;
         labelled.retain(|it| {
             let owner = it.label.parse::<Owner>().ok();
             owner.is_some_and(|owner| !known(&owner) && !wired(owner.container())) && !lives(it)
@@ -193,18 +193,18 @@ mod tests {
         }
     }
 
-    fn possessions(containers: &[&str], address: &str) -> Possessions {
+    fn plugin_state(containers: &[&str], address: &str) -> PluginState {
         let addresses = BTreeSet::from([address.parse().unwrap()]);
         let labelled = |it: &&str| Labelled { label: owner(it).label(), addresses: addresses.clone() };
-        Possessions {
+        PluginState {
             labelled: containers.iter().map(labelled).collect(),
             shaped: containers.iter().map(|it| ("bwp1".parse().unwrap(), owner(it))).collect(),
         }
     }
 
-    fn stale(machine: &Machine, asked: &[&str]) -> Stale {
-        let asked = asked.iter().map(|it| (*it).to_owned()).collect();
-        Stale::of(machine, possessions(&["alive", "dead", "gone"], "10.1.0.7"), &asked)
+    fn stale(machine: &Machine, requested: &[&str]) -> Stale {
+        let requested = requested.iter().map(|it| (*it).to_owned()).collect();
+        Stale::find(machine, plugin_state(&["alive", "dead", "gone"], "10.1.0.7"), &requested)
     }
 
     fn links(stale: &Stale) -> Vec<&str> {
@@ -228,7 +228,7 @@ mod tests {
     fn any_evidence_or_unknown_state_keeps_an_attachment() {
         let addresses = [("10.1.0.7".parse().unwrap(), "/run/netns/x".into())];
         let oldest = Attached { path: "/cache/x".into(), owner: None, addresses: Vec::new() };
-        for (why, machine, asked) in [
+        for (why, machine, requested) in [
             ("a request came", machine(), &["dead", "gone"][..]),
             (
                 "a cache has it",
@@ -256,7 +256,7 @@ mod tests {
             ),
             ("not all processes are seen", Machine { sees_processes: false, ..machine() }, &[]),
         ] {
-            assert!(stale(&machine, asked).is_empty(), "{why}");
+            assert!(stale(&machine, requested).is_empty(), "{why}");
         }
         let inhabited = Machine { inhabited: BTreeSet::from([(8, 2)]), ..machine() };
         assert!(links(&stale(&inhabited, &[])).is_empty());

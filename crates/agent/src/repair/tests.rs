@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, RwLock};
 use super::*;
 
 const GRACE: Duration = Duration::from_secs(600);
-const PATIENCE: Duration = Duration::from_secs(3600);
+const TIMEOUT: Duration = Duration::from_secs(3600);
 const CONTAINERS: usize = 5;
 const LIVES: u64 = 12;
 const SEEDS: u64 = 20;
@@ -34,13 +34,13 @@ struct World {
     /// A plugin in another process, with its own cache.
     peer: Allocator,
     now: Rc<Cell<SystemTime>>,
-    chance: RefCell<Chance>,
+    rng: RefCell<Chance>,
     /// Containers with an interface: the address, and whether Russet wired it. A Go peer's link has
     /// no owner; its route is the evidence.
     live: Rc<RefCell<BTreeMap<String, (std::net::IpAddr, bool)>>>,
     everyone: RwLock<()>,
     containers: Vec<Mutex<()>>,
-    asked: RefCell<BTreeSet<String>>,
+    requested: RefCell<BTreeSet<String>>,
     /// Containers between the first step of their IPAM plugin and their wiring, with a foreign main
     /// plugin.
     unwired: RefCell<BTreeSet<u64>>,
@@ -80,30 +80,30 @@ impl World {
             ),
             put(&format!("{v3}/nodes/node-a"), r#"{"kind":"Node","metadata":{"name":"node-a"},"spec":{}}"#),
         ];
-        run_alone(sim.commit(steps)).unwrap();
+        run_to_end(sim.commit(steps)).unwrap();
         let allocator = || Allocator::new(Rc::new(sim.clone()), Rc::new(TestClock(now.clone())));
         Rc::new(Self {
             allocator: Rc::new(allocator().with_cache(Duration::from_secs(1))),
             peer: allocator(),
             sim,
             now,
-            chance: RefCell::new(Chance::new(seed ^ 0x5eed)),
+            rng: RefCell::new(Chance::new(seed ^ 0x5eed)),
             live: Rc::default(),
             everyone: RwLock::new(()),
             containers: (0..CONTAINERS).map(|_| Mutex::new(())).collect(),
-            asked: RefCell::default(),
+            requested: RefCell::default(),
             unwired: RefCell::default(),
             released: Cell::new(0),
         })
     }
 
     fn below(&self, bound: u64) -> u64 {
-        self.chance.borrow_mut().below(bound)
+        self.rng.borrow_mut().below(bound)
     }
 
-    fn crew(&self) -> Crew {
+    fn finder(&self) -> LeakFinder {
         let live = Rc::clone(&self.live);
-        let sight: Sight = Rc::new(move || {
+        let read_machine: MachineReader = Rc::new(move || {
             let live = Rc::clone(&live);
             Box::pin(async move {
                 pause().await;
@@ -121,12 +121,12 @@ impl World {
                 Ok(machine)
             })
         });
-        Crew {
+        LeakFinder {
             node: "node-a".parse().unwrap(),
             store: Rc::new(self.sim.clone()),
             allocator: Rc::clone(&self.allocator),
             clock: Rc::new(TestClock(self.now.clone())),
-            sight,
+            read_machine,
         }
     }
 
@@ -193,10 +193,10 @@ async fn container(world: Rc<World>, index: usize) {
 }
 
 async fn add(world: &Rc<World>, index: usize, id: &str, ours: bool) {
-    world.asked.borrow_mut().insert(id.to_owned());
+    world.requested.borrow_mut().insert(id.to_owned());
     let token = world.below(u64::MAX);
     world.unwired.borrow_mut().insert(token);
-    let mut turn = Some((world.everyone.read().await, world.containers[index].lock().await));
+    let mut round_lock = Some((world.everyone.read().await, world.containers[index].lock().await));
     let request = Request::pod("node-a".parse().unwrap(), format!("net.{id}").parse().unwrap());
     let (request, allocator) = if ours {
         (request.with("interface", "eth0"), &*world.allocator)
@@ -206,8 +206,8 @@ async fn add(world: &Rc<World>, index: usize, id: &str, ours: bool) {
     let assigned = allocator.auto_assign(&request).await;
     if index % 2 == 1 {
         // An IPAM plugin has answered; a foreign main plugin does the wiring.
-        drop(turn.take());
-        world.asked.borrow_mut().insert(id.to_owned());
+        drop(round_lock.take());
+        world.requested.borrow_mut().insert(id.to_owned());
     }
     for _ in 0..world.below(40) {
         pause().await;
@@ -218,12 +218,12 @@ async fn add(world: &Rc<World>, index: usize, id: &str, ours: bool) {
     {
         world.live.borrow_mut().insert(id.to_owned(), (assigned.addresses[0].addr(), ours));
     }
-    world.asked.borrow_mut().insert(id.to_owned());
+    world.requested.borrow_mut().insert(id.to_owned());
     world.unwired.borrow_mut().remove(&token);
 }
 
 async fn del(world: &Rc<World>, index: usize, id: &str) {
-    world.asked.borrow_mut().insert(id.to_owned());
+    world.requested.borrow_mut().insert(id.to_owned());
     let _shared = world.everyone.read().await;
     let _container = world.containers[index].lock().await;
     world.live.borrow_mut().remove(id);
@@ -245,10 +245,10 @@ async fn repairs(world: Rc<World>, rounds: usize) {
 
 async fn round(world: &Rc<World>) -> Result<(), RepairError> {
     let options = Options { grace: GRACE, dry_run: false };
-    world.asked.borrow_mut().clear();
+    world.requested.borrow_mut().clear();
     let unwired = world.unwired.borrow().clone();
-    let crew = world.crew();
-    let first = crew.look(Reach::Everything, GRACE).await?;
+    let finder = world.finder();
+    let first = finder.check(Reach::Everything, GRACE).await?;
     world.now.set(world.now.get() + GRACE + Duration::from_secs(1));
     // The grace period is longer than any runtime takes.
     while world.unwired.borrow().intersection(&unwired).next().is_some() {
@@ -257,11 +257,11 @@ async fn round(world: &Rc<World>) -> Result<(), RepairError> {
     for _ in 0..world.below(20) {
         pause().await;
     }
-    let residues = crew.residues_again(&first).await?;
-    crew.conclude_handles(&first, residues, options).await;
+    let residues = finder.residues_again(&first).await?;
+    finder.conclude_handles(&first, residues, options).await;
     let _alone = world.everyone.write().await;
-    let asked = world.asked.borrow().clone();
-    let findings = crew.conclude(Reach::Everything, &first, &asked, options, PATIENCE).await?;
+    let requested = world.requested.borrow().clone();
+    let findings = finder.conclude(Reach::Everything, &first, &requested, options, TIMEOUT).await?;
     let released = findings.iter().filter(|finding| finding.outcome == Outcome::Released).count();
     world.released.set(world.released.get() + released);
     Ok(())
@@ -286,7 +286,7 @@ fn drive(world: &World, seed: u64, tasks: Vec<Pin<Box<dyn Future<Output = ()>>>>
     }
 }
 
-fn run_alone<T>(future: impl Future<Output = T>) -> T {
+fn run_to_end<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 
@@ -355,53 +355,58 @@ fn the_same_holds_where_handle_and_block_are_written_one_after_the_other() {
 }
 
 /// A store with one old leak, and the finder.
-fn one_leak() -> (Rc<World>, Crew) {
+fn store_with_one_leak() -> (Rc<World>, LeakFinder) {
     let world = World::new(1, true);
     let request =
         Request::pod("node-a".parse().unwrap(), "net.c1".parse().unwrap()).with("interface", "eth0");
-    run_alone(world.allocator.auto_assign(&request)).unwrap();
+    run_to_end(world.allocator.auto_assign(&request)).unwrap();
     world.now.set(world.now.get() + GRACE);
-    let crew = world.crew();
-    (world, crew)
+    let finder = world.finder();
+    (world, finder)
 }
 
-fn both_looks(world: &World, crew: &Crew, between: impl FnOnce(&World)) -> Result<Vec<Finding>, RepairError> {
+fn both_checks(
+    world: &World,
+    finder: &LeakFinder,
+    between: impl FnOnce(&World),
+) -> Result<Vec<Finding>, RepairError> {
     let options = Options { grace: GRACE, dry_run: false };
-    let first = run_alone(crew.look(Reach::OwnBlocks, GRACE))?;
+    let first = run_to_end(finder.check(Reach::OwnBlocks, GRACE))?;
     assert_eq!(first.leaks.len(), 1);
     between(world);
-    run_alone(crew.conclude(Reach::OwnBlocks, &first, &BTreeSet::new(), options, PATIENCE))
+    run_to_end(finder.conclude(Reach::OwnBlocks, &first, &BTreeSet::new(), options, TIMEOUT))
 }
 
 fn put_node(world: &World, spec: &str) {
     let key = Key::node(&"node-a".parse().unwrap());
     let node = format!(r#"{{"kind":"Node","metadata":{{"name":"node-a"}},"spec":{spec}}}"#);
-    run_alone(world.sim.commit(vec![Step::put(key, node.into_bytes())])).unwrap();
+    run_to_end(world.sim.commit(vec![Step::put(key, node.into_bytes())])).unwrap();
 }
 
 #[test]
 fn a_leak_that_both_checks_find_is_released() {
-    let (world, crew) = one_leak();
-    let findings = both_looks(&world, &crew, |_| {}).unwrap();
+    let (world, finder) = store_with_one_leak();
+    let findings = both_checks(&world, &finder, |_| {}).unwrap();
     assert_eq!(findings.iter().map(|it| &it.outcome).collect::<Vec<_>>(), [&Outcome::Released]);
     assert!(world.entries().is_empty());
 }
 
 #[test]
 fn after_a_failed_release_the_others_are_left_to_another_round() {
-    let (world, crew) = one_leak();
+    let (world, finder) = store_with_one_leak();
     let request = |handle: &str| {
         Request::pod("node-a".parse().unwrap(), handle.parse().unwrap()).with("interface", "eth0")
     };
     for handle in ["net.c2", "net.c3"] {
-        run_alone(world.allocator.auto_assign(&request(handle))).unwrap();
+        run_to_end(world.allocator.auto_assign(&request(handle))).unwrap();
     }
     world.now.set(world.now.get() + GRACE);
     let options = Options { grace: GRACE, dry_run: false };
-    let first = run_alone(crew.look(Reach::OwnBlocks, GRACE)).unwrap();
+    let first = run_to_end(finder.check(Reach::OwnBlocks, GRACE)).unwrap();
     world.sim.script([Fault::Unavailable; 64]);
-    let asked = BTreeSet::new();
-    let findings = run_alone(crew.conclude(Reach::OwnBlocks, &first, &asked, options, PATIENCE)).unwrap();
+    let requested = BTreeSet::new();
+    let findings =
+        run_to_end(finder.conclude(Reach::OwnBlocks, &first, &requested, options, TIMEOUT)).unwrap();
     let outcomes: Vec<_> = findings.iter().map(|it| &it.outcome).collect();
     assert!(
         matches!(outcomes[..], [Outcome::Failed { .. }, Outcome::Leaked, Outcome::Leaked]),
@@ -411,25 +416,25 @@ fn after_a_failed_release_the_others_are_left_to_another_round() {
 
 #[test]
 fn a_node_record_written_between_the_checks_is_an_error() {
-    let (world, crew) = one_leak();
-    let error = both_looks(&world, &crew, |world| put_node(world, "{}")).unwrap_err();
+    let (world, finder) = store_with_one_leak();
+    let error = both_checks(&world, &finder, |world| put_node(world, "{}")).unwrap_err();
     assert!(matches!(error, RepairError::Rewritten(_)), "{error}");
     assert_eq!(world.entries().len(), 1);
 }
 
 #[test]
 fn a_node_record_of_another_machine_is_an_error() {
-    let (world, crew) = one_leak();
+    let (world, finder) = store_with_one_leak();
     put_node(&world, r#"{"bgp":{"ipv4Address":"192.0.2.7/24"}}"#);
-    let error = run_alone(crew.look(Reach::OwnBlocks, GRACE)).unwrap_err();
+    let error = run_to_end(finder.check(Reach::OwnBlocks, GRACE)).unwrap_err();
     assert!(matches!(error, RepairError::Elsewhere { .. }), "{error}");
 }
 
 #[test]
 fn a_second_check_without_the_machine_releases_nothing() {
-    let (world, mut crew) = one_leak();
-    let (looks, real) = (Rc::new(Cell::new(0)), Rc::clone(&crew.sight));
-    crew.sight = Rc::new(move || {
+    let (world, mut finder) = store_with_one_leak();
+    let (looks, real) = (Rc::new(Cell::new(0)), Rc::clone(&finder.read_machine));
+    finder.read_machine = Rc::new(move || {
         looks.set(looks.get() + 1);
         let (blind, real) = (looks.get() > 1, Rc::clone(&real));
         Box::pin(async move {
@@ -440,16 +445,16 @@ fn a_second_check_without_the_machine_releases_nothing() {
             real().await
         })
     });
-    assert!(matches!(both_looks(&world, &crew, |_| {}), Err(RepairError::Machine(_))));
+    assert!(matches!(both_checks(&world, &finder, |_| {}), Err(RepairError::Machine(_))));
     assert_eq!(world.entries().len(), 1);
 }
 
 #[test]
 fn an_interface_wired_between_the_checks_keeps_its_address() {
-    let (world, crew) = one_leak();
+    let (world, finder) = store_with_one_leak();
     let address = world.entries()[0].parse().unwrap();
     let wire = |world: &World| _ = world.live.borrow_mut().insert("c1".to_owned(), (address, true));
-    let findings = both_looks(&world, &crew, wire).unwrap();
+    let findings = both_checks(&world, &finder, wire).unwrap();
     assert!(matches!(findings[0].outcome, Outcome::Alive { .. }), "{findings:?}");
     world.check(1);
 }

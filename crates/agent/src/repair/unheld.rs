@@ -20,7 +20,7 @@ use russet_model::HandleId;
 use russet_store::Store;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{BooksError, RepairError, books, machine};
+use super::{AllocationsError, RepairError, allocations, machine};
 
 /// A running pod's address that is not allocated to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,12 +40,12 @@ pub(super) struct PodLink {
     pub owner: Owner,
 }
 
-/// The result of [`Question::ask`].
+/// The result of [`UnheldQueue::ask`].
 type Answer = Result<Vec<Unheld>, String>;
 
 /// Queries from the agent's socket to the store, which other threads cannot use.
 #[derive(Clone)]
-pub(crate) struct Question(mpsc::Sender<oneshot::Sender<Answer>>);
+pub(crate) struct UnheldQueue(mpsc::Sender<oneshot::Sender<Answer>>);
 
 /// Limit of waiting queries; each needs a few reads.
 const QUESTIONS_MAX: usize = 4;
@@ -61,7 +61,7 @@ pub async fn unheld(allocator: &Allocator) -> Result<Vec<Unheld>, RepairError> {
         return Ok(Vec::new());
     }
     let store =
-        |source| RepairError::Alone { what: "compare pods' addresses with the store", reason: source };
+        |source| RepairError::WithoutAgent { what: "compare pods' addresses with the store", reason: source };
     let pools = allocator.pools().await.map_err(|error| store(error.to_string()))?;
     let mut found = Vec::new();
     for (address, link) in pods {
@@ -83,8 +83,8 @@ pub async fn unheld(allocator: &Allocator) -> Result<Vec<Unheld>, RepairError> {
 
 /// The same outside of an agent. Empty on a machine that is not the node `name` of this store.
 pub async fn unheld_here(store: Rc<dyn Store>, name: &NodeName) -> Result<Vec<Unheld>, RepairError> {
-    let record = match books::node(&*store, name).await {
-        Err(BooksError::NoNode(_)) => return Ok(Vec::new()),
+    let record = match allocations::node(&*store, name).await {
+        Err(AllocationsError::NoNode(_)) => return Ok(Vec::new()),
         record => record?,
     };
     let own = tokio::task::spawn_blocking(machine::own_addresses).await??;
@@ -97,7 +97,7 @@ pub async fn unheld_here(store: Rc<dyn Store>, name: &NodeName) -> Result<Vec<Un
 /// What uses the address now, according to this machine and the store's endpoints; none if nothing
 /// does.
 pub async fn user_of(store: &dyn Store, address: IpAddr) -> Result<Option<String>, RepairError> {
-    let endpoints = books::endpoints(store).await?;
+    let endpoints = allocations::endpoints(store).await?;
     let names = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&IpNet::from(address)));
     if let Some(endpoint) = endpoints.iter().find(|endpoint| names(&endpoint.nets)) {
         return Ok(Some(format!("endpoint {}", endpoint.key)));
@@ -124,9 +124,9 @@ fn wrong_holder(held: Option<&Held>, owner: &Owner) -> Option<Option<String>> {
     other.then(|| Some(handle.to_owned()))
 }
 
-// === impl Question ===
+// === impl UnheldQueue ===
 
-impl Question {
+impl UnheldQueue {
     /// The query's sending end, and its receiver.
     pub fn new() -> (Self, mpsc::Receiver<oneshot::Sender<Answer>>) {
         let (sender, receiver) = mpsc::channel(QUESTIONS_MAX);

@@ -9,19 +9,20 @@ use super::{Allocator, Stored};
 use crate::finder::Finder;
 use crate::{IpamError, block_ops};
 
-/// What must hold for an affinity to be ended.
+/// Conditions for ending an affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Provided {
-    /// Nobody holds an address of the block.
+    /// The block has no allocated address.
     pub(super) empty: bool,
-    /// The block is still at this sequence number.
+    /// The block still has this sequence number.
     pub(super) sequence_number: Option<u64>,
 }
 
 // === impl Allocator ===
 
 impl Allocator {
-    /// Ends the affinity of `node` to `cidr`. An empty block is deleted, another one stays and serves nobody; with `must_be_empty` that is an error instead.
+    /// Ends the affinity of `node` to `cidr`. An empty block is deleted; another one stays without
+    /// affinity, or with `must_be_empty` is an error.
     pub async fn release_affinity(
         &self,
         node: &NodeName,
@@ -42,7 +43,8 @@ impl Allocator {
         let mut tries = 0;
         loop {
             let Some(affinity) = self.affinity(node, cidr).await? else {
-                // After an unknown outcome, or when somebody helped: it is gone, and that is what was wanted.
+                // After an unknown outcome, or when another process completed the deletion, it is
+                // gone as requested.
                 return if begun {
                     Ok(())
                 } else {
@@ -68,7 +70,7 @@ impl Allocator {
         }
     }
 
-    /// One attempt. False when a race was lost.
+    /// One attempt. False if another writer was faster.
     async fn end_once(
         &self,
         node: &NodeName,
@@ -96,7 +98,7 @@ impl Allocator {
         Ok(self.try_commit("release affinity", vec![delete]).await?.is_some())
     }
 
-    /// Takes the next idle block from the node that left it lying. None when there is none to be had.
+    /// Takes over the next idle block from its node. None if there is none.
     pub(super) async fn reclaim(&self, finder: &mut Finder) -> Result<Option<BlockCidr>, IpamError> {
         while let Some(idle) = finder.next_idle() {
             let provided = Provided { empty: true, sequence_number: Some(idle.sequence_number) };
@@ -121,7 +123,8 @@ fn may_end(block: &Block, provided: Provided) -> Result<(), IpamError> {
     Ok(())
 }
 
-/// The step that takes the affinity out of a block, or the block out of the store; none when it has no affinity and somebody's addresses.
+/// The step that removes the affinity from a block, or an empty block from the store. None for a
+/// block without affinity that is in use.
 fn end_block(stored: Stored<Block>) -> Option<Step> {
     let key = Key::block(stored.value.cidr);
     let mut block = stored.value;

@@ -1,4 +1,5 @@
-//! AssignIP: one particular address (calico-ipam.md section 3.7). Selectors, modes, limits and reservations do not matter to it.
+//! AssignIP: one particular address (calico-ipam.md section 3.7). Selectors, modes, limits and
+//! reservations do not apply.
 
 use std::net::IpAddr;
 
@@ -14,7 +15,8 @@ use crate::{Assigned, IpamError, Request, block_ops};
 // === impl Allocator ===
 
 impl Allocator {
-    /// Gives `address` to the request's handle; the numbers of addresses that the request names do not matter. The same handle and interface may ask again.
+    /// Assigns `address` to the request's handle; the request's numbers of addresses are ignored.
+    /// The same handle and interface may repeat the request.
     pub async fn assign_ip(&self, request: &Request, address: IpAddr) -> Result<Assigned, IpamError> {
         let wanted = match address {
             IpAddr::V4(_) => Request { v4: u32::MAX, v6: 0, ..request.clone() },
@@ -32,7 +34,7 @@ impl Allocator {
         let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
         let node = &request.node;
         let change = |block: &mut Block| {
-            if (strict && !block.serves(node)) || !self.lends(block, node) {
+            if (strict && !block.serves(node)) || !self.may_lend(block, node) {
                 return Err(IpamError::ForeignBlock { block: cidr, owner: block.affinity.clone() });
             }
             block_ops::assign(block, address, &owner.attribute).map(|ordinal| vec![ordinal])
@@ -55,9 +57,9 @@ impl Allocator {
     }
 
     async fn block_of(&self, request: &Request, address: IpAddr) -> Result<BlockCidr, IpamError> {
-        let (pools, rubbish) = self.pools_and_rubbish().await?;
+        let (pools, pool_error) = self.pools_and_error().await?;
         let holds = |pool: &&IpPool| pool.is_enabled() && pool.spec.cidr.contains(&IpNet::from(address));
-        let missing = || rubbish.unwrap_or(IpamError::NotInPool { address });
+        let missing = || pool_error.unwrap_or(IpamError::NotInPool { address });
         let pool = pools.iter().find(holds).ok_or_else(missing)?;
         if !pool.spec.allows(request.use_) {
             return Err(IpamError::NoPool {
@@ -70,7 +72,7 @@ impl Allocator {
             .map_err(|error| IpamError::Invalid(error.to_string()))
     }
 
-    /// A new block must not share an address with one of another size.
+    /// A new block must not overlap one of another size.
     async fn refuse_overlap(&self, cidr: BlockCidr, address: IpAddr) -> Result<(), IpamError> {
         let records = self.records(&Prefix::blocks(Some(cidr.family()))).await?;
         let others = records.iter().filter_map(|record| match record.key.kind() {

@@ -1,4 +1,5 @@
-//! AutoAssign (calico-ipam.md sections 3.4 and 3.5): from the node's own blocks, then from a block that it claims, then from anybody's.
+//! AutoAssign (calico-ipam.md sections 3.4 and 3.5): from the node's own blocks, then from a newly
+//! claimed block, then from blocks of other nodes.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +7,10 @@ use russet_addr::{BlockCidr, Family, IpNet};
 use russet_model::{AddressUse, Affinity, Block, IpPool, IpamConfig, Key, Node};
 use russet_store::Record;
 
-use super::cache::{Asked, Plan};
+use super::cache::{Plan, RequestKind};
 use super::claim::Claimed;
 use super::existing::with_block_prefix;
-use super::fast::Shortcut;
+use super::fast::FastPath;
 use super::take::Owner;
 use super::{Allocator, Stored};
 use crate::block_ops::{self, Freed, Reserved};
@@ -17,7 +18,7 @@ use crate::finder::Finder;
 use crate::pools::{self, Asker};
 use crate::{Assigned, IpamError, Request};
 
-/// More addresses than one call has use for; a limit on what a wrong request can take.
+/// Limit of addresses for one call, against invalid requests.
 const ADDRESSES_MAX: u32 = 1024;
 
 /// One family of one request.
@@ -30,40 +31,42 @@ pub(super) struct FamilyRun<'a> {
     pub(super) pools: Vec<IpPool>,
     wanted: usize,
     taken: Vec<IpNet>,
-    /// Blocks that turned out to be the node's.
+    /// Blocks that are the node's.
     own: Vec<BlockCidr>,
-    /// Why a block of our own could not be used: when nothing else has room, this is the reason to tell.
+    /// Why an own block could not be used: the error to report if no other block has a free
+    /// address.
     passed_over: Option<IpamError>,
-    /// Another node's block has room and is strict.
+    /// Another node's block has free addresses, but affinity is strict.
     pub(super) passed_strict: bool,
 }
 
 /// What is read once for both families of a request.
 struct Facts {
-    /// Of the cache, when the reading began.
+    /// The generation of the cache when reading began.
     generation: u64,
     config: IpamConfig,
     reserved: Vec<IpNet>,
     pools: Vec<IpPool>,
-    /// Why a pool could not be read.
-    rubbish: Option<IpamError>,
+    /// Why a pool could not be decoded.
+    pool_error: Option<IpamError>,
     node: Option<Node>,
 }
 
-/// Blocks that a call wrote to, so that a failure can give everything back.
+/// Blocks that a call has written, so that a failure can release everything.
 type Touched = BTreeSet<BlockCidr>;
 
 // === impl Allocator ===
 
 impl Allocator {
-    /// Gives the request's addresses: those that its handle and interface hold already, and new ones for the rest. All or nothing over both families.
+    /// Assigns the request's addresses: those that its handle and interface have already, and new
+    /// ones for the rest. All or nothing for both families.
     pub async fn auto_assign(&self, request: &Request) -> Result<Assigned, IpamError> {
         check(request)?;
         let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
         let waiting = self.cache.wait();
         let turn = match self.assign_fast(request, &owner).await {
-            Shortcut::Done(addresses) => return Ok(Assigned { addresses, existing: false }),
-            Shortcut::LongWay(turn) => turn,
+            FastPath::Done(addresses) => return Ok(Assigned { addresses, existing: false }),
+            FastPath::SlowPath(turn) => turn,
         };
         let attempt = self.cache.attempt();
         let existing = self.existing(request).await?;
@@ -103,18 +106,18 @@ impl Allocator {
     async fn facts(&self, request: &Request) -> Result<Facts, IpamError> {
         let generation = self.cache.generation();
         let node = self.node_of(request).await?;
-        let (pools, rubbish) = self.pools_and_rubbish().await?;
+        let (pools, pool_error) = self.pools_and_error().await?;
         Ok(Facts {
             generation,
             config: self.config().await?,
             reserved: self.reserved().await?,
             pools,
-            rubbish,
+            pool_error,
             node,
         })
     }
 
-    /// The record of the request's node, which some requests cannot do without.
+    /// The record of the request's node, which some requests require.
     pub(super) async fn node_of(&self, request: &Request) -> Result<Option<Node>, IpamError> {
         match self.node(&request.node).await? {
             None if request.registered_node => {
@@ -133,7 +136,7 @@ impl Allocator {
         (family, wanted): (Family, usize),
         touched: &mut Touched,
     ) -> Result<Vec<IpNet>, IpamError> {
-        let Facts { config, reserved, pools: all_pools, rubbish, node, .. } = facts;
+        let Facts { config, reserved, pools: all_pools, pool_error, node, .. } = facts;
         let reserved = reserved.iter().copied().filter(|net| Family::of_net(net) == family).collect();
         let asker = Asker {
             node: &request.node,
@@ -142,15 +145,17 @@ impl Allocator {
             use_: request.use_,
         };
         let chosen = pools::choose(all_pools, family, request.pools(family), &asker);
-        let pools = chosen.map_err(|error| match (error, rubbish) {
-            (IpamError::NoPool { .. } | IpamError::PoolMissing { .. }, Some(rubbish)) => rubbish.clone(),
+        let pools = chosen.map_err(|error| match (error, pool_error) {
+            (IpamError::NoPool { .. } | IpamError::PoolMissing { .. }, Some(pool_error)) => {
+                pool_error.clone()
+            }
             (error, _) => error,
         })?;
         let affinities = self.affinities(&request.node, family).await?;
         let (own, others): (Vec<_>, Vec<_>) = affinities
             .into_iter()
             .partition(|(block, _)| pools.iter().any(|pool| pool.spec.cidr.contains(&block.net())));
-        self.drop_strays(request, all_pools, asker.node_labels, &others).await;
+        self.release_strays(request, all_pools, asker.node_labels, &others).await;
         let mut run = FamilyRun {
             request,
             owner,
@@ -174,12 +179,12 @@ impl Allocator {
         if run.missing() > 0 {
             return Err(run.short());
         }
-        let (asked, at) = (Asked::of(request, family), self.clock.now());
-        self.cache.keep_plan(Plan { asked, at, own: run.own, reserved: run.reserved }, facts.generation);
+        let (kind, at) = (RequestKind::of(request, family), self.clock.now());
+        self.cache.keep_plan(Plan { kind, at, own: run.own, reserved: run.reserved }, facts.generation);
         Ok(run.taken)
     }
 
-    /// Answers with how many blocks of the chosen pools the node has.
+    /// Returns how many blocks of the chosen pools the node has.
     async fn use_own_blocks(
         &self,
         run: &mut FamilyRun<'_>,
@@ -198,7 +203,7 @@ impl Allocator {
                 Ok(Claimed::Ours(block)) => self.take_own(run, cidr, Some(*block), touched).await?,
                 Ok(Claimed::Foreign) => owned -= 1,
                 Err(error @ (IpamError::Corrupt { .. } | IpamError::Contended { .. })) => {
-                    russet_store::refused("own block passed over", cidr, &error);
+                    russet_store::refused("own block skipped", cidr, &error);
                     run.passed_over.get_or_insert(error);
                 }
                 Err(error) => return Err(error),
@@ -229,7 +234,7 @@ impl Allocator {
             };
             let cidr = match finder.next(&run.reserved) {
                 Some(cidr) => Some(cidr),
-                None => self.left_over(run, finder).await?,
+                None => self.unlisted_or_idle(run, finder).await?,
             };
             let Some(cidr) = cidr else { break };
             if let Claimed::Ours(block) = self.claim(node, cidr).await? {
@@ -247,8 +252,9 @@ impl Allocator {
         Ok(Finder::new(&run.request.node, &run.pools, &keys))
     }
 
-    /// Where the pools have no hole: a block of the node that it did not know of, or one that another left lying.
-    async fn left_over(
+    /// For pools without a free range: a block of the node that has no affinity record, or an idle
+    /// one of another node.
+    async fn unlisted_or_idle(
         &self,
         run: &FamilyRun<'_>,
         finder: &mut Finder,
@@ -260,7 +266,7 @@ impl Allocator {
                 finder.consider(&run.request.node, &run.pools, &record, &run.reserved, now);
             };
             let scanned = self.store.scan(&prefix, &mut take).await;
-            scanned.map_err(|error| IpamError::store(format!("look through {prefix}"), error))?;
+            scanned.map_err(|error| IpamError::store(format!("search {prefix}"), error))?;
         }
         match finder.next_mine() {
             Some(block) => Ok(Some(block)),
@@ -268,7 +274,7 @@ impl Allocator {
         }
     }
 
-    /// Takes what is missing from a block, provided that it still serves the node when it is written.
+    /// Takes the missing addresses from a block, if it still serves the node when it is written.
     async fn take_own(
         &self,
         run: &mut FamilyRun<'_>,
@@ -281,7 +287,7 @@ impl Allocator {
         self.take_some(run, cidr, block, touched, |block| block.serves(&node)).await
     }
 
-    /// Takes what is missing from a block as long as `allowed` says so.
+    /// Takes the missing addresses from a block while `allowed` permits it.
     pub(super) async fn take_some(
         &self,
         run: &mut FamilyRun<'_>,
@@ -307,7 +313,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Gives back what a failed call took. Whatever cannot be given back now stays reachable by its handle.
+    /// Releases what a failed call allocated. What cannot be released now stays reachable by its
+    /// handle.
     pub(super) async fn give_back(&self, owner: &Owner, touched: &BTreeSet<BlockCidr>) {
         for cidr in touched {
             let change = |block: &mut Block| {
@@ -315,7 +322,7 @@ impl Allocator {
                 Ok(Freed::of_handle(ordinals, &owner.handle))
             };
             if let Err(error) = self.free(*cidr, None, change).await {
-                tracing::warn!(handle = %owner.handle, block = %cidr, %error, "address of a failed request not given back");
+                tracing::warn!(handle = %owner.handle, block = %cidr, %error, "address of a failed request could not be released");
             }
         }
     }
@@ -324,7 +331,7 @@ impl Allocator {
 // === impl FamilyRun ===
 
 impl FamilyRun<'_> {
-    /// How many addresses are still wanted.
+    /// How many addresses are still missing.
     pub(super) fn missing(&self) -> usize {
         self.wanted.saturating_sub(self.taken.len())
     }
@@ -350,7 +357,7 @@ impl FamilyRun<'_> {
 
 fn check(request: &Request) -> Result<(), IpamError> {
     if request.use_ == AddressUse::LoadBalancer {
-        return Err(IpamError::Invalid("addresses of load balancers are not given to nodes".into()));
+        return Err(IpamError::Invalid("addresses of load balancers are not assigned to nodes".into()));
     }
     let wanted = u64::from(request.v4) + u64::from(request.v6);
     if wanted == 0 || wanted > u64::from(ADDRESSES_MAX) {

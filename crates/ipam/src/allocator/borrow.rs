@@ -1,5 +1,5 @@
-//! Borrowing: an address of another node's block, when no block can be claimed and strict affinity is off (calico-ipam.md section 3.4 step 8).
-//! The block stays its owner's.
+//! Borrowing: an address of another node's block, if no block can be claimed and strict affinity is
+//! off (calico-ipam.md section 3.4 step 8). The block keeps its affinity.
 
 use std::collections::BTreeSet;
 
@@ -29,17 +29,18 @@ impl Allocator {
                 pool.contains(&block.cidr.net()) && block_ops::has_free(block, &run.reserved)
             });
             let (lenders, strict): (Vec<&Block>, Vec<&Block>) =
-                free.partition(|block| self.lends(block, &node));
+                free.partition(|block| self.may_lend(block, &node));
             run.passed_strict |= !strict.is_empty();
             let mut lenders: Vec<BlockCidr> = lenders.iter().map(|block| block.cidr).collect();
-            // Each node begins elsewhere, so that two that run dry do not fight over one block.
+            // Each node starts with another block, so that nodes without free blocks do not compete
+            // for one block.
             let start = fnv1(node.as_str()) as usize % lenders.len().max(1);
             lenders.rotate_left(start);
             for cidr in lenders {
                 if run.missing() == 0 {
                     return Ok(());
                 }
-                self.take_some(run, cidr, None, touched, |block| self.lends(block, &node)).await?;
+                self.take_some(run, cidr, None, touched, |block| self.may_lend(block, &node)).await?;
             }
         }
         Ok(())

@@ -1,10 +1,12 @@
-//! What the agent's allocator remembers, so that an ordinary ADD is one commit and no read (ARCHITECTURE.md, "Time budgets").
+//! The cache of the agent's allocator, which makes an ordinary ADD one commit without a read
+//! (ARCHITECTURE.md, "Time budgets").
 //!
-//! A remembered block or handle is used only under the guard of its revision: if it is stale, the commit fails and it is read. What pools, reservations,
-//! settings and labels say is believed for a short time, as any process believes what it read at its start; the agent can end that at once.
+//! A cached block or handle is used only under the guard of its revision: if it is stale, the
+//! commit fails and the record is read. Pools, reservations, settings and labels are cached for a
+//! short time, as any process uses what it read at its start; the agent can drop them at once.
 
+mod locks;
 mod refusal;
-mod turns;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -18,37 +20,39 @@ use super::fast::Shared;
 use super::pool::PoolFamilies;
 use crate::Request;
 use crate::block_ops::Reserved;
+pub(super) use locks::{KeyedLock, LockGuard};
 use refusal::Refusal;
-pub(super) use turns::{Turn, Turns};
 
-/// The allocator's memory, and the places where its requests wait for each other.
+/// The cache, and the locks and queue of requests.
 #[derive(Default)]
 pub(super) struct Cache {
-    /// None: nothing is remembered.
+    /// None: nothing is cached.
     max_age: Option<Duration>,
     blocks: RefCell<BTreeMap<BlockCidr, Stored<Block>>>,
     handles: RefCell<BTreeMap<HandleId, Stored<Handle>>>,
     plans: RefCell<VecDeque<Plan>>,
-    /// The families that have pools, and since when that is known.
+    /// The families that have pools, and when they were read.
     families: RefCell<Option<(SystemTime, PoolFamilies)>>,
-    /// How often the rules were forgotten: what was read before counts for nothing after.
+    /// Incremented when the rules are dropped: what was read in an earlier generation must not be
+    /// cached.
     generation: Cell<u64>,
-    /// How often something was found out the long way.
+    /// Number of results of the slow path.
     learned: Cell<u64>,
     /// Requests that share commits.
     pub(super) shared: Shared,
     /// Releases that read and write a block.
-    pub(super) freeing: Turns,
-    /// Requests that find out the long way where addresses are.
-    pub(super) asking: Turns<Source>,
-    /// How the last of them failed, for those who waited meanwhile.
+    pub(super) releases: KeyedLock,
+    /// Requests on the slow path.
+    pub(super) slow_path: KeyedLock<Source>,
+    /// The last failure of the slow path, for requests that waited meanwhile.
     refusal: RefCell<Option<Refusal>>,
     refusals: Cell<u64>,
-    /// How often we made room: what was full before may not be so after.
+    /// Number of releases by this process: an earlier failure may not apply after one.
     room: Cell<u64>,
 }
 
-/// Where a request's addresses may come from: those who look in the same place would get into each other's way.
+/// The source of a request's addresses. Requests with the same source would compete on the slow
+/// path.
 #[derive(Clone, PartialEq)]
 pub(super) struct Source {
     node: NodeName,
@@ -60,17 +64,17 @@ pub(super) struct Source {
 /// Where requests of one kind get their addresses.
 #[derive(Clone)]
 pub(super) struct Plan {
-    pub(super) asked: Asked,
+    pub(super) kind: RequestKind,
     pub(super) at: SystemTime,
     /// The node's blocks that may serve it, in order.
     pub(super) own: Vec<BlockCidr>,
-    /// What is not handed out.
+    /// Reserved prefixes.
     pub(super) reserved: Reserved,
 }
 
-/// What makes two requests of one kind.
+/// The kind of a request: equal kinds have equal plans.
 #[derive(Clone, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct RequestKind {
     node: NodeName,
     family: Family,
     pools: Option<Vec<IpNet>>,
@@ -78,17 +82,18 @@ pub(super) struct Asked {
     namespace_labels: BTreeMap<String, String>,
 }
 
-/// Blocks that are remembered: more than a node may have.
+/// Limit of cached blocks: more than a node may have.
 const BLOCKS_MAX: usize = 64;
-/// Handles that are remembered: more than a node has containers. Any other costs its release one read.
+/// Limit of cached handles: more than a node has containers. The release of any other one costs a
+/// read.
 const HANDLES_MAX: usize = 1024;
-/// Kinds of requests that are remembered.
+/// Limit of cached plans.
 const PLANS_MAX: usize = 16;
 
 // === impl Cache ===
 
 impl Cache {
-    /// A memory that believes what it read for `max_age`.
+    /// A cache whose rules are valid for `max_age`.
     pub(super) fn new(max_age: Duration) -> Self {
         Self { max_age: Some(max_age), ..Self::default() }
     }
@@ -97,19 +102,21 @@ impl Cache {
         self.max_age.is_some()
     }
 
-    /// Forgets what pools, reservations, settings and labels say. Blocks and handles stay: their revisions guard them.
+    /// Drops pools, reservations, settings and labels. Blocks and handles stay, because their
+    /// revisions guard them.
     pub(super) fn forget_rules(&self) {
         self.plans.borrow_mut().clear();
         self.families.take();
         self.generation.set(self.generation.get() + 1);
     }
 
-    /// Which rules are being read: remember nothing that was read in an earlier generation.
+    /// The current generation. What was read in an earlier one must not be cached.
     pub(super) fn generation(&self) -> u64 {
         self.generation.get()
     }
 
-    /// Remembers a block as it was just written or read. Answers may come in another order than they were given in: the newest counts.
+    /// Caches a block that was just written or read. Answers may arrive out of order: the newest
+    /// revision wins.
     pub(super) fn keep_block(&self, block: Stored<Block>) {
         let mut blocks = self.blocks.borrow_mut();
         let has_room = match blocks.get(&block.value.cidr) {
@@ -121,22 +128,22 @@ impl Cache {
         }
     }
 
-    /// Forgets a block that is gone, or may have changed.
+    /// Drops a block that is gone, or may have changed.
     pub(super) fn drop_block(&self, cidr: BlockCidr) {
         self.blocks.borrow_mut().remove(&cidr);
     }
 
-    /// A block as it was last written.
+    /// A block as last written.
     pub(super) fn block(&self, cidr: BlockCidr) -> Option<Stored<Block>> {
         self.blocks.borrow().get(&cidr).cloned()
     }
 
-    /// What `look` sees in a block, without a copy of it.
+    /// The result of `look` on a block, without a copy of the block.
     pub(super) fn look<T>(&self, cidr: BlockCidr, look: impl FnOnce(&Block) -> T) -> Option<T> {
         self.blocks.borrow().get(&cidr).map(|block| look(&block.value))
     }
 
-    /// Remembers a handle as it was just written.
+    /// Caches a handle that was just written.
     pub(super) fn keep_handle(&self, id: HandleId, handle: Stored<Handle>) {
         let mut handles = self.handles.borrow_mut();
         if self.is_on() && (handles.len() < HANDLES_MAX || handles.contains_key(&id)) {
@@ -144,62 +151,62 @@ impl Cache {
         }
     }
 
-    /// Forgets a handle that is gone, or may have changed.
+    /// Drops a handle that is gone, or may have changed.
     pub(super) fn drop_handle(&self, id: &HandleId) {
         self.handles.borrow_mut().remove(id);
     }
 
-    /// A handle as it was last written.
+    /// A handle as last written.
     pub(super) fn handle(&self, id: &HandleId) -> Option<Stored<Handle>> {
         self.handles.borrow().get(id).cloned()
     }
 
-    /// Changes whenever more is known about where addresses are.
+    /// Changes whenever the slow path has a new result.
     pub(super) fn learned(&self) -> u64 {
         self.learned.get()
     }
 
-    /// Remembers where requests like this one get their addresses.
+    /// Caches where requests of this kind get their addresses.
     pub(super) fn keep_plan(&self, plan: Plan, generation: u64) {
         if !self.is_on() || generation != self.generation() {
             return;
         }
         let mut plans = self.plans.borrow_mut();
-        plans.retain(|known| known.asked != plan.asked);
+        plans.retain(|known| known.kind != plan.kind);
         plans.push_front(plan);
         plans.truncate(PLANS_MAX);
         self.learned.set(self.learned.get() + 1);
     }
 
-    /// Where requests like this one get their addresses, if that was found out lately.
-    pub(super) fn plan(&self, asked: &Asked, now: SystemTime) -> Option<Plan> {
+    /// Where requests of this kind get their addresses, if that was determined recently.
+    pub(super) fn plan(&self, kind: &RequestKind, now: SystemTime) -> Option<Plan> {
         let plans = self.plans.borrow();
-        let plan = plans.iter().find(|plan| plan.asked == *asked)?;
+        let plan = plans.iter().find(|plan| plan.kind == *kind)?;
         self.is_fresh(plan.at, now).then(|| plan.clone())
     }
 
-    /// Remembers which families have pools.
+    /// Caches which families have pools.
     pub(super) fn keep_families(&self, families: &PoolFamilies, at: SystemTime, generation: u64) {
         if self.is_on() && generation == self.generation() {
             self.families.replace(Some((at, families.clone())));
         }
     }
 
-    /// The families that have pools, if that was read lately.
+    /// The families that have pools, if they were read recently.
     pub(super) fn families(&self, now: SystemTime) -> Option<PoolFamilies> {
         let known = self.families.borrow();
         known.as_ref().filter(|(at, _)| self.is_fresh(*at, now)).map(|(_, families)| families.clone())
     }
 
-    /// A clock that went backwards makes everything old.
+    /// After the clock was set back, nothing is fresh.
     fn is_fresh(&self, at: SystemTime, now: SystemTime) -> bool {
         self.max_age.is_some_and(|max_age| now.duration_since(at).is_ok_and(|age| age <= max_age))
     }
 }
 
-// === impl Asked ===
+// === impl RequestKind ===
 
-impl Asked {
+impl RequestKind {
     /// The kind of one family of a request.
     pub(super) fn of(request: &Request, family: Family) -> Self {
         Self {
@@ -215,7 +222,7 @@ impl Asked {
 // === impl Source ===
 
 impl Source {
-    /// Where this request's addresses may come from.
+    /// The source of this request's addresses.
     pub(super) fn of(request: &Request) -> Self {
         let pools =
             |family| (request.wanted(family) > 0).then(|| request.pools(family).map(<[IpNet]>::to_vec));

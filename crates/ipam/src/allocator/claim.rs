@@ -1,7 +1,9 @@
-//! Claiming a block for a node, in two phases (calico-ipam.md section 3.6): announce, create the block, confirm.
+//! Claims a block for a node, in two phases (calico-ipam.md section 3.6): a pending affinity, the
+//! block, the confirmed affinity.
 //!
-//! An atomic engine gets the announcement's final form and the block in one commit, which leaves the same records. Whatever stops half
-//! way is repaired by the node's next request, here: the affinity is listed again and made to agree with the block.
+//! An atomic engine gets the confirmed affinity and the block in one commit, which leaves the same
+//! records. An interrupted claim is repaired by the node's next request, here: the affinity is
+//! listed again and made consistent with the block.
 
 use russet_addr::{BlockCidr, NodeName};
 use russet_model::{Affinity, AffinityState, Block, Key};
@@ -10,18 +12,18 @@ use russet_store::{Revision, Step};
 use super::{Allocator, Failure, Stored};
 use crate::{IpamError, block_ops};
 
-/// How an attempt to get a block for a node ended.
+/// The result of an attempt to claim a block.
 pub(super) enum Claimed {
-    /// The block is the node's.
+    /// The block serves the node.
     Ours(Box<Stored<Block>>),
-    /// It serves somebody else; our affinity to it is gone.
+    /// The block serves another owner; the node's affinity to it was removed.
     Foreign,
 }
 
 // === impl Allocator ===
 
 impl Allocator {
-    /// Makes `cidr` the node's block, whatever stands there now.
+    /// Makes `cidr` the node's block, whatever is stored now.
     pub(super) async fn claim(&self, node: &NodeName, cidr: BlockCidr) -> Result<Claimed, IpamError> {
         let key = Key::block(cidr);
         let mut tries = 0;
@@ -39,7 +41,8 @@ impl Allocator {
         }
     }
 
-    /// A block that the node has an affinity to, made consistent with it. The affinity comes from a listing, which saves a read.
+    /// A block to which the node has an affinity, made consistent with it. The affinity comes from
+    /// a list, which saves a read.
     pub(super) async fn affine_block(
         &self,
         node: &NodeName,
@@ -54,7 +57,8 @@ impl Allocator {
         }
     }
 
-    /// There is no block: announces, creates, confirms. None when a race was lost and everything must be read again.
+    /// Creates a block that does not exist: pending affinity, block, confirmed affinity. None if
+    /// another writer was faster and everything must be read again.
     async fn create_block(
         &self,
         node: &NodeName,
@@ -83,8 +87,8 @@ impl Allocator {
         }
     }
 
-    /// The block is ours. Unless the affinity says so, too, it is written once so that whoever was about to release it fails,
-    /// and only then is the affinity confirmed.
+    /// The block is ours. Unless the affinity is confirmed already, the block is written once, so
+    /// that a process that was about to release it fails; only then is the affinity confirmed.
     async fn confirm(
         &self,
         node: &NodeName,
@@ -118,7 +122,7 @@ impl Allocator {
         Ok(revision.map(|revision| Claimed::Ours(Box::new(Stored { value: touched, revision }))))
     }
 
-    /// The block serves somebody else: our affinity goes, the block stays as it is.
+    /// The block serves another owner: removes our affinity and leaves the block unchanged.
     async fn forget_affinity(
         &self,
         node: &NodeName,
@@ -130,7 +134,8 @@ impl Allocator {
         Ok(self.try_commit("forget affinity", vec![delete]).await?.map(|_| Claimed::Foreign))
     }
 
-    /// Commits; none when the race was lost or the outcome is unknown: then the caller reads again and goes by what it finds.
+    /// Commits. None if another writer was faster or the outcome is unknown: the caller then reads
+    /// again and uses what it finds.
     pub(super) async fn try_commit(
         &self,
         operation: &str,
@@ -145,7 +150,7 @@ impl Allocator {
     }
 }
 
-/// The step that brings an affinity into a state, whether it exists or not.
+/// The step that sets the state of an affinity, whether it exists or not.
 pub(super) fn write_affinity(
     node: &NodeName,
     cidr: BlockCidr,

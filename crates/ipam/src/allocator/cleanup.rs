@@ -1,4 +1,5 @@
-//! Affinities that ought to go: of pools that no longer select the node, of nodes and pools that go away (calico-ipam.md sections 3.4 step 5, 3.10).
+//! Removes affinities: of pools that no longer select the node, and of removed nodes and pools
+//! (calico-ipam.md sections 3.4 step 5, 3.10).
 
 use std::collections::BTreeMap;
 
@@ -9,14 +10,14 @@ use russet_store::Step;
 use super::{Allocator, Stored};
 use crate::{IpamError, Request, pools};
 
-/// Passes over a pool's affinities while nodes go on claiming there.
+/// Passes over a pool's affinities while nodes claim further blocks.
 const PASSES_MAX: u32 = 100;
 
 // === impl Allocator ===
 
 impl Allocator {
-    /// Gives up all blocks of a node: empty ones are deleted, others stay with their addresses and serve nobody, unless `must_be_empty`. Goes on past errors
-    /// and answers with the last one.
+    /// Releases all blocks of a node: empty ones are deleted, others keep their addresses without
+    /// affinity, unless `must_be_empty`. Continues after errors and returns the last one.
     pub async fn release_node_affinities(
         &self,
         node: &NodeName,
@@ -37,7 +38,8 @@ impl Allocator {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Removes what the allocator keeps of a node. Addresses are not released: their handles still reach them.
+    /// Removes the allocator's records of a node. Addresses are not released: their handles still
+    /// reach them.
     pub async fn remove_node(&self, node: &NodeName) -> Result<(), IpamError> {
         self.release_node_affinities(node, false).await?;
         let steps = vec![Step::delete(Key::ipam_host(node), None)];
@@ -45,7 +47,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Gives up all blocks inside a prefix, whatever their nodes; for a pool that goes away.
+    /// Releases all blocks inside a prefix, of any node; for a pool that is removed.
     pub async fn release_pool_affinities(&self, pool: IpNet) -> Result<(), IpamError> {
         for _ in 0..PASSES_MAX {
             let mut again = false;
@@ -67,8 +69,9 @@ impl Allocator {
         Err(IpamError::Contended { operation: "release pool", key: Key::ipam_config(), tries: PASSES_MAX })
     }
 
-    /// Gives up the node's empty blocks in pools that do not select it any more. Best effort: the request goes on.
-    pub(super) async fn drop_strays(
+    /// Releases the node's empty blocks in pools that no longer select it. Best effort: the request
+    /// continues.
+    pub(super) async fn release_strays(
         &self,
         request: &Request,
         all_pools: &[IpPool],
@@ -84,10 +87,11 @@ impl Allocator {
         }
     }
 
-    /// After a release: gives up the block if it is empty and its pool does not select its node any more. Best effort.
+    /// After a release: releases the block if it is empty and its pool does not select its node any
+    /// more. Best effort.
     pub(super) async fn tidy_affinity(&self, cidr: BlockCidr) {
         if let Err(error) = self.try_tidy(cidr).await {
-            tracing::debug!(block = %cidr, %error, "affinity not looked after");
+            tracing::debug!(block = %cidr, %error, "affinity could not be checked");
         }
         self.cache.make_room();
     }

@@ -1,4 +1,4 @@
-//! What a handle holds (calico-ipam.md section 3.9), and so what an ADD that is repeated may simply have again.
+//! The addresses of a handle (calico-ipam.md section 3.9), which a repeated ADD gets again.
 
 use std::net::IpAddr;
 
@@ -8,29 +8,27 @@ use russet_model::{Attribute, Block, DecodeError, HandleId, Prefix};
 use super::{Allocator, readable};
 use crate::{IpamError, Request};
 
-/// One address that a handle holds.
+/// One address of a handle.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Held {
-    /// The address.
     pub address: IpAddr,
-    /// Its block.
     pub block: BlockCidr,
-    /// What is stored beside it.
+    /// The attributes that are stored with it.
     pub attribute: Attribute,
-    /// The number under which it was taken: what a guarded release names.
+    /// The sequence number of its allocation, which guards a release.
     pub sequence_number: u64,
 }
 
 // === impl Allocator ===
 
 impl Allocator {
-    /// The addresses that a handle holds, block by block. Blocks that cannot be read are passed over.
+    /// The addresses of a handle, block by block. Blocks that cannot be decoded are skipped.
     pub async fn ips_by_handle(&self, handle: &HandleId) -> Result<Vec<Held>, IpamError> {
         let Some(stored) = self.handle(handle).await? else { return Ok(Vec::new()) };
         self.held_in(handle, stored.value.blocks()).await
     }
 
-    /// The same for somebody who gives them back: a handle whose record cannot be read holds what the blocks say.
+    /// The same for a release: if the handle's record cannot be decoded, all blocks are searched.
     pub async fn ips_to_free(&self, handle: &HandleId) -> Result<Vec<Held>, IpamError> {
         let traces = self.traces(handle).await?;
         self.held_in(handle, traces.blocks).await
@@ -43,7 +41,7 @@ impl Allocator {
     ) -> Result<Vec<Held>, IpamError> {
         let mut held = Vec::new();
         for cidr in blocks {
-            let block = match self.mended_block(cidr).await {
+            let block = match self.repaired_block(cidr).await {
                 Ok(Some(block)) => block.value,
                 Ok(None) => continue,
                 Err(error @ IpamError::Corrupt { .. }) => {
@@ -61,19 +59,21 @@ impl Allocator {
         Ok(held)
     }
 
-    /// Every address that was taken for a node, borrowed ones too, whether its handle has a record or not. For GC: [`release_ips`](Self::release_ips), guarded by handle and
-    /// sequence number, gives back also what no handle reaches.
+    /// Every address that was allocated for a node, including borrowed ones, whether its handle has
+    /// a record or not. For GC: [`release_ips`](Self::release_ips), guarded by handle and sequence
+    /// number, also releases what no handle reaches.
     pub async fn held_by_node(&self, node: &NodeName) -> Result<Vec<Held>, IpamError> {
         let records = self.records(&Prefix::blocks(None)).await?;
         let mut held = Vec::new();
-        for block in records.iter().filter_map(|record| readable(record, mended)) {
+        for block in records.iter().filter_map(|record| readable(record, decode_repaired)) {
             let ours = (0..block.cidr.size()).filter_map(|ordinal| held_at(&block, ordinal));
             held.extend(ours.filter(|held| held.attribute.get("node") == Some(node.as_str())));
         }
         Ok(held)
     }
 
-    /// What the request's handle and interface hold already, at most as many of each family as are wanted.
+    /// The addresses that the request's handle and interface have already, at most the requested
+    /// number of each family.
     pub(super) async fn existing(&self, request: &Request) -> Result<Vec<IpNet>, IpamError> {
         let held = self.ips_by_handle(&request.handle).await?;
         let mut found = Vec::new();
@@ -86,8 +86,8 @@ impl Allocator {
     }
 }
 
-/// A block for looking.
-pub(super) fn mended(bytes: &[u8]) -> Result<Block, DecodeError> {
+/// Decodes a block for reading.
+pub(super) fn decode_repaired(bytes: &[u8]) -> Result<Block, DecodeError> {
     Block::decode_mended(bytes).map(|(block, _)| block)
 }
 
@@ -100,7 +100,7 @@ pub(super) fn held_at(block: &Block, ordinal: usize) -> Option<Held> {
     })
 }
 
-/// Whether an address was taken for the same interface of the same container on the same node.
+/// Whether an address was allocated for the same interface of the same container on the same node.
 fn is_same(held: &Held, request: &Request) -> bool {
     let same = |name: &str| held.attribute.get(name) == request.attributes.get(name).map(String::as_str);
     let same_node = held.attribute.get("node").is_none_or(|node| node == request.node.as_str());

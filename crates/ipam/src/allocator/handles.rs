@@ -1,14 +1,15 @@
-//! Handle records: raised before a block is written, lowered after (calico-ipam.md section 3.9).
+//! Handle records: raised before a block is written, lowered afterwards (calico-ipam.md section
+//! 3.9).
 
 use russet_addr::BlockCidr;
 use russet_model::{Handle, HandleId, Key, Prefix};
 use russet_store::{Record, Step};
 
-use super::existing::mended;
+use super::existing::decode_repaired;
 use super::{Allocator, Failure, Stored};
 use crate::IpamError;
 
-/// The step that counts `addresses` more of `block`.
+/// The step that adds `addresses` to the handle's count for `block`.
 pub(super) fn raised(
     id: &HandleId,
     stored: Option<Stored<Handle>>,
@@ -26,16 +27,17 @@ pub(super) fn raised(
     }
 }
 
-/// What a handle loses of one block.
+/// What a handle loses in one block.
 pub(super) struct Lost {
     pub(super) block: BlockCidr,
-    /// How many addresses fewer it counts.
+    /// Number of released addresses.
     pub(super) freed: usize,
-    /// How many the block still holds.
+    /// Number of its addresses that are left in the block.
     pub(super) left: usize,
 }
 
-/// The handle after it lost addresses. The count never goes below what a block still holds; and where nothing is left, neither is a residue of lost races.
+/// The handle after its losses. A count never falls below the number of addresses in the block; and
+/// if none are left, a residue of lost races is removed, too.
 pub(super) fn after(stored: &Handle, lost: impl IntoIterator<Item = Lost>) -> Handle {
     let mut handle = stored.clone();
     for Lost { block, freed, left } in lost {
@@ -48,7 +50,7 @@ pub(super) fn after(stored: &Handle, lost: impl IntoIterator<Item = Lost>) -> Ha
     handle
 }
 
-/// The step that makes `stored` what it is [`after`] its losses. None when nothing changes.
+/// The step that writes the handle [`after`] its losses. None if nothing changes.
 pub(super) fn written(id: &HandleId, stored: &Stored<Handle>, handle: &Handle) -> Option<Step> {
     if *handle == stored.value {
         return None;
@@ -60,7 +62,7 @@ pub(super) fn written(id: &HandleId, stored: &Stored<Handle>, handle: &Handle) -
     })
 }
 
-/// The step after which `freed` addresses fewer of `block` are counted, given that the block still holds `left`.
+/// The step that subtracts `freed` addresses from the count for `block`, in which `left` remain.
 pub(super) fn lowered(
     id: &HandleId,
     stored: &Stored<Handle>,
@@ -71,19 +73,20 @@ pub(super) fn lowered(
     written(id, stored, &after(&stored.value, [Lost { block, freed, left }]))
 }
 
-/// Where something of a handle may be.
+/// Where a handle may have addresses.
 pub(super) struct Traces {
-    /// Its record, if there is one that can be read.
+    /// Its record, if it exists and can be decoded.
     pub(super) stored: Option<Stored<Handle>>,
     pub(super) blocks: Vec<BlockCidr>,
-    /// Why its record cannot be read.
+    /// Why its record cannot be decoded.
     pub(super) unreadable: Option<IpamError>,
 }
 
 // === impl Allocator ===
 
 impl Allocator {
-    /// The blocks that a handle's record names; where that cannot be read, those that name the handle.
+    /// The blocks in a handle's record; if that cannot be decoded, the blocks with allocations of
+    /// the handle.
     pub(super) async fn traces(&self, id: &HandleId) -> Result<Traces, IpamError> {
         match self.handle(id).await {
             Ok(stored) => {
@@ -98,31 +101,33 @@ impl Allocator {
         }
     }
 
-    /// Looks through all blocks; those that cannot be read are passed over.
+    /// Searches all blocks; those that cannot be decoded are skipped.
     async fn blocks_with(&self, id: &HandleId) -> Result<Vec<BlockCidr>, IpamError> {
         let prefix = Prefix::blocks(None);
         let mut blocks = Vec::new();
         let mut take = |record: Record| {
-            let block = mended(&record.value).ok().filter(|block| block.ordinals_of(id).next().is_some());
+            let block =
+                decode_repaired(&record.value).ok().filter(|block| block.ordinals_of(id).next().is_some());
             blocks.extend(block.map(|block| block.cidr).filter(|cidr| record.key == Key::block(*cidr)));
         };
         let scanned = self.store.scan(&prefix, &mut take).await;
-        scanned.map_err(|error| IpamError::store(format!("look through {prefix}"), error))?;
+        scanned.map_err(|error| IpamError::store(format!("search {prefix}"), error))?;
         Ok(blocks)
     }
 
-    /// A handle that is to count less. One that cannot be read is left alone: its addresses go back all the same.
+    /// A handle whose count is to be lowered. One that cannot be decoded is skipped: its addresses
+    /// are released anyway.
     pub(super) async fn readable_handle(&self, id: &HandleId) -> Result<Option<Stored<Handle>>, IpamError> {
         match self.handle(id).await {
             Err(error @ IpamError::Corrupt { .. }) => {
-                tracing::warn!(handle = %id, %error, "handle left alone");
+                tracing::warn!(handle = %id, %error, "handle skipped");
                 Ok(None)
             }
             stored => stored,
         }
     }
 
-    /// Counts `addresses` more of `block`, as a commit of its own.
+    /// Adds `addresses` to the count for `block`, in its own commit.
     pub(super) async fn raise(
         &self,
         id: &HandleId,
@@ -134,7 +139,7 @@ impl Allocator {
         let mut tries = 0;
         loop {
             let stored = self.handle(id).await?;
-            // A lost answer: what stands there is what we sent, so it arrived.
+            // An answer was lost: the stored record is the one that was sent, so it was applied.
             if sent.is_some() && stored.as_ref().map(|stored| stored.value.encode()) == sent {
                 return Ok(());
             }
@@ -150,9 +155,11 @@ impl Allocator {
         }
     }
 
-    /// Counts `freed` addresses fewer of `block`, as a commit of its own. `known` is the handle as it was before the block was written, and what the
-    /// block held after that: as long as the handle is still the same, the count becomes exactly that. Otherwise, and without it, `freed` is
-    /// subtracted. Where the outcome stays unknown the count may stay too high, which is safe.
+    /// Subtracts `freed` from the count for `block`, in its own commit. `known` is the handle
+    /// before the block was written, and the number of its addresses in the block afterwards: while
+    /// the handle is unchanged, its count is set to exactly that. Otherwise, and without it,
+    /// `freed` is subtracted. If the outcome stays unknown, the count may stay too high, which is
+    /// safe.
     pub(super) async fn lower(
         &self,
         id: &HandleId,

@@ -1,4 +1,5 @@
-//! What an operator asks for: who holds an address, a handle that counts nothing, the settings (calico-ipam.md sections 1.7, 3.9, 5.2). For `russet ipam`.
+//! Operations of `russet ipam` for operators: the holder of an address, a handle without addresses,
+//! the settings (calico-ipam.md sections 1.7, 3.9, 5.2).
 
 use std::net::IpAddr;
 
@@ -10,19 +11,18 @@ use super::existing::held_at;
 use super::{Allocator, Held};
 use crate::IpamError;
 
-/// The settings before and after a change; equal when there was nothing to write.
+/// The settings before and after a change; equal if there was nothing to write.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Configured {
-    /// What held before.
     pub before: IpamConfig,
-    /// What holds now.
     pub after: IpamConfig,
 }
 
 // === impl Allocator ===
 
 impl Allocator {
-    /// Who holds an address, whether its pool is enabled, disabled or gone. None when nobody does.
+    /// The holder of an address, whether its pool is enabled, disabled or deleted. None if it is
+    /// free.
     pub async fn holder_of(&self, address: IpAddr) -> Result<Option<Held>, IpamError> {
         let host = IpNet::from(address);
         let pools = self.pools().await?;
@@ -30,10 +30,11 @@ impl Allocator {
             .iter()
             .filter(|pool| pool.spec.cidr.contains(&host))
             .map(|pool| pool.spec.block_prefix_len());
-        // The pool may be gone, or have had another block size when the block was made: a block of any size may hold it, one read each.
+        // The pool may be deleted, or its block size may have changed: a block of any size may
+        // contain the address, with one read each.
         for length in sizes.chain((0..=host.max_prefix_len()).rev()) {
             let Ok(cidr) = BlockCidr::containing(address, length) else { continue };
-            let block = self.mended_block(cidr).await?;
+            let block = self.repaired_block(cidr).await?;
             if let Some(held) = block.and_then(|block| held_in(&block.value, address)) {
                 return Ok(Some(held));
             }
@@ -41,8 +42,9 @@ impl Allocator {
         Ok(None)
     }
 
-    /// Removes what a handle counts although no block holds it; says whether the handle was still the one seen at `revision`. Counts of
-    /// blocks that do hold something stay: too high a count does no harm, too low a one leaks.
+    /// Removes counts of a handle for blocks without its addresses; returns whether the handle was
+    /// still at `revision`. Counts for blocks with some are kept: too high a count does no harm,
+    /// too low a one causes a leak.
     pub async fn settle_handle(&self, handle: &HandleId, revision: Revision) -> Result<bool, IpamError> {
         let Some(stored) = self.handle(handle).await?.filter(|stored| stored.revision == revision) else {
             return Ok(false);
@@ -57,8 +59,8 @@ impl Allocator {
         Ok(true)
     }
 
-    /// Changes the settings of the cluster by the rules of SetIPAMConfig. Unlike peers, which put, this loses neither members that we
-    /// do not know nor what somebody else wrote meanwhile.
+    /// Changes the settings of the cluster by the rules of SetIPAMConfig. Unlike peers, which
+    /// overwrite, this keeps unknown fields and concurrent changes of other writers.
     pub async fn configure(&self, change: impl Fn(&mut IpamConfig)) -> Result<Configured, IpamError> {
         let key = Key::ipam_config();
         let mut first = None;
@@ -72,7 +74,7 @@ impl Allocator {
             let mut after = before.clone();
             change(&mut after);
             let nothing_to_do = after == before;
-            // Still what held at first, even if a write whose answer was lost did all of it.
+            // Even if a write whose answer was lost made the whole change.
             let before = first.get_or_insert(before).clone();
             if nothing_to_do {
                 return Ok(Configured { before, after });

@@ -1,4 +1,5 @@
-//! Creating and deleting pools (calico-ipam.md section 1.8), and the pools of a store that has none yet.
+//! Creates and deletes pools (calico-ipam.md section 1.8), and creates the default pools of a new
+//! store.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::UNIX_EPOCH;
@@ -10,25 +11,23 @@ use russet_store::Step;
 use super::Allocator;
 use crate::IpamError;
 
-/// A pool to be created where a family has none.
+/// A pool to create for a family without one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DefaultPool {
-    /// Its name.
     pub name: String,
-    /// Its addresses.
     pub cidr: IpNet,
-    /// When its traffic is put into VXLAN.
+    /// When its traffic is encapsulated in VXLAN.
     pub vxlan_mode: EncapMode,
     /// Whether traffic that leaves the pools is masqueraded.
     pub nat_outgoing: bool,
 }
 
-/// The families that pools are of. A pod that names no pool gets an address of each enabled one.
+/// The families of the pools. A pod that names no pool gets an address of each enabled one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PoolFamilies {
-    /// Those with an enabled pool.
+    /// Families with an enabled pool.
     pub enabled: Vec<Family>,
-    /// Those whose pools are all disabled: pods get no address of them, and start without.
+    /// Families whose pools are all disabled: pods start without an address of them.
     pub switched_off: Vec<Family>,
 }
 
@@ -47,7 +46,8 @@ impl PoolFamilies {
 // === impl Allocator ===
 
 impl Allocator {
-    /// Creates each of these pools whose family has no pool at all, not even a disabled one. Answers with the names of those created.
+    /// Creates each of these pools whose family has no pool at all, not even a disabled one.
+    /// Returns the names of the created ones.
     pub async fn ensure_pools(&self, defaults: &[DefaultPool]) -> Result<Vec<String>, IpamError> {
         let mut created = Vec::new();
         for default in defaults {
@@ -68,21 +68,21 @@ impl Allocator {
         Ok(created)
     }
 
-    /// The families that have pools. With a memory, as old as that allows.
+    /// The families that have pools. With a cache, as old as it allows.
     pub async fn pool_families(&self) -> Result<PoolFamilies, IpamError> {
         if let Some(families) = self.cache.families(self.clock.now()) {
             return Ok(families);
         }
         let generation = self.cache.generation();
         let families = PoolFamilies::of(&self.pools().await?);
-        // Whoever waits for the first pool must see it at once.
+        // A caller that waits for the first pool must see it at once.
         if !families.enabled.is_empty() {
             self.cache.keep_families(&families, self.clock.now(), generation);
         }
         Ok(families)
     }
 
-    /// Creates a pool, unless it overlaps another one or blocks of another size are left in its range.
+    /// Creates a pool, unless it overlaps another one or its range has blocks of another size.
     pub async fn create_pool(&self, mut pool: IpPool) -> Result<(), IpamError> {
         let name = pool.metadata.name.clone();
         let key = Key::pool(&name).map_err(|error| IpamError::Invalid(error.to_string()))?;
@@ -102,7 +102,8 @@ impl Allocator {
         Err(IpamError::store(format!("create {key}"), failed))
     }
 
-    /// Fills what every v3 resource must have when it is created (calico-ipam.md section 1.8).
+    /// Fills the fields that every v3 resource must have when it is created (calico-ipam.md section
+    /// 1.8).
     pub(super) fn stamp_pool(&self, pool: &mut IpPool) {
         let (now, metadata) = (self.clock.now(), &mut pool.metadata);
         metadata.creation_timestamp.get_or_insert_with(|| time::rfc3339(now));
@@ -115,7 +116,8 @@ impl Allocator {
         self.store.claims().atomic
     }
 
-    /// Deletes a pool: disables it, gives up its blocks, and removes it. Blocks with addresses stay until those are released.
+    /// Deletes a pool: disables it, releases its blocks, and removes it. Blocks with addresses stay
+    /// until those are released.
     pub async fn delete_pool(&self, name: &str) -> Result<(), IpamError> {
         let key = Key::pool(name).map_err(|error| IpamError::Invalid(error.to_string()))?;
         let mut tries = 0;
@@ -141,7 +143,8 @@ impl Allocator {
         }
     }
 
-    /// Finds why a pool cannot be created now: it overlaps another one, or blocks of another size are left in its range.
+    /// The error if a pool cannot be created now: it overlaps another one, or its range has blocks
+    /// of another size.
     pub async fn check_pool(&self, pool: &IpPool) -> Result<(), IpamError> {
         let cidr = pool.spec.cidr;
         let overlaps = |other: IpNet| other.contains(&cidr) || cidr.contains(&other);
@@ -156,7 +159,7 @@ impl Allocator {
             let KeyKind::Block(block) = record.key.kind() else { continue };
             if overlaps(block.net()) && block.net().prefix_len() != wanted {
                 return Err(IpamError::Invalid(format!(
-                    "pool {cidr}: block {block} is still there and is no /{wanted}; release its addresses or use its size"
+                    "pool {cidr}: block {block} still exists and is not a /{wanted}; release its addresses or use its size"
                 )));
             }
         }
@@ -164,7 +167,8 @@ impl Allocator {
     }
 }
 
-/// A UUID of version 4 in form. It only has to differ from others, and to be the same in a run that is replayed.
+/// Formally a UUID of version 4. It only has to differ from others, and be the same in a simulation
+/// that is replayed.
 fn uuid(name: &str, nanos: u128) -> String {
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();

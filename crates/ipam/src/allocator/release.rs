@@ -1,4 +1,4 @@
-//! Giving addresses back: block first, then handle (calico-ipam.md section 3.9).
+//! Releases addresses: block first, then handle (calico-ipam.md section 3.9).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,16 +7,17 @@ use russet_addr::{BlockCidr, IfName};
 use russet_model::{Block, Handle, HandleId, Key};
 use russet_store::{Revision, Step};
 
-use super::fast::Shortcut;
+use super::fast::FastPath;
 use super::handles::{self, Traces};
 use super::{Allocator, Failure, Stored};
 use crate::block_ops::{self, Freed};
 use crate::{IpamError, Released};
 
-/// Handles whose records change together with a block; more are written one by one, to stay below a commit's limit.
+/// Handles whose records change in the same commit as a block; more are written one by one, to stay
+/// below the limit of a commit.
 const FUSED_MAX: usize = 100;
 
-/// A handle that held addresses of the block being written.
+/// A handle with addresses in the block that is written.
 struct Holder {
     id: HandleId,
     stored: Stored<Handle>,
@@ -24,7 +25,7 @@ struct Holder {
     left: usize,
 }
 
-/// A write of which nobody knows whether it happened.
+/// A write whose outcome is unknown.
 struct Doubt {
     before: Block,
     base: Revision,
@@ -34,17 +35,19 @@ struct Doubt {
 // === impl Allocator ===
 
 impl Allocator {
-    /// Gives back what a handle holds, or what one interface of it holds: entries without an `interface` member go with any. A handle that is not there is no
-    /// error; nor is a record that cannot be read, or its pod could never be deleted: it is logged, told and left alone.
+    /// Releases the addresses of a handle, or of one interface of it: entries without an
+    /// `interface` match any. A missing handle is no error. A record that cannot be decoded is no
+    /// error either, or its pod could never be deleted: it is logged, reported and left unchanged.
     pub async fn release_by_handle(
         &self,
         handle: &HandleId,
         interface: Option<&IfName>,
     ) -> Result<Released, IpamError> {
         let mut released = match self.release_fast(handle, interface).await? {
-            Shortcut::Done(addresses) => return Ok(Released { addresses, ..Released::default() }),
-            // Freed, or about to be: when the long way has come to its end they are not this handle's any more.
-            Shortcut::LongWay(addresses) => Released { addresses, ..Released::default() },
+            FastPath::Done(addresses) => return Ok(Released { addresses, ..Released::default() }),
+            // Released, or about to be: when the slow path is done, they do not belong to this
+            // handle any more.
+            FastPath::SlowPath(addresses) => Released { addresses, ..Released::default() },
         };
         let mut failed = None;
         let Traces { stored: mut known, blocks, unreadable } = self.traces(handle).await?;
@@ -93,23 +96,24 @@ impl Allocator {
         Ok(freed.freed.iter().filter_map(|(ordinal, _)| cidr.address(*ordinal)).collect())
     }
 
-    /// Writes a block as `change` leaves it, and lowers the handles of what it freed. `change` may run many times. `known` is a handle that was just read.
+    /// Writes a block as `change` leaves it, and lowers the handles of the released addresses.
+    /// `change` may run many times. `known` is a handle that was just read.
     pub(super) async fn free(
         &self,
         cidr: BlockCidr,
         known: Option<(&HandleId, &Stored<Handle>)>,
         mut change: impl FnMut(&mut Block) -> Result<Freed, IpamError>,
     ) -> Result<Freed, IpamError> {
-        let _turn = if self.cache.is_on() { Some(self.cache.freeing.turn(()).await) } else { None };
+        let _turn = if self.cache.is_on() { Some(self.cache.releases.lock(()).await) } else { None };
         let key = Key::block(cidr);
         let mut doubt: Option<Doubt> = None;
         let mut tries = 0;
         loop {
-            let current = self.mended_block(cidr).await?;
+            let current = self.repaired_block(cidr).await?;
             if let Some(doubt) = doubt.as_ref().filter(|doubt| doubt.happened(current.as_ref())) {
                 return Ok(doubt.freed.clone());
             }
-            // Nothing of a missing block is allocated.
+            // A missing block has no allocations.
             let Some(current) = current else { return change(&mut block_ops::vacant(cidr)) };
             let mut block = current.value.clone();
             let mut freed = change(&mut block)?;
@@ -129,7 +133,7 @@ impl Allocator {
         }
     }
 
-    /// The records of the handles that lose addresses, as far as they exist.
+    /// The existing records of the handles that lose addresses.
     async fn holders(
         &self,
         block: &Block,
@@ -155,7 +159,8 @@ impl Allocator {
         Ok(holders)
     }
 
-    /// Writes a block, guarded by `revision`, and the handles of what was freed. None when it is done.
+    /// Writes a block, guarded by `revision`, and the handles of the released addresses. None if it
+    /// is done.
     async fn write_freed(
         &self,
         block: Block,
@@ -200,13 +205,13 @@ impl Allocator {
         Ok(None)
     }
 
-    /// Removes a count that a handle has of a block although the block holds nothing of it. The block is written, too, so that somebody who has
-    /// raised the handle and is about to write the block must begin again.
+    /// Removes a handle's count for a block without its addresses. The block is written, too, so
+    /// that a process that has raised the handle and is about to write the block must start again.
     pub(super) async fn settle(&self, handle: &HandleId, cidr: BlockCidr) -> Result<(), IpamError> {
         let mut tries = 0;
         loop {
             let Some(stored) = self.readable_handle(handle).await? else { return Ok(()) };
-            let block = self.mended_block(cidr).await?;
+            let block = self.repaired_block(cidr).await?;
             let left = block.as_ref().map_or(0, |block| block.value.ordinals_of(handle).count());
             if left > 0 {
                 return Ok(());
@@ -218,7 +223,8 @@ impl Allocator {
                 Step::update(Key::block(cidr), touched.encode(), block.revision)
             });
             self.cache.drop_handle(handle);
-            // In this order also where the steps are executed one by one: the handle's guard is older than the touch.
+            // In this order also where the steps are applied one by one: the handle's guard is
+            // older than the touch.
             let steps: Vec<Step> = touch.into_iter().chain([lower]).collect();
             if self.try_commit("settle", steps).await?.is_some() {
                 return Ok(());
@@ -232,7 +238,7 @@ impl Allocator {
 
 impl Released {
     fn cannot_read(&mut self, handle: &HandleId, error: &IpamError) {
-        tracing::error!(%handle, %error, "released without what this record knows of; russet ipam check names it");
+        tracing::error!(%handle, %error, "addresses that only this record names are not released; `russet ipam check` reports it");
         let text = error.to_string();
         if !self.unreadable.contains(&text) {
             self.unreadable.push(text);
@@ -243,7 +249,8 @@ impl Released {
 // === impl Doubt ===
 
 impl Doubt {
-    /// Whether the write in doubt happened, judged by the block as it stands: what it freed is free, or was taken anew.
+    /// Whether the write in doubt was applied, according to the current block: what it released is
+    /// free, or was allocated again.
     fn happened(&self, current: Option<&Stored<Block>>) -> bool {
         let Some(current) = current else { return true };
         let differs = |ordinal: usize| {

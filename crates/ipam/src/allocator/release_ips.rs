@@ -1,4 +1,5 @@
-//! ReleaseIPs: addresses by themselves, each optionally guarded by its handle and its sequence number (calico-ipam.md section 3.8).
+//! ReleaseIPs: individual addresses, each optionally guarded by its handle and its sequence number
+//! (calico-ipam.md section 3.8).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,7 +14,8 @@ use crate::{IpamError, ReleaseOptions, Released, block_ops};
 // === impl Allocator ===
 
 impl Allocator {
-    /// Gives addresses back. Within a block it is all or nothing; other blocks go on, and the first error is the answer.
+    /// Releases addresses. Within a block it is all or nothing; the other blocks continue, and the
+    /// first error is returned.
     pub async fn release_ips(&self, addresses: &[ReleaseOptions]) -> Result<Released, IpamError> {
         let mut released = Released::default();
         let mut by_block: BTreeMap<BlockCidr, Vec<ReleaseOptions>> = BTreeMap::new();
@@ -48,7 +50,8 @@ impl Allocator {
         failed.map_or(Ok(released), Err)
     }
 
-    /// The block of an address: by its pool, disabled or not, or where no pool is left, by looking through the blocks.
+    /// The block of an address: by its pool, disabled or not, or without a pool by searching the
+    /// blocks.
     async fn block_holding(
         &self,
         address: IpAddr,

@@ -1,5 +1,5 @@
-//! Splitting a pool into equal parts under new names (calico-ipam.md section 5.2). Addresses, blocks and claims stay where they are: only which
-//! record names their range changes.
+//! Splits a pool into equal parts with new names (calico-ipam.md section 5.2). Addresses, blocks
+//! and affinities do not change: only which record names their range changes.
 
 use russet_addr::{Family, IpNet};
 use russet_model::{IpPool, Key};
@@ -8,16 +8,18 @@ use russet_store::Step;
 use super::Allocator;
 use crate::IpamError;
 
-/// Pools that one split makes at most: with the old one's end still one commit.
+/// Limit of the parts: with the old pool's deletion still one commit.
 const PARTS_MAX: u32 = 64;
 
 // === impl Allocator ===
 
 impl Allocator {
-    /// Puts `parts` pools `split-<name>-<i>` in the place of the pool called `name`, all settings as they were. Answers with the new ones.
+    /// Replaces the pool called `name` by `parts` pools `split-<name>-<i>` with the same settings.
+    /// Returns the new ones.
     ///
-    /// On an atomic store there is no moment without a pool, nor one with two over the same range. Elsewhere the old pool is disabled first and
-    /// deleted last, and a run that broke off is finished by another one.
+    /// On an atomic store there is no moment without a pool, nor one with two pools over the same
+    /// range. On other stores the old pool is disabled first and deleted last, and an interrupted
+    /// run is finished by the next one.
     pub async fn split_pool(&self, name: &str, parts: u32) -> Result<Vec<IpPool>, IpamError> {
         let key = Key::pool(name).map_err(|error| IpamError::Invalid(error.to_string()))?;
         let mut tries = 0;
@@ -25,7 +27,7 @@ impl Allocator {
         loop {
             let Some(stored) = self.read(&key, IpPool::decode).await? else {
                 if tries > 0 {
-                    // A commit whose answer was lost.
+                    // An earlier commit was applied, and its answer was lost.
                     return Ok(pools);
                 }
                 return Err(IpamError::Invalid(format!("there is no pool {name:.80}")));
@@ -47,7 +49,7 @@ impl Allocator {
         }
     }
 
-    /// False if somebody else wrote the old pool meanwhile.
+    /// False if another writer changed the old pool meanwhile.
     async fn split_in_steps(
         &self,
         key: &Key,
@@ -73,14 +75,14 @@ impl Allocator {
         Ok(self.try_commit("delete pool", vec![delete]).await?.is_some())
     }
 
-    /// The new pools, checked; none of their names is taken by a pool of another range.
+    /// The new pools, checked; no pool of another range has one of their names.
     async fn parts(&self, old: &IpPool, parts: u32) -> Result<Vec<IpPool>, IpamError> {
         let cidr = old.spec.cidr;
         let invalid =
             |reason: String| Err(IpamError::Invalid(format!("pool {cidr} cannot be split: {reason}")));
         if parts < 2 || !parts.is_power_of_two() || parts > PARTS_MAX {
             return invalid(format!(
-                "{parts} parts were asked for; a power of two from 2 to {PARTS_MAX} is wanted"
+                "{parts} parts were requested; it must be a power of two from 2 to {PARTS_MAX}"
             ));
         }
         let length = u32::from(cidr.prefix_len()) + parts.trailing_zeros();
@@ -90,7 +92,7 @@ impl Allocator {
                 "{parts} parts would be /{length} each, smaller than its blocks of /{block}"
             ));
         }
-        // Just checked: it is no longer than a block's.
+        // Checked above: it is no longer than a block's.
         let subnets = cidr.subnets(length as u8).map_err(|error| IpamError::Invalid(error.to_string()))?;
         let others = self.pools().await?;
         let mut pools = Vec::new();

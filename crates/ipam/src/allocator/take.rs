@@ -1,4 +1,5 @@
-//! Taking addresses from one block that exists: handle first, then block, and the block alone decides (calico-ipam.md section 3.7).
+//! Allocates addresses of one existing block: handle first, then block, and the block alone decides
+//! (calico-ipam.md section 3.7).
 
 use russet_addr::BlockCidr;
 use russet_model::{Attribute, Block, HandleId, Key};
@@ -7,38 +8,40 @@ use russet_store::{Revision, Step};
 use super::{Allocator, Failure, Stored, handles};
 use crate::{IpamError, block_ops};
 
-/// Whose addresses are taken.
+/// The owner of the new addresses.
 #[derive(Clone)]
 pub(super) struct Owner {
     pub(super) handle: HandleId,
     pub(super) attribute: Attribute,
 }
 
-/// How one attempt to write a block ended.
+/// The result of one attempt to write a block.
 enum Attempt {
     Done(Revision),
-    /// Somebody else wrote the block or the handle.
+    /// Another writer changed the block or the handle.
     Lost,
-    /// Nobody knows; the next read of the block tells.
+    /// Unknown; the next read of the block shows it.
     Unknown(russet_store::StoreError),
 }
 
-/// A write of which nobody knows whether it happened.
+/// A write whose outcome is unknown.
 struct Doubt {
     /// The revision that guarded it.
     base: Revision,
     error: russet_store::StoreError,
 }
 
-/// What this call has counted in the handle for a block, as far as the block does not hold it yet. Always 0 on atomic engines.
+/// What this call has added to the handle's count for a block, as far as the block does not have it
+/// yet. Always 0 on atomic engines.
 #[derive(Default)]
 struct Counted(usize);
 
 // === impl Allocator ===
 
 impl Allocator {
-    /// Takes addresses from `cidr` as `change` decides, and answers with their ordinals. `change` sees the block as it stands now and takes nothing
-    /// when it finds nothing; it may run many times. None when the block is gone.
+    /// Allocates addresses of `cidr` as `change` decides, and returns their ordinals. `change` sees
+    /// the current block and allocates nothing if there is nothing free; it may run many times.
+    /// None if the block is gone.
     pub(super) async fn take(
         &self,
         cidr: BlockCidr,
@@ -48,11 +51,13 @@ impl Allocator {
     ) -> Result<Option<Vec<usize>>, IpamError> {
         let mut counted = Counted::default();
         let result = self.take_counting(cidr, first, owner, &mut counted, &mut change).await;
-        // What is still counted now never reached the block. After an unknown outcome it stays: too many is safe, too few is a leak.
+        // What is still counted now never reached the block. After an unknown outcome it stays: too
+        // high a count is safe, too low a one causes a leak.
         let unknown = matches!(&result, Err(IpamError::Store { source, .. }) if source.outcome_unknown());
         if counted.0 > 0 && !unknown {
             let lowered = self.in_grace().lower(&owner.handle, cidr, counted.0, None).await;
-            // Why there is no address is what the caller must know; a count that is too high is settled by the release that follows.
+            // The caller needs the reason why there is no address; the release that follows
+            // corrects too high a count.
             if let Err(error) = lowered {
                 tracing::warn!(handle = %owner.handle, block = %cidr, %error, "handle counts too many");
             }
@@ -105,14 +110,15 @@ impl Allocator {
             }
             late = match self.again(&mut tries, "write", &key).await {
                 Ok(()) => None,
-                // One more look at what became of the write.
+                // One more read, to see what became of the write.
                 Err(late) if doubt.is_some() => Some(late),
                 Err(late) => return Err(late),
             };
         }
     }
 
-    /// Reads the block again. If a write is in doubt and the read fails, the doubt is what the caller must know.
+    /// Reads the block again. If a write is in doubt and the read fails, the doubt is what the
+    /// caller must know.
     async fn read_after(
         &self,
         cidr: BlockCidr,
@@ -157,7 +163,7 @@ impl Allocator {
 // === impl Doubt ===
 
 impl Doubt {
-    /// Whether the write may still be under way: nobody has written the block since.
+    /// Whether the write may still be in progress: the block is unchanged since.
     fn may_yet_happen(&self, current: &Stored<Block>) -> bool {
         current.revision == self.base
     }

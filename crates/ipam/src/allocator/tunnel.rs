@@ -1,4 +1,5 @@
-//! Addresses of the nodes' own VXLAN devices: ordinary allocations, under a handle of the node's (calico-ipam.md section 3.11).
+//! Addresses of the nodes' own VXLAN devices: ordinary allocations, with a handle of the node
+//! (calico-ipam.md section 3.11).
 
 use std::net::IpAddr;
 
@@ -11,7 +12,8 @@ use crate::{IpamError, Request};
 // === impl Allocator ===
 
 impl Allocator {
-    /// The address of a node's VXLAN device. `pools` are the enabled pools with VXLAN; an address outside them, from before they changed, is exchanged.
+    /// The address of a node's VXLAN device. `pools` are the enabled pools with VXLAN; an address
+    /// outside of them, from before they changed, is replaced.
     pub async fn ensure_tunnel_address(
         &self,
         node: &NodeName,
@@ -31,7 +33,7 @@ impl Allocator {
         address.ok_or_else(|| IpamError::Invalid(format!("node {node} has no {family} tunnel address")))
     }
 
-    /// Gives the address of a node's VXLAN device back; there may be none.
+    /// Releases the address of a node's VXLAN device, if there is one.
     pub async fn release_tunnel_address(&self, node: &NodeName, family: Family) -> Result<(), IpamError> {
         self.release_by_handle(&HandleId::vxlan_tunnel(node, family), None).await?;
         Ok(())

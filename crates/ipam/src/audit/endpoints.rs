@@ -1,8 +1,10 @@
-//! Allocations compared with the records that name their addresses: workload endpoints, and nodes for their tunnels (calico-ipam.md section 5.2).
-//! Both ways: an address that a record names and no block has allocated, and an allocation that no record names.
+//! Compares allocations with the records that name their addresses: workload endpoints, and nodes
+//! for their tunnels (calico-ipam.md section 5.2). In both directions: an address in a record
+//! without an allocation, and an allocation without a record.
 //!
-//! The records are read before the blocks, and once more after them if there is anything to accuse: an ADD allocates before it writes the endpoint, so
-//! an endpoint that came meanwhile is seen in the second reading, and one that went meanwhile is not.
+//! The records are read before the blocks, and again afterwards if there are findings: an ADD
+//! allocates before it writes the endpoint, so the second read finds an endpoint that was created
+//! meanwhile, and misses one that was deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,36 +13,37 @@ use russet_addr::{Family, IpNet};
 use russet_model::{Attribute, DecodeError, HandleId, KeyKind, Node, ResourceKind, WorkloadEndpoint};
 use russet_store::Record;
 
-/// What the attributes of a tunnel's address say: `vxlanTunnelAddress`, `ipipTunnelAddress`, `wireguardTunnelAddress`.
+/// Suffix of the type attribute of tunnel addresses: `vxlanTunnelAddress`, `ipipTunnelAddress`,
+/// `wireguardTunnelAddress`.
 const TUNNEL: &str = "TunnelAddress";
 
-/// The addresses that records name, and how the blocks compare with them.
+/// The addresses in records, compared with the blocks.
 #[derive(Debug, Default)]
 pub(super) struct Named {
-    /// Every address that a record names, and whether a block has it allocated.
+    /// Every address in a record, and whether a block has it allocated.
     addresses: BTreeMap<IpAddr, bool>,
-    /// Allocated addresses that no record names, each with the number of its block.
+    /// Allocated addresses without a record, each with the number of its block.
     unnamed: BTreeMap<IpAddr, u32>,
-    /// How many workload endpoints there are.
+    /// Number of workload endpoints.
     pub(super) endpoints: usize,
     /// The datastore is one of Calico's, where every pod has an endpoint.
     is_calicos: bool,
-    /// A record that may name addresses cannot be read.
+    /// A record that may name addresses cannot be decoded.
     pub(super) blind: bool,
-    /// Allocations of which no record of this datastore could say whether they are used.
+    /// Allocations that no record of this datastore can confirm.
     pub(super) not_compared: usize,
 }
 
-/// Whether an allocation should be named by a record that the audit reads.
+/// Which record, if any, should name an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// A pod's, or of unknown source: an endpoint names it.
+    /// A pod's, or of unknown origin: an endpoint names it.
     Pod,
     /// A node's tunnel: the node's record names it.
     Tunnel,
-    /// A service's or a virtual machine's, which may be off: records elsewhere name it.
+    /// A service's or a virtual machine's, which may be switched off: records elsewhere name it.
     Elsewhere,
-    /// No owner that lives: reserved by a Windows peer, or cooling down.
+    /// No active owner: reserved by a Windows peer, or in cooldown.
     None,
 }
 
@@ -64,7 +67,7 @@ impl Owner {
     }
 }
 
-/// The addresses that a record names; none if it is of another kind.
+/// The addresses in a record; none if it is of another kind.
 fn addresses(record: &Record) -> Option<Result<Vec<IpAddr>, DecodeError>> {
     match record.key.kind() {
         KeyKind::Node(_) => Some(Node::decode(&record.value).map(|node| tunnels(&node))),
@@ -76,7 +79,7 @@ fn addresses(record: &Record) -> Option<Result<Vec<IpAddr>, DecodeError>> {
     }
 }
 
-/// The addresses of a node's tunnel devices, of whatever kind.
+/// The addresses of a node's tunnel devices of all kinds.
 fn tunnels(node: &Node) -> Vec<IpAddr> {
     let vxlan = Family::BOTH.iter().filter_map(|family| node.spec.vxlan_tunnel(*family));
     let ipip = node.spec.bgp.as_ref().and_then(|bgp| bgp.ipv4_ipip_tunnel_addr).map(IpAddr::V4);
@@ -90,7 +93,8 @@ fn tunnels(node: &Node) -> Vec<IpAddr> {
 // === impl Named ===
 
 impl Named {
-    /// Takes over a record, before the blocks; of other kinds only whether the datastore is Calico's. An error if it may name addresses and cannot be read.
+    /// Adds a record, before the blocks. Records of other kinds only show whether the datastore is
+    /// Calico's. An error if the record may name addresses and cannot be decoded.
     pub(super) fn add(&mut self, record: &Record) -> Result<(), DecodeError> {
         if matches!(record.key.kind(), KeyKind::Resource { kind: ResourceKind::ClusterInformation, .. }) {
             self.is_calicos = true;
@@ -118,7 +122,7 @@ impl Named {
         self.addresses.contains_key(address)
     }
 
-    /// A block has the address allocated.
+    /// Notes that a block has the address allocated.
     pub(super) fn allocated(&mut self, address: IpAddr, block: u32) {
         let is_compared = self.is_compared();
         match self.addresses.get_mut(&address) {
@@ -128,12 +132,13 @@ impl Named {
         }
     }
 
-    /// Whether the records have to be read once more, each given to [`again`](Self::again).
+    /// Whether the records have to be read again, each passed to [`again`](Self::again).
     pub(super) fn has_doubts(&self) -> bool {
         !self.unnamed.is_empty() || self.addresses.values().any(|allocated| !allocated)
     }
 
-    /// Looks at a record for the second time: which of its addresses were named the first time, too, and are not allocated.
+    /// Reads a record for the second time and returns the addresses that were in it the first time,
+    /// too, and are not allocated.
     pub(super) fn again(&mut self, record: &Record) -> Vec<IpAddr> {
         let Some(Ok(found)) = addresses(record) else { return Vec::new() };
         found.iter().for_each(|address| _ = self.unnamed.remove(address));
@@ -141,7 +146,7 @@ impl Named {
         found.into_iter().filter(unallocated).collect()
     }
 
-    /// The numbers of the blocks that have allocations which no record names.
+    /// The numbers of the blocks with allocations that no record names.
     pub(super) fn doubtful_blocks(&self) -> BTreeSet<u32> {
         self.unnamed.values().copied().collect()
     }

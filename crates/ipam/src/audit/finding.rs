@@ -1,4 +1,4 @@
-//! One thing that is wrong, as programs read it and as people do.
+//! One finding, for programs and for people.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,34 +7,36 @@ use russet_addr::BlockCidr;
 use russet_model::{Attribute, HandleId, Key};
 use serde::{Deserialize, Serialize};
 
-/// One thing that is wrong. The JSON form is part of the report's schema.
+/// One finding. The JSON form is part of the report's schema.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Finding {
-    /// A record is not what its key says; of a block, one of the five invariants is broken.
+    /// A record does not match its key, or cannot be decoded; in a block, one of the five
+    /// invariants is broken.
     Unreadable {
         /// The record.
         key: Key,
-        /// Where and why.
+        /// Position and reason.
         reason: String,
     },
-    /// Two blocks share addresses.
+    /// Two blocks overlap.
     Overlap {
-        /// The smaller.
+        /// The smaller one.
         block: BlockCidr,
-        /// The larger.
+        /// The larger one.
         other: BlockCidr,
     },
-    /// Two blocks that overlap both gave the address away.
+    /// Two overlapping blocks both have the address allocated.
     DoubleOwner {
         /// The address.
         address: IpAddr,
         /// The blocks.
         blocks: Vec<BlockCidr>,
-        /// Whose it is in each of them.
+        /// Its handle in each of them.
         handles: Vec<Option<String>>,
     },
-    /// An endpoint's, a node's or this machine's interface has an address of an enabled pool that no block has allocated: the next ADD may be given it, too.
+    /// An interface of an endpoint, a node or this machine has an address of an enabled pool that
+    /// is not allocated: the next ADD may get it, too.
     AllocationMissing {
         /// The address.
         address: IpAddr,
@@ -50,89 +52,91 @@ pub enum Finding {
         /// The handle that it is allocated to.
         handle: String,
     },
-    /// An address is allocated that no endpoint's and no node's record names, in a datastore whose pods have endpoints.
+    /// An allocated address without a record of an endpoint or a node, in a datastore whose pods
+    /// have endpoints.
     EndpointMissing {
         /// The address.
         address: IpAddr,
         /// Its block.
         block: BlockCidr,
-        /// Under which number it was taken.
+        /// The sequence number of its allocation.
         sequence_number: u64,
-        /// Whose it is.
+        /// Its owner.
         #[serde(flatten)]
         holder: Holder,
     },
-    /// An address's handle has no record: no DEL by handle reaches it.
+    /// The handle of an address has no record: no DEL by handle reaches it.
     HandleMissing {
         /// The address.
         address: IpAddr,
         /// Its block.
         block: BlockCidr,
-        /// Under which number it was taken.
+        /// The sequence number of its allocation.
         sequence_number: u64,
-        /// An endpoint's or a node's record names the address, or might: then it is no leak.
+        /// A record of an endpoint or a node names the address, or might: then it is not leaked.
         may_be_used: bool,
-        /// Whose it is.
+        /// Its owner.
         #[serde(flatten)]
         holder: Holder,
     },
-    /// A handle of which no block holds an address.
+    /// A handle without an address in any block.
     HandleLeaked {
         /// The handle.
         handle: HandleId,
-        /// When its record was last written.
+        /// The revision of its last write.
         revision: u64,
     },
-    /// A handle counts something else than a block holds. More is harmless; less is a leak to be, once it is released.
+    /// A handle's count differs from the block. Too high a count is harmless; too low a one causes
+    /// a leak when it is released.
     HandleCount {
         /// The handle.
         handle: HandleId,
-        /// The block, as it stands in the handle.
+        /// The block, as the handle writes it.
         block: String,
-        /// What the handle says.
+        /// The handle's count.
         counted: u64,
-        /// What the block says.
+        /// The number of addresses in the block.
         held: u64,
     },
-    /// A confirmed claim to a block that is not there.
+    /// A confirmed affinity to a block that does not exist.
     BlockMissing {
-        /// Who claims: `host:<node>` or `virtual:<owner>`.
+        /// The owner of the affinity: `host:<node>` or `virtual:<owner>`.
         owner: String,
         /// The block.
         block: BlockCidr,
     },
-    /// A confirmed claim to a block that serves somebody else.
+    /// A confirmed affinity to a block that serves another owner.
     AffinityForeign {
-        /// Who claims.
+        /// The owner of the affinity.
         owner: String,
         /// The block.
         block: BlockCidr,
-        /// Whom the block serves.
+        /// The owner that the block serves.
         serves: Option<String>,
     },
-    /// A block serves somebody who has no record of that.
+    /// A block serves an owner without an affinity record.
     AffinityMissing {
-        /// Whom the block serves.
+        /// The owner that the block serves.
         owner: String,
         /// The block.
         block: BlockCidr,
     },
-    /// Addresses in use that no pool holds, not even a disabled one.
+    /// Addresses in use that are in no pool, not even a disabled one.
     OutsidePools {
         /// The block.
         block: BlockCidr,
-        /// How many of its addresses.
+        /// The number of its addresses.
         addresses: usize,
     },
 }
 
-/// Who has an address, by what is stored beside it.
+/// The holder of an address, according to its attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Holder {
     /// The handle.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub handle: Option<String>,
-    /// The node on which it lives.
+    /// Its node.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub node: Option<String>,
     /// The pod's namespace.
@@ -146,7 +150,7 @@ pub struct Holder {
 // === impl Holder ===
 
 impl Holder {
-    /// The holder that an attribute names.
+    /// The holder in an attribute.
     pub fn of(attribute: &Attribute) -> Self {
         let member = |name| attribute.get(name).map(str::to_owned);
         Self {
@@ -174,7 +178,7 @@ impl fmt::Display for Holder {
 // === impl Finding ===
 
 impl Finding {
-    /// Its name, as in JSON.
+    /// The kind as in JSON.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Unreadable { .. } => "unreadable",
@@ -193,12 +197,12 @@ impl Finding {
         }
     }
 
-    /// Whether `release --from-report` can give it back, if the report says that it is leaked.
+    /// Whether `release --from-report` can release it, if the report says that it is leaked.
     pub const fn can_be_released(&self) -> bool {
         self.is_leak() || matches!(self, Self::EndpointMissing { .. })
     }
 
-    /// Whether it is leaked for certain.
+    /// Whether it is certainly leaked.
     pub const fn is_leak(&self) -> bool {
         matches!(self, Self::HandleMissing { may_be_used: false, .. } | Self::HandleLeaked { .. })
     }
@@ -206,7 +210,7 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |owner: &Option<String>| owner.clone().unwrap_or_else(|| "nobody".to_owned());
+        let name = |owner: &Option<String>| owner.clone().unwrap_or_else(|| "no owner".to_owned());
         match self {
             Self::Unreadable { key, reason } => write!(f, "{key}: {reason}"),
             Self::Overlap { block, other } => write!(f, "block {block} lies in block {other}"),
@@ -225,14 +229,14 @@ impl fmt::Display for Finding {
                 write!(f, "{address}: no endpoint's or node's record names it ({holder})")
             }
             Self::HandleMissing { address, may_be_used, holder, .. } => {
-                let leaked = if *may_be_used { "" } else { "; leaked: nobody's record names it" };
+                let leaked = if *may_be_used { "" } else { "; leaked: no record names it" };
                 write!(f, "{address}: its handle has no record ({holder}){leaked}")
             }
             Self::HandleLeaked { handle, .. } => write!(f, "handle {handle} holds no address; leaked"),
             Self::HandleCount { handle, block, counted, held } => {
                 write!(f, "handle {handle} counts {counted} of {block}, which holds {held}")
             }
-            Self::BlockMissing { owner, block } => write!(f, "{owner} claims {block}, which is not there"),
+            Self::BlockMissing { owner, block } => write!(f, "{owner} claims {block}, which does not exist"),
             Self::AffinityForeign { owner, block, serves } => {
                 write!(f, "{owner} claims {block}, which serves {}", name(serves))
             }

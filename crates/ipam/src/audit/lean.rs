@@ -1,7 +1,9 @@
-//! Reading for the audit: of a block and a handle only what is needed, several times faster than `russet_model` reads all of it.
+//! A fast reader for the audit: decodes only what is needed of a block and a handle, several times
+//! faster than `russet_model` decodes all of it.
 //!
-//! What is read here is what `russet_model` would accept, with the same result. Where there is any doubt - a member that we do not know, a type that
-//! does not fit, a broken invariant - `russet_model` decides, and finds the words.
+//! It accepts only what `russet_model` would accept, with the same result. In any doubt - an
+//! unknown field, a type that does not fit, a broken invariant - `russet_model` decides, and
+//! produces the error.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,23 +13,25 @@ use russet_addr::BlockCidr;
 use russet_model::{Attribute, Block, DecodeError, Handle, HandleId};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
-/// Of a block what the audit needs.
+/// What the audit needs of a block.
 #[derive(Debug, PartialEq)]
 pub(super) struct Lean<'a> {
     pub(super) cidr: BlockCidr,
     pub(super) affinity: Option<String>,
-    /// Addresses that somebody has, those that cool down included, with the index of their handle; none where no living handle has it.
+    /// Allocated addresses, including those in cooldown, with the index of their handle; none where
+    /// no active handle has it.
     pub(super) used: Vec<(u16, Option<usize>)>,
-    /// One entry an attribute: its handle, sanitized.
+    /// The handle of each attribute, sanitized.
     pub(super) handles: Vec<Cow<'a, str>>,
 }
 
-/// Whether an address is only set aside by Windows peers.
+/// Whether an address is only reserved by Windows peers.
 pub(super) fn is_reserved(handle: Option<&str>) -> bool {
     handle.is_some_and(|handle| handle.eq_ignore_ascii_case(HandleId::WINDOWS_RESERVED))
 }
 
-/// Of a handle that counts addresses of one block only, written as peers and we write it: the block's text, and how many. None of any other.
+/// For a handle with a count for one block only, written as peers and Russet write it: the block's
+/// text, and the count. None for any other.
 pub(super) fn sole_count(bytes: &[u8]) -> Option<(&[u8], u64)> {
     let rest = bytes.strip_prefix(br#"{"block":{""#)?.strip_suffix(br#"},"deleted":false}"#)?;
     let colon = rest.windows(2).position(|pair| pair == b"\":")?;
@@ -56,7 +60,7 @@ struct RawHandle {
     deleted: Option<bool>,
 }
 
-/// A block's members, those that matter and those that must only have the right type.
+/// A block's fields: those that matter, and those that must only have the right type.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Raw<'a> {
@@ -94,22 +98,22 @@ struct RawAttribute<'a> {
     released_at: Option<Text>,
 }
 
-/// A string that borrows where it can; serde's `Option<Cow>` never does.
+/// A string that borrows if it can; serde's `Option<Cow>` never does.
 struct Borrowed<'a>(Cow<'a, str>);
 
-/// Any string, not kept.
+/// Any string, dropped.
 struct Text;
 
-/// A map of strings or nulls, not kept.
+/// A map of strings or nulls, dropped.
 struct Strings;
 
-/// A map of unsigned integers, not kept.
+/// A map of unsigned integers, dropped.
 struct Numbers;
 
 // === impl Lean ===
 
 impl<'a> Lean<'a> {
-    /// Reads a block and checks its invariants.
+    /// Decodes a block and checks its invariants.
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         match Self::fast(bytes) {
             Some(lean) => Ok(lean),
@@ -117,9 +121,9 @@ impl<'a> Lean<'a> {
         }
     }
 
-    /// A block without any peculiarity; none when it must be looked at more closely.
+    /// A block of the usual form; none if it needs a closer look.
     fn fast(bytes: &'a [u8]) -> Option<Self> {
-        // Looking for invalid text once is faster than once a string.
+        // Checking UTF-8 once is faster than for every string.
         let raw: Raw<'a> = serde_json::from_str(std::str::from_utf8(bytes).ok()?).ok()?;
         let cidr = raw.cidr.parse().ok()?;
         let allocations = raw.allocations.unwrap_or_default();
@@ -159,7 +163,7 @@ impl<'a> Lean<'a> {
     }
 }
 
-/// The addresses in use; an attribute without a handle has an empty name, which is no handle's.
+/// The addresses in use. An attribute without a handle has an empty name, which no handle has.
 fn used(
     allocations: &[Option<usize>],
     handles: &[Cow<'_, str>],
@@ -297,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_fast_is_what_is_read_whole() {
+    fn the_fast_reader_returns_what_russet_model_returns() {
         let full = full_block(1, 1).records[0].1.clone();
         for bytes in BLOCKS.iter().map(|text| text.as_bytes()).chain([&full[..]]) {
             assert_same(bytes);
@@ -308,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_too_long_are_refused_as_russet_model_refuses_them() {
+    fn texts_that_are_too_long_are_refused_as_in_russet_model() {
         let long = |bytes: usize| "a".repeat(bytes);
         for (old, new) in [
             ("net.aaaa", long(Attribute::HANDLE_MAX_BYTES + 1)),
@@ -325,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_do_not_know_is_read_whole() {
+    fn unknown_fields_are_left_to_russet_model() {
         assert_eq!(Lean::fast(BLOCKS[2].as_bytes()), None);
         assert_eq!(Lean::read(BLOCKS[2].as_bytes()).unwrap().used, []);
         let handle = super::handle(br#"{"block":{"10.1.0.16/30":2},"later":1}"#).unwrap();
@@ -333,7 +337,8 @@ mod tests {
     }
 
     proptest! {
-        /// One byte replaced, or two members of the text exchanged: fast never accepts what `russet_model` refuses.
+        /// One byte replaced, or two fields exchanged: the fast reader never accepts what
+        /// `russet_model` refuses.
         #[test]
         fn a_changed_block_is_never_accepted_by_the_fast_reader_alone(
             block in 0..BLOCKS.len(),
@@ -354,7 +359,7 @@ mod tests {
             }
         }
 
-        /// What the shortest way takes for a handle of one block is one, whatever its bytes.
+        /// Whatever `sole_count` accepts as a handle of one block is one.
         #[test]
         fn a_sole_count_is_what_the_whole_reader_reads(
             at in any::<prop::sample::Index>(),
@@ -368,7 +373,7 @@ mod tests {
                 1 => bytes[index] = byte,
                 _ => bytes.insert(index, byte),
             }
-            // The audit goes on with it only if the block's text is that of a block it knows.
+            // The audit uses it only if the block's text is that of a block it knows.
             if let Some((b"10.1.0.16/30", count)) = super::sole_count(&bytes) {
                 let whole = Handle::decode(&bytes).unwrap();
                 prop_assert_eq!(whole.block, [("10.1.0.16/30".to_owned(), count)].into());

@@ -1,39 +1,40 @@
-//! Where handles' records are: a sample of the names that the blocks have, so that the store can be asked for several equal parts of them at a time.
+//! Samples of handle names in the blocks, so that the store can be asked for several parts of the
+//! handles of equal size at a time.
 
 use russet_model::{HandleId, Key};
 
-/// Names that are kept at most: 3 MB of usual ones.
+/// Limit of sampled names: 3 MB of usual ones.
 const SAMPLES_MAX: usize = 32_768;
-/// To begin with, one name of so many is kept.
+/// Initially, one of this many names is sampled.
 const FIRST_RATE: u64 = 64;
 
 /// The sample.
 #[derive(Debug)]
 pub(super) struct Marks {
-    /// One handle of so many is kept, a power of two: those whose hash it divides.
+    /// One of this many handles is sampled, a power of two: those whose hash it divides.
     rate: u64,
-    kept: Vec<(u64, Box<str>)>,
+    samples: Vec<(u64, Box<str>)>,
 }
 
 // === impl Marks ===
 
 impl Marks {
-    /// Takes note of a handle's name.
+    /// Offers a handle's name to the sample.
     pub(super) fn note(&mut self, hash: u64, name: &str) {
-        let last = self.kept.last().map(|(hash, _)| *hash);
+        let last = self.samples.last().map(|(hash, _)| *hash);
         if !hash.is_multiple_of(self.rate) || last == Some(hash) || !HandleId::is_valid(name) {
             return;
         }
-        self.kept.push((hash, name.into()));
-        if self.kept.len() > SAMPLES_MAX {
+        self.samples.push((hash, name.into()));
+        if self.samples.len() > SAMPLES_MAX {
             self.rate *= 2;
-            self.kept.retain(|(hash, _)| hash.is_multiple_of(self.rate));
+            self.samples.retain(|(hash, _)| hash.is_multiple_of(self.rate));
         }
     }
 
     /// Keys in order, with about `every` handles between two.
     pub(super) fn keys(&self, every: usize) -> Vec<Key> {
-        let mut names: Vec<&str> = self.kept.iter().map(|(_, name)| &**name).collect();
+        let mut names: Vec<&str> = self.samples.iter().map(|(_, name)| &**name).collect();
         names.sort_unstable();
         names.dedup();
         let step = every / usize::try_from(self.rate).unwrap_or(every).max(1);
@@ -44,7 +45,7 @@ impl Marks {
 
 impl Default for Marks {
     fn default() -> Self {
-        Self { rate: FIRST_RATE, kept: Vec::new() }
+        Self { rate: FIRST_RATE, samples: Vec::new() }
     }
 }
 
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_in_order_and_cut_the_handles_into_equal_parts() {
+    fn marks_are_in_order_and_divide_the_handles_into_equal_parts() {
         let hasher = RandomState::new();
         let mut marks = Marks::default();
         let mut names: Vec<String> =
@@ -74,14 +75,14 @@ mod tests {
     }
 
     #[test]
-    fn however_many_names_there_are_few_are_kept_and_none_that_is_no_key() {
+    fn the_sample_is_bounded_and_has_only_valid_keys() {
         let mut marks = Marks { rate: 1, ..Marks::default() };
         marks.note(4, "with/slash");
-        assert_eq!(marks.kept, []);
+        assert_eq!(marks.samples, []);
         for n in 0..100_000_u64 {
             marks.note(n, &format!("net.{n:06}"));
         }
-        assert!(marks.kept.len() <= SAMPLES_MAX && marks.rate == 4, "{}", marks.kept.len());
+        assert!(marks.samples.len() <= SAMPLES_MAX && marks.rate == 4, "{}", marks.samples.len());
         assert_eq!(marks.keys(100_000).len(), 0);
         assert!(marks.keys(1).len() > 20_000);
     }

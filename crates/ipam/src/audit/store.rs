@@ -1,4 +1,4 @@
-//! The audit of a whole store, record by record: what `russet ipam check` runs. Writes nothing.
+//! The audit of a whole store, record by record, for `russet ipam check`. Writes nothing.
 
 use std::cell::RefCell;
 
@@ -8,17 +8,19 @@ use russet_store::{MARKED_RECORDS, Record, Revision, Store, StoreError};
 use super::{Audit, Auditor};
 use crate::IpamError;
 
-/// Where the allocator's records are. All of them are read at one revision: a handle and its block are written together.
+/// The prefix of the allocator's records. All of them are read at one revision: a handle and its
+/// block are written together.
 const IPAM: &str = "/calico/ipam/v2/";
-/// How often a scan is begun anew because the store forgot that revision meanwhile. Compactions are minutes apart, a scan takes seconds.
+/// Attempts of a scan, if the store compacts its revision meanwhile. Compactions are minutes apart,
+/// a scan takes seconds.
 const SCANS_MAX: u32 = 3;
 
-/// Looks at everything, and answers with the revision at which the allocator's records were read.
+/// Checks everything, and returns the revision at which the allocator's records were read.
 pub async fn audit_store(store: &dyn Store) -> Result<(Audit, Revision), IpamError> {
     let mut scans = 0;
     loop {
         let mut auditor = Auditor::default();
-        // Endpoints and nodes come first: one that goes away after that is still named.
+        // Endpoints and nodes come first, so that one that is deleted afterwards still counts.
         let information = Prefix::resources(ResourceKind::ClusterInformation);
         for prefix in [information, Prefix::pools(), Prefix::nodes(), Prefix::workload_endpoints()] {
             scan(store, &prefix, &mut auditor).await.map_err(|error| failed(&prefix, error))?;
@@ -49,7 +51,7 @@ async fn scan(store: &dyn Store, prefix: &Prefix, auditor: &mut Auditor) -> Resu
     store.scan(prefix, &mut |record: Record| auditor.add(&record)).await
 }
 
-/// Handles are behind the blocks, which say what handles there must be.
+/// Handles come after the blocks, which say what handles there must be.
 async fn scan_books(
     store: &dyn Store,
     prefix: &Prefix,

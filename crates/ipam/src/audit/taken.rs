@@ -1,27 +1,31 @@
-//! Every address that a handle has, found by the handle's hash: 640,000 of them in 10 MB, asked for as often.
+//! Every address that has a handle, indexed by the handle's hash: 640,000 of them in 10 MB, with as
+//! many lookups.
 
-/// One address that a handle has.
+/// One address that has a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Taken {
-    /// Of the handle's name. Two of 640,000 meet in one audit of ten million.
+    /// The hash of the handle's name. With 640,000 handles, two are equal once in ten million
+    /// audits.
     pub(super) hash: u64,
-    /// Which block, by the order of reading.
+    /// The block, by the order of reading.
     pub(super) block: u32,
-    /// Where in it.
+    /// The ordinal in the block.
     pub(super) ordinal: u16,
-    /// Its handle's record was seen.
+    /// Its handle's record was read.
     pub(super) reached: bool,
 }
 
-/// All of them; sorted once the first is asked for.
+/// All of them; sorted at the first lookup.
 #[derive(Debug, Default)]
 pub(super) struct TakenByHash {
     taken: Vec<Taken>,
-    /// Where the hashes begin whose first bits are the place's number; one more than there are such numbers. Empty: not sorted.
+    /// Where the hashes with a given prefix begin; one more than there are prefixes. Empty: not
+    /// sorted.
     starts: Vec<u32>,
 }
 
-/// First bits of a hash that have a place in `starts`: 256 kB, which stay in a processor's cache, and about ten entries each in a large cluster.
+/// Bits of the prefix in `starts`: 256 kB, which fit into a processor's cache, and about ten
+/// entries for each prefix in a large cluster.
 const START_BITS: u32 = 16;
 
 // === impl TakenByHash ===
@@ -32,7 +36,7 @@ impl TakenByHash {
         self.taken.push(taken);
     }
 
-    /// What the handle of this hash has, in the order of blocks, from now on reached.
+    /// The addresses of the handle with this hash, in the order of blocks. Marks them as reached.
     pub(super) fn reach(&mut self, hash: u64) -> &[Taken] {
         if self.starts.is_empty() {
             self.sort();
@@ -47,7 +51,7 @@ impl TakenByHash {
         found
     }
 
-    /// Those whose handle was never asked for.
+    /// Those whose handle was never looked up.
     pub(super) fn unreached(self) -> impl Iterator<Item = Taken> {
         self.taken.into_iter().filter(|taken| !taken.reached)
     }
@@ -73,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_handle_has_is_found_wherever_its_hash_is_and_only_that() {
+    fn a_lookup_returns_exactly_the_addresses_of_the_hash() {
         let hashes = [0, 1, 1, 1 << 47, 1 << 48, (1 << 48) + 1, u64::MAX - 1, u64::MAX, u64::MAX];
         let mut all = TakenByHash::default();
         for (block, hash) in (0..).zip(hashes) {

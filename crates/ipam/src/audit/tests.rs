@@ -70,7 +70,7 @@ fn found(change: impl FnOnce(&mut Store)) -> Vec<String> {
 }
 
 #[test]
-fn a_good_store_is_counted_and_has_no_findings() {
+fn a_correct_store_is_counted_and_has_no_findings() {
     let audit = run(&good());
     assert_eq!((audit.blocks, audit.allocations, audit.handles, audit.affinities), (1, 4, 3, 1));
     assert_eq!(audit.findings, []);
@@ -89,7 +89,7 @@ fn tv8_the_orphan_handle_of_a_3_32_peer_is_leaked() {
 }
 
 #[test]
-fn tv22_an_over_count_is_found_and_is_no_leak() {
+fn tv22_too_high_a_count_is_found_and_is_no_leak() {
     // calico-ipam.md TV22: truth is 2, the handle says 3
     let mut store = good();
     store.insert(handle("net.bbbb"), counts(3));
@@ -103,7 +103,7 @@ fn tv22_an_over_count_is_found_and_is_no_leak() {
 }
 
 #[test]
-fn an_empty_handle_is_leaked_and_an_under_count_named() {
+fn an_empty_handle_is_leaked_and_too_low_a_count_is_reported() {
     assert_eq!(
         found(|store| _ = store.insert(handle("net.x"), r#"{"block":{}}"#.into())),
         ["handle-leaked: handle net.x holds no address; leaked"]
@@ -115,11 +115,11 @@ fn an_empty_handle_is_leaked_and_an_under_count_named() {
 }
 
 #[test]
-fn an_address_without_its_handles_record_is_leaked_unless_somebody_names_it() {
+fn an_address_without_a_handle_record_is_leaked_unless_a_record_names_it() {
     // calico-ipam.md section 3.9: "A missing handle with a live allocation makes DEL a silent no-op"
     let text = "handle-missing: 10.1.0.16: its handle has no record (handle net.aaaa, pod default/web-0, node node-a)";
     let gone = |store: &mut Store| _ = store.remove(&handle("net.aaaa"));
-    assert_eq!(found(gone), [format!("{text}; leaked: nobody's record names it")]);
+    assert_eq!(found(gone), [format!("{text}; leaked: no record names it")]);
     let mut named = found(|store| {
         gone(store);
         store.insert(ENDPOINT.into(), endpoint("10.1.0.16"));
@@ -202,18 +202,18 @@ fn overlapping_blocks_and_the_addresses_that_both_gave_away_are_found() {
 }
 
 #[test]
-fn claims_and_blocks_that_disagree_are_found() {
+fn affinities_and_blocks_that_disagree_are_found() {
     // calico-ipam.md TV20, TV21
     let other = CLAIM.replace("node-a", "node-b");
     assert_eq!(
         found(|store| _ = store.insert(other.clone(), CONFIRMED.into())),
         ["affinity-foreign: host:node-b claims 10.1.0.16/29, which serves host:node-a"]
     );
-    // A claim under way is nothing wrong (TV19).
+    // A pending affinity is correct (TV19).
     assert_eq!(found(|store| _ = store.insert(other, r#"{"state":"pending"}"#.into())), [""; 0]);
     assert_eq!(
         found(|store| _ = store.insert(CLAIM.replace("0.16", "0.24"), CONFIRMED.into())),
-        ["block-missing: host:node-a claims 10.1.0.24/29, which is not there"]
+        ["block-missing: host:node-a claims 10.1.0.24/29, which does not exist"]
     );
     assert_eq!(
         found(|store| _ = store.remove(CLAIM)),
@@ -222,13 +222,13 @@ fn claims_and_blocks_that_disagree_are_found() {
 }
 
 #[test]
-fn addresses_of_a_pool_that_is_gone_are_outside() {
+fn addresses_of_a_deleted_pool_are_outside() {
     let findings = found(|store| store.retain(|key, _| !key.starts_with(Prefix::pools().as_str())));
     assert_eq!(findings, ["outside-pools: block 10.1.0.16/29: no pool holds its 4 addresses in use"]);
 }
 
 #[test]
-fn a_block_that_breaks_an_invariant_is_named_and_its_handles_are_not_judged() {
+fn a_block_with_a_broken_invariant_is_reported_without_its_handles() {
     // calico-ipam.md section 1.3, invariant 4
     let findings = found(|store| _ = store.insert(BLOCK.into(), TV4.replace("[4,5,6,7]", "[4,4,6,7]")));
     assert_eq!(findings, [format!("unreadable: {BLOCK}: block at unallocated: ordinal 4 is listed twice")]);
@@ -237,7 +237,7 @@ fn a_block_that_breaks_an_invariant_is_named_and_its_handles_are_not_judged() {
 }
 
 #[test]
-fn findings_survive_json_with_numbers_beyond_2_to_the_53() {
+fn findings_keep_numbers_above_2_to_the_53_in_json() {
     let mut store = good();
     store.remove(&handle("net.aaaa"));
     store.remove(CLAIM);

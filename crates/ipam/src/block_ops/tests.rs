@@ -1,4 +1,4 @@
-//! Random operations on a block against a model that knows only who holds what and the order of the queue.
+//! Random operations on a block, compared with a model of the owners and the order of the queue.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -85,7 +85,7 @@ fn apply(block: &mut Block, model: &mut Model, op: &Op, reserved: &Reserved) {
 
 proptest! {
     #[test]
-    fn a_block_does_what_the_model_does_and_keeps_its_invariants(ops in prop::collection::vec(op(), 1..60), seed in any::<u16>()) {
+    fn a_block_behaves_like_the_model_and_keeps_its_invariants(ops in prop::collection::vec(op(), 1..60), seed in any::<u16>()) {
         // calico-ipam.md sections 1.3 and 3.2
         let node = "node-a".parse().unwrap();
         let mut block = new_block("10.1.0.0/28".parse().unwrap(), &node, UNIX_EPOCH);
@@ -110,7 +110,7 @@ proptest! {
 }
 
 #[test]
-fn an_interface_takes_its_own_entries_and_those_that_name_none() {
+fn a_release_of_an_interface_includes_entries_without_an_interface() {
     // calico-ipam.md section 9, SHOULD
     let node = "node-a".parse().unwrap();
     let mut block = new_block("10.1.0.0/29".parse().unwrap(), &node, UNIX_EPOCH);
@@ -129,7 +129,7 @@ fn an_interface_takes_its_own_entries_and_those_that_name_none() {
 }
 
 #[test]
-fn a_guard_that_fails_leaves_the_block_as_it_was() {
+fn a_guard_that_fails_leaves_the_block_unchanged() {
     // calico-ipam.md section 3.2
     let node = "node-a".parse().unwrap();
     let mut block = new_block("10.1.0.0/29".parse().unwrap(), &node, UNIX_EPOCH);

@@ -91,7 +91,7 @@ fn unlimited(key: &Key, stored: Option<Record>) -> Record {
 fn pool(record: Record) -> Option<Record> {
     let read = v1::Pool::decode(&record.value);
     let pool =
-        read.inspect_err(|error| russet_store::refused("a pool is passed over", &record.key, error)).ok()?;
+        read.inspect_err(|error| russet_store::refused("a pool is skipped", &record.key, error)).ok()?;
     let converted = pool.to_v3();
     let key = Key::pool(&converted.metadata.name).ok()?;
     Some(Record { key, value: converted.encode(), revision: record.revision })

@@ -72,7 +72,7 @@ async fn notify_watchdog() {
     loop {
         ticks.tick().await;
         if let Err(error) = notify::alive(&socket) {
-            tracing::debug!(%error, "no sign of life to the service manager");
+            tracing::debug!(%error, "the watchdog notification cannot be sent");
         }
     }
 }

@@ -537,7 +537,7 @@ fn a_closed_tunnel_and_an_underlay_that_is_down_are_seen_by_drift_and_readyz() {
             "table inet foreign {\n chain guard {\n type filter hook input priority 0\n udp dport 4789 drop\n }\n }",
         ],
     );
-    sees("chain inet foreign guard drops what comes from other nodes at UDP port 4789");
+    sees("chain inet foreign guard drops packets from other nodes at UDP port 4789");
     inside(node, "nft", &["delete", "table", "inet", "foreign"]);
     eventually(TIMEOUT, is_ready);
     // The default route and the datastore become unreachable with it; drift is detected all the

@@ -61,7 +61,7 @@ fn impossible_requests_fail_with_a_message_and_exit_code() {
     for (args, status, text) in [
         (&["isolate", "default"][..], 1, "stays global"),
         (&["delete", "default"], 1, "stays global"),
-        (&["create", "blue"], 1, "is there already"),
+        (&["create", "blue"], 1, "exists already"),
         (&["join", "blue", "green"], 1, "there is no NetNamespace green"),
         (&["show", "green"], 1, "there is no NetNamespace green"),
         (&["create", "Blue/.."], 2, "invalid namespace"),

@@ -141,7 +141,7 @@ fn until_second_check(node: &TestNode, address: &str) -> Child {
         let dry = repair(node, &["--grace", GRACE, "-o", "json", "--dry-run"]);
         with_outcome(&report(&dry), "leaked").contains(&address.to_owned())
     });
-    let looks = || node.log().matches("looked at again").count();
+    let looks = || node.log().matches("checked again").count();
     let before = looks();
     let mut running = command(node, &["--grace", GRACE, "-o", "json"]);
     let running = running.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

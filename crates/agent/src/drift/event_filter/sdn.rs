@@ -7,7 +7,7 @@ use russet_addr::{Family, IpNet, Ipv4Net};
 use russet_netlink::{Change, Conf, ConfOf, Link, NeighbourState, Route};
 use russet_overlay::openshift::{DEVICE, LEAVING_GROUP, ROUTE_PROTOCOL};
 
-use super::{Look, is_switched_off};
+use super::{LinkProperties, is_switched_off};
 
 /// What is known of the data path.
 #[derive(Debug)]
@@ -25,11 +25,11 @@ impl Sdn {
     /// Whether a change of a link concerns the data path. An ADD makes the link part of it, and the
     /// first change of a DEL moves the link into a group of its own. Neither is drift, nor is what
     /// the kernel removes from a link of that group.
-    pub fn link(&self, link: &Link, was: Option<&Look>) -> bool {
-        link.name == DEVICE || (link.group != LEAVING_GROUP && was.is_some_and(Look::is_of_sdn))
+    pub fn link(&self, link: &Link, was: Option<&LinkProperties>) -> bool {
+        link.name == DEVICE || (link.group != LEAVING_GROUP && was.is_some_and(LinkProperties::is_of_sdn))
     }
 
-    pub fn concerns(&self, change: &Change, there: bool, links: &BTreeMap<u32, Look>) -> bool {
+    pub fn concerns(&self, change: &Change, there: bool, links: &BTreeMap<u32, LinkProperties>) -> bool {
         let ours = |ifindex: u32| links.get(&ifindex).is_some_and(|look| look.is_of_sdn() && !look.leaving);
         match change {
             Change::Route(route) => self.route(route),
@@ -60,9 +60,9 @@ impl Sdn {
     }
 }
 
-// === impl Look ===
+// === impl LinkProperties ===
 
-impl Look {
+impl LinkProperties {
     pub fn is_of_sdn(&self) -> bool {
         self.alias.as_deref().is_some_and(is_alias)
     }

@@ -273,15 +273,15 @@ fn changes_to_openshifts_data_path_are_noticed_and_its_own_adds_and_dels_ignored
         let conf = Conf { family, of: ConfOf::All, forwarding: Some(on), rp_filter: None, proxy: None };
         Event::Set(Change::Conf(conf))
     };
-    let judge_of = |kept: bool| {
+    let judge_of = |attached: bool| {
         let mut filter = filter();
         filter.learn([end.clone()]);
-        if kept {
+        if attached {
             filter.expect_sdn(vec!["10.128.0.0/14".parse().unwrap()]);
         }
         filter
     };
-    let heard = |kept: bool, event: &Event, own: bool| judge_of(kept).classify(event, own).sdn;
+    let heard = |attached: bool, event: &Event, own: bool| judge_of(attached).classify(event, own).sdn;
     for event in [
         route(116, "192.0.2.0/24"),
         route(4, "10.128.0.5/32"),

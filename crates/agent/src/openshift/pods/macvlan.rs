@@ -7,8 +7,8 @@ use russet_attach::sdn;
 use russet_kube::{KubeError, Kubernetes, absent_is_none};
 use russet_linux::NetNs;
 
-use crate::openshift::door::Refusal;
 use crate::openshift::request::{Pod, Request};
+use crate::openshift::server::Refusal;
 
 /// The source of a pod's annotations and privileges.
 pub enum Macvlan {
@@ -16,7 +16,7 @@ pub enum Macvlan {
     /// The runtime, which passes annotations on. The operator has confirmed that it is trustworthy.
     Trusted,
     /// There is no source: an annotation is refused.
-    Nobody,
+    Denied,
 }
 
 const ANNOTATION: &str = "pod.network.openshift.io/assign-macvlan";
@@ -32,7 +32,7 @@ impl Macvlan {
         let made = tokio::task::spawn_blocking(move || sdn::add_macvlan(&netns, parent.as_deref())).await;
         match made {
             Ok(made) => made.map_err(|error| Refusal::now(format!("pod annotation {ANNOTATION:?}: {error}"))),
-            Err(error) => Err(Refusal::later(format!("making macvlan0 broke off: {error}"))),
+            Err(error) => Err(Refusal::later(format!("creating macvlan0 was interrupted: {error}"))),
         }
     }
 
@@ -47,7 +47,7 @@ impl Macvlan {
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(removed) => removed.map_err(|error| Refusal::now(error.to_string())),
-            Err(error) => Err(Refusal::later(format!("removing macvlan0 broke off: {error}"))),
+            Err(error) => Err(Refusal::later(format!("removing macvlan0 was interrupted: {error}"))),
         }
     }
 
@@ -59,7 +59,7 @@ impl Macvlan {
                 (pod.metadata.annotations.get(ANNOTATION).cloned(), pod.privileged())
             }
             Self::Trusted => (annotation(request), true),
-            Self::Nobody => (annotation(request), false),
+            Self::Denied => (annotation(request), false),
         };
         match value.filter(|value| value != "false") {
             Some(_) if !privileged => {

@@ -50,14 +50,14 @@ impl Pods {
     /// Whether the node still has what ADD made: the address, the port, and the network ID that its
     /// namespace has now.
     async fn check(&self, request: &Request, target: &Target) -> Result<(), CniError> {
-        let _turn = self.turns.of(&target.container_id).await;
+        let _turn = self.locks.lock(&target.container_id).await;
         let previous = request.config.prev_result()?;
         let previous =
             previous.ok_or_else(|| CniError::invalid_config("CHECK needs the prevResult of ADD", ""))?;
         self.ipam.check(&target.container_id, &previous).await?;
         let sandbox = target.container_id.clone();
         let lost = |what: String| {
-            Err(CniError::internal(format!("the pod's way is not as ADD made it: {what}"), ""))
+            Err(CniError::internal(format!("the pod's connection is not as ADD made it: {what}"), ""))
         };
         let ports = self.with_sdn(|sdn| sdn.ports()).await.map_err(|it| CniError::internal(it.text, ""))?;
         let Some(port) = ports.into_iter().find(|port| port.sandbox == sandbox) else {
@@ -85,7 +85,7 @@ impl Pods {
     async fn collect(&self, request: &Request) -> Result<(), CniError> {
         let valid = request.config.required_attachments()?;
         let valid: Vec<ContainerId> = valid.into_iter().map(|it| it.container_id).collect();
-        let _alone = self.turns.alone().await;
+        let _exclusive = self.locks.exclusive().await;
         let failed =
             |what: &str, error: &dyn std::fmt::Display| CniError::internal(format!("{what}: {error}"), "");
         let ports = self.with_sdn(|sdn| sdn.ports()).await.map_err(|it| failed("list ports", &it.text))?;
@@ -111,6 +111,9 @@ impl Pods {
         if errors.is_empty() {
             return Ok(());
         }
-        Err(CniError::internal("some of what is no longer valid is still there", errors.join("; ")))
+        Err(CniError::internal(
+            "some attachments that are no longer valid could not be removed",
+            errors.join("; "),
+        ))
     }
 }

@@ -47,7 +47,7 @@ pub struct Life {
 }
 
 /// Longer than any step takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs `body` on a node with one interface, 192.0.2.11/24, and a default route.
 pub fn on_a_node<T: Send>(body: impl AsyncFnOnce(Rc<Bench>) -> T + Send) -> T {
@@ -117,7 +117,7 @@ impl Bench {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, begun).await.expect("the server begins");
+        tokio::time::timeout(TIMEOUT, begun).await.expect("the server begins");
         life
     }
 
@@ -139,7 +139,7 @@ impl Bench {
         };
         let mut registry = Registry::default();
         let (stop, stopped) = watch::channel(false);
-        let server = Server::of(
+        let server = Server::new(
             &config,
             &self.store,
             &mut registry,
@@ -248,7 +248,7 @@ impl Life {
     /// Like SIGTERM.
     pub async fn stop(self) {
         self.stop.send(true).unwrap();
-        tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap();
+        tokio::time::timeout(TIMEOUT, self.task).await.unwrap().unwrap();
     }
 
     /// Like SIGKILL: the server is dropped at its current await, and its connections are closed.

@@ -1,25 +1,28 @@
-//! Why there was no address, told also to those who waited for their turn meanwhile: in a full cluster each would look through all blocks for nothing, one after
-//! another, and the last would run out of time instead of learning the reason.
+//! The reason of a failed slow path, shared with the requests that waited for it: in a full cluster
+//! each would read all blocks in vain, one after another, and the last ones would reach their
+//! deadlines instead of getting the reason.
 //!
-//! Nobody gets a reason that was found before it came, nor one that was found while a release of ours made room, the rules changed or somebody else found room.
-//! What other processes free in the meantime is found by the next to come; a refusal gives nothing away.
+//! A request never gets a reason that was found before it arrived, nor one that was found while a
+//! release of ours freed addresses, the rules changed or another request found a free address.
+//! Addresses that other processes release meanwhile are found by the next request; a shared failure
+//! allocates nothing.
 
 use super::Cache;
 use crate::{IpamError, Request};
 
-/// How a long way failed.
+/// A failure of the slow path.
 pub(super) struct Refusal {
     number: u64,
     attempt: Attempt,
-    asked: Request,
+    request: Request,
     error: IpamError,
 }
 
-/// Since when a request waits.
+/// When a request began to wait.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Waiting(u64);
 
-/// A long way, and what was known when it began.
+/// The start of a slow path, and the state at that time.
 #[derive(Clone, Copy, PartialEq)]
 pub(in super::super) struct Attempt {
     generation: u64,
@@ -30,22 +33,22 @@ pub(in super::super) struct Attempt {
 // === impl Cache ===
 
 impl Cache {
-    /// A request begins to wait for its turn.
+    /// A request begins to wait for the lock.
     pub(in super::super) fn wait(&self) -> Waiting {
         Waiting(self.refusals.get())
     }
 
-    /// A long way begins.
+    /// A slow path begins.
     pub(in super::super) fn attempt(&self) -> Attempt {
         Attempt { generation: self.generation(), learned: self.learned(), room: self.room.get() }
     }
 
-    /// Addresses were given back, or a block: what was found full before may not be so.
+    /// Addresses or a block were released: an earlier failure may not apply any more.
     pub(in super::super) fn make_room(&self) {
         self.room.set(self.room.get() + 1);
     }
 
-    /// The reason for those who waited meanwhile and want the same.
+    /// Stores the reason for the requests that waited meanwhile and are equal.
     pub(in super::super) fn refuse(&self, request: &Request, attempt: Attempt, error: &IpamError) {
         let lasts = error.exhausted() || matches!(error, IpamError::NoPool { .. });
         if !self.is_on() || !lasts {
@@ -53,11 +56,11 @@ impl Cache {
         }
         let number = self.refusals.get() + 1;
         self.refusals.set(number);
-        let refusal = Refusal { number, attempt, asked: request.clone(), error: error.clone() };
+        let refusal = Refusal { number, attempt, request: request.clone(), error: error.clone() };
         self.refusal.replace(Some(refusal));
     }
 
-    /// Why another request that wanted the same was refused after this one began to wait.
+    /// Why an equal request failed after this one began to wait.
     pub(in super::super) fn refusal(&self, request: &Request, since: Waiting) -> Option<IpamError> {
         let known = self.refusal.borrow();
         let known = known.as_ref()?;
@@ -70,9 +73,9 @@ impl Cache {
 // === impl Refusal ===
 
 impl Refusal {
-    /// Whether a request wants the same, whoever it is for.
+    /// Whether a request is equal except for its owner.
     fn fits(&self, request: &Request) -> bool {
-        let Request { handle, attributes, .. } = self.asked.clone();
-        self.asked == Request { handle, attributes, ..request.clone() }
+        let Request { handle, attributes, .. } = self.request.clone();
+        self.request == Request { handle, attributes, ..request.clone() }
     }
 }

@@ -1,7 +1,8 @@
-//! Who waits for a commit, and the commit under way. Only the waiting: what is decided is in `fast` and `draft`.
+//! The queue of requests, and the commit in progress. Decisions are in `fast` and `batch`.
 //!
-//! The commit belongs to nobody who waits for it: whoever is polled drives it, and the last to do so hands over when it is dropped. So a request that is given
-//! up holds up nobody, and its commit is never given up with it: the next request to come drives it to its end first, and knows how it ended.
+//! The commit belongs to no single request: any request that is polled drives it, and the leader
+//! hands over when it is dropped. So an abandoned request delays no other, and its commit is never
+//! abandoned with it: the next request drives it to its end first, and learns the result.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -15,26 +16,26 @@ use russet_store::{BoxFuture, CommitError, Record, Revision, StoreError};
 
 use super::super::Stored;
 use super::super::take::Owner;
-use super::draft::Draft;
+use super::batch::CommitBatch;
 use crate::Request;
 
-/// Everybody who waits.
+/// The queue that all requests share.
 #[derive(Default)]
-pub(in super::super) struct Shared(RefCell<State>);
+pub(in super::super) struct Shared(RefCell<QueueState>);
 
 #[derive(Default)]
-struct State {
-    /// First come, first served.
-    waiting: VecDeque<Rc<Place>>,
-    flight: Option<Flight>,
-    /// Who polled the flight last, and so is woken by the store.
-    pilot: Option<Rc<Place>>,
+struct QueueState {
+    /// In the order of arrival.
+    waiting: VecDeque<Rc<QueuedRequest>>,
+    in_flight: Option<InFlightCommit>,
+    /// The request that polled the commit last, and is therefore woken by the store.
+    leader: Option<Rc<QueuedRequest>>,
 }
 
-/// One request's place in the queue, and then in a commit.
-pub(super) struct Place {
+/// One request in the queue, and then in a commit.
+pub(super) struct QueuedRequest {
     pub(super) job: Job,
-    /// Commits that this request was part of and that failed for another's sake.
+    /// Commits with this request that failed because of another one.
     pub(super) tries: Cell<u32>,
     answer: RefCell<Option<Answer>>,
     waker: RefCell<Waker>,
@@ -42,7 +43,7 @@ pub(super) struct Place {
     gone: Cell<bool>,
 }
 
-/// What a request wants.
+/// The request's operation.
 pub(super) enum Job {
     Add {
         request: Box<Request>,
@@ -55,108 +56,115 @@ pub(super) enum Job {
         stored: Option<Stored<Handle>>,
         blocks: Vec<Stored<Block>>,
     },
-    /// To read the handle when nothing is under way that writes it.
+    /// Waits until no commit in progress writes the handle, so that it can be read.
     Look(HandleId),
 }
 
-/// What a request gets.
+/// The result of a request.
 pub(super) enum Answer {
     Added(Vec<IpNet>),
     Freed {
         addresses: Vec<IpAddr>,
-        /// Blocks of which nobody holds an address any more.
+        /// Blocks without an allocated address.
         emptied: Vec<BlockCidr>,
     },
-    /// Nothing is under way.
+    /// No commit is in progress.
     Clear,
-    /// Memory does not have enough; nothing was written.
+    /// The cache does not have enough; nothing was written.
     Cold,
-    /// The long way, which looks first: what was to be written may or may not have been. These addresses were to be freed.
-    LongWay(Vec<IpAddr>),
+    /// The slow path, which first reads: the commit may have been applied. These addresses were to
+    /// be released.
+    SlowPath(Vec<IpAddr>),
 }
 
-/// What the store is asked for on behalf of many.
-pub(super) struct Flight {
-    pub(super) work: BoxFuture<'static, Landed>,
+/// One request to the store on behalf of many.
+pub(super) struct InFlightCommit {
+    pub(super) work: BoxFuture<'static, StoreAnswer>,
     /// None while a block is read again.
-    pub(super) draft: Option<Draft>,
+    pub(super) batch: Option<CommitBatch>,
 }
 
-/// What the store said.
-pub(super) enum Landed {
+/// The store's answer.
+pub(super) enum StoreAnswer {
     Commit(Result<Vec<Revision>, CommitError>),
     Block(BlockCidr, Result<Option<Record>, StoreError>),
 }
 
-/// Holds a place until it is dropped.
+/// Keeps a request in the queue until it is dropped.
 pub(super) struct Ticket<'a> {
     shared: &'a Shared,
-    place: Rc<Place>,
+    queued: Rc<QueuedRequest>,
 }
 
 // === impl Shared ===
 
 impl Shared {
-    /// Takes the last place.
-    pub(super) fn line_up(&self, job: Job) -> Ticket<'_> {
-        let place = Rc::new(Place {
+    /// Adds a request at the end.
+    pub(super) fn enqueue(&self, job: Job) -> Ticket<'_> {
+        let queued = Rc::new(QueuedRequest {
             job,
             tries: Cell::new(0),
             answer: RefCell::new(None),
             waker: RefCell::new(Waker::noop().clone()),
             gone: Cell::new(false),
         });
-        self.0.borrow_mut().waiting.push_back(place.clone());
-        Ticket { shared: self, place }
+        self.0.borrow_mut().waiting.push_back(queued.clone());
+        Ticket { shared: self, queued }
     }
 
-    /// Whether the commit under way writes this handle.
+    /// Whether the commit in progress writes this handle.
     pub(super) fn writes(&self, handle: &HandleId) -> bool {
         let state = self.0.borrow();
         state
-            .flight
+            .in_flight
             .as_ref()
-            .and_then(|flight| flight.draft.as_ref())
-            .is_some_and(|draft| draft.names(handle))
+            .and_then(|in_flight| in_flight.batch.as_ref())
+            .is_some_and(|batch| batch.names(handle))
     }
 
-    /// Everybody who waits, in order; whoever still has to wait is [`put back`](Self::put_back).
-    pub(super) fn take_waiting(&self) -> VecDeque<Rc<Place>> {
+    /// All waiting requests, in order; those that have to wait further are [`put
+    /// back`](Self::put_back).
+    pub(super) fn take_waiting(&self) -> VecDeque<Rc<QueuedRequest>> {
         std::mem::take(&mut self.0.borrow_mut().waiting)
     }
 
-    /// Back to the head of the queue, in the order given.
-    pub(super) fn put_back(&self, places: impl IntoIterator<Item = Rc<Place>>) {
+    /// Puts requests back to the head of the queue, in this order.
+    pub(super) fn put_back(&self, requests: impl IntoIterator<Item = Rc<QueuedRequest>>) {
         let mut state = self.0.borrow_mut();
-        let mut queue: VecDeque<Rc<Place>> = places.into_iter().filter(|place| !place.gone.get()).collect();
+        let mut queue: VecDeque<Rc<QueuedRequest>> =
+            requests.into_iter().filter(|queued| !queued.gone.get()).collect();
         queue.append(&mut state.waiting);
         state.waiting = queue;
     }
 
-    pub(super) fn take_flight(&self) -> Option<Flight> {
-        self.0.borrow_mut().flight.take()
+    pub(super) fn take_in_flight(&self) -> Option<InFlightCommit> {
+        self.0.borrow_mut().in_flight.take()
     }
 
-    /// Whoever is polled next drives it.
-    pub(super) fn put_flight(&self, flight: Flight) {
+    /// The next request that is polled drives it.
+    pub(super) fn put_in_flight(&self, in_flight: InFlightCommit) {
         let mut state = self.0.borrow_mut();
-        state.flight = Some(flight);
-        state.pilot = None;
+        state.in_flight = Some(in_flight);
+        state.leader = None;
     }
 
-    /// Wakes somebody who will drive the flight, or begin the next.
-    fn hand_over(&self) {
+    /// Wakes a request that will drive the commit, or start the next one.
+    fn wake_next(&self) {
         let state = self.0.borrow();
-        let aboard = state.flight.iter().filter_map(|flight| flight.draft.as_ref()).flat_map(Draft::places);
-        if let Some(place) = aboard.chain(&state.waiting).find(|place| !place.gone.get()) {
-            place.wake();
+        let members = state
+            .in_flight
+            .iter()
+            .filter_map(|in_flight| in_flight.batch.as_ref())
+            .flat_map(CommitBatch::requests);
+        if let Some(queued) = members.chain(&state.waiting).find(|queued| !queued.gone.get()) {
+            queued.wake();
         }
     }
 }
 
-// === impl Place ===
+// === impl QueuedRequest ===
 
-impl Place {
+impl QueuedRequest {
     pub(super) fn answer(&self, answer: Answer) {
         self.answer.replace(Some(answer));
         self.wake();
@@ -185,31 +193,34 @@ impl Job {
 // === impl Ticket ===
 
 impl Ticket<'_> {
-    /// The answer, driving what is under way until it is there. `depart` begins the next flight with those who wait, as far as they need one; `land` hands out the answers.
+    /// Returns the answer, and drives the commit in progress until it is there. `next_commit` starts the
+    /// next commit with the waiting requests, as far as they need one; `distribute` distributes the
+    /// answers.
     pub(super) fn poll(
         &self,
         context: &mut Context<'_>,
-        depart: impl Fn() -> Option<Flight>,
-        land: impl Fn(Flight, Landed),
+        next_commit: impl Fn() -> Option<InFlightCommit>,
+        distribute: impl Fn(InFlightCommit, StoreAnswer),
     ) -> Poll<Answer> {
-        self.place.waker.borrow_mut().clone_from(context.waker());
+        self.queued.waker.borrow_mut().clone_from(context.waker());
         loop {
-            if let Some(answer) = self.place.answer.take() {
+            if let Some(answer) = self.queued.answer.take() {
                 return Poll::Ready(answer);
             }
-            let Some(mut flight) = self.shared.take_flight().or_else(&depart) else {
-                if self.place.is_answered() {
+            let Some(mut in_flight) = self.shared.take_in_flight().or_else(&next_commit) else {
+                if self.queued.is_answered() {
                     continue;
                 }
-                // Nobody can be waiting here: without a flight all were answered. Should it happen, look for yourself.
-                return Poll::Ready(Answer::nothing_known());
+                // This is not expected: without a commit in progress all requests were answered.
+                // The slow path works in any case.
+                return Poll::Ready(Answer::slow_path());
             };
-            match flight.work.as_mut().poll(context) {
-                Poll::Ready(landed) => land(flight, landed),
+            match in_flight.work.as_mut().poll(context) {
+                Poll::Ready(answer) => distribute(in_flight, answer),
                 Poll::Pending => {
-                    self.shared.put_flight(flight);
-                    self.shared.0.borrow_mut().pilot = Some(self.place.clone());
-                    if !self.place.is_answered() {
+                    self.shared.put_in_flight(in_flight);
+                    self.shared.0.borrow_mut().leader = Some(self.queued.clone());
+                    if !self.queued.is_answered() {
                         return Poll::Pending;
                     }
                 }
@@ -220,14 +231,14 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.place.gone.set(true);
+        self.queued.gone.set(true);
         let mut state = self.shared.0.borrow_mut();
-        state.waiting.retain(|place| !Rc::ptr_eq(place, &self.place));
-        state.pilot.take_if(|pilot| Rc::ptr_eq(pilot, &self.place));
-        let is_driven = state.flight.is_some() && state.pilot.is_some();
+        state.waiting.retain(|queued| !Rc::ptr_eq(queued, &self.queued));
+        state.leader.take_if(|leader| Rc::ptr_eq(leader, &self.queued));
+        let is_driven = state.in_flight.is_some() && state.leader.is_some();
         drop(state);
         if !is_driven {
-            self.shared.hand_over();
+            self.shared.wake_next();
         }
     }
 }

@@ -44,7 +44,7 @@ fn address(text: &str) -> IpAddr {
 }
 
 #[test]
-fn a_release_mends_what_does_not_say_who_owns_what_and_nothing_is_given_twice() {
+fn a_release_repairs_harmless_damage_and_no_address_is_assigned_twice() {
     for (problem, damage) in HARMLESS {
         for bench in benches() {
             with_pods(&bench);
@@ -73,14 +73,14 @@ fn a_release_mends_what_does_not_say_who_owns_what_and_nothing_is_given_twice() 
 }
 
 #[test]
-fn addresses_by_themselves_go_from_a_broken_block_too_and_their_holder_still_has_them_until_then() {
+fn individual_addresses_are_released_from_a_damaged_block_too() {
     for (problem, damage) in HARMLESS {
         for bench in Bench::both().map(Bench::with_pool) {
             bench.claim("node-a", BLOCK);
             bench.assign(&pod("node-a", "aaaa", "web-0", "03:04:05")).unwrap();
             let mut broken = bench.block(BLOCK);
             damage(&mut broken);
-            // The ordinals that these name belong to nobody here.
+            // These ordinals are not allocated here.
             broken.unallocated.retain(|ordinal| *ordinal != 1 || problem != "is taken");
             bench.put(Key::block(cidr(BLOCK)), broken.encode());
             let held = run(bench.ipam.ips_by_handle(&handle("aaaa"))).unwrap();
@@ -97,7 +97,7 @@ fn addresses_by_themselves_go_from_a_broken_block_too_and_their_holder_still_has
 }
 
 #[test]
-fn a_block_that_cannot_be_read_does_not_keep_its_pods() {
+fn an_unreadable_block_does_not_prevent_a_release() {
     // STYLE: DEL must succeed from any state (k8s#52331)
     let short = r#"{"cidr":"10.1.0.16/29","allocations":[0]}"#;
     let dangling = r#"{"cidr":"10.1.0.16/29","allocations":[7,null,null,null,null,null,null,null],"unallocated":[1,2,3,4,5,6,7]}"#;
@@ -112,15 +112,15 @@ fn a_block_that_cannot_be_read_does_not_keep_its_pods() {
                 let [unreadable] = &released.unreadable[..] else { panic!("{released:?}") };
                 assert!(unreadable.contains("block/10.1.0.16-29 is corrupt"), "{unreadable}");
             }
-            assert_eq!(bench.block_text(BLOCK).unwrap(), text, "it is left alone");
-            // Its handle leads to what is left, for the day when the block is mended.
+            assert_eq!(bench.block_text(BLOCK).unwrap(), text, "it is unchanged");
+            // Its handle still counts the addresses, for when the block is repaired.
             assert_eq!(bench.handle_text("aaaa").unwrap(), r#"{"block":{"10.1.0.16/29":1},"deleted":false}"#);
         }
     }
 }
 
 #[test]
-fn a_handle_that_cannot_be_read_does_not_keep_its_pod_and_its_addresses_go_too() {
+fn an_unreadable_handle_does_not_prevent_the_release_of_its_addresses() {
     for bench in benches() {
         with_pods(&bench);
         bench.put(Key::handle(&handle("aaaa")), "[]");
@@ -134,7 +134,7 @@ fn a_handle_that_cannot_be_read_does_not_keep_its_pod_and_its_addresses_go_too()
         assert_eq!(released.addresses.len(), 2, "{released:?}");
         let [unreadable] = &released.unreadable[..] else { panic!("{released:?}") };
         assert!(unreadable.contains("handle/k8s-pod-network.aaaa is corrupt"), "{unreadable}");
-        assert_eq!(bench.handle_text("aaaa").unwrap(), "[]", "it is left alone");
+        assert_eq!(bench.handle_text("aaaa").unwrap(), "[]", "it is unchanged");
         let block = bench.block(BLOCK);
         assert_eq!(
             block.ordinals_of(&handle("bbbb")).count() + block.ordinals_of(&handle("cccc")).count(),
@@ -145,7 +145,7 @@ fn a_handle_that_cannot_be_read_does_not_keep_its_pod_and_its_addresses_go_too()
 }
 
 #[test]
-fn an_interface_takes_only_its_own_with_it_where_the_handle_cannot_be_read() {
+fn an_unreadable_handle_releases_only_the_addresses_of_the_interface() {
     // calico-ipam.md section 9
     for bench in benches() {
         for name in ["eth0", "net1"] {

@@ -1,4 +1,4 @@
-//! Small blocks, many reservations, odd names, IPv6, and stores that let nobody through (calico-ipam.md sections 1.2, 3.4 to 3.7, 7).
+//! Small blocks, many reservations, odd names, IPv6, and stores that refuse every write (calico-ipam.md sections 1.2, 3.4 to 3.7, 7).
 
 use std::collections::BTreeSet;
 
@@ -57,7 +57,7 @@ fn a_pool_of_slash_30s_serves_its_256_addresses_and_each_node_20_blocks() {
 }
 
 #[test]
-fn a_pool_of_one_block_is_shared_by_borrowing_and_given_round_in_order() {
+fn a_pool_of_one_block_is_shared_by_borrowing_in_fifo_order() {
     // calico-ipam.md sections 3.2 (FIFO), 3.4 step 8; TV10
     for bench in Bench::both() {
         let bench = bench.pool("p", "10.2.0.0/26", 26);
@@ -83,7 +83,7 @@ fn a_pool_of_one_block_is_shared_by_borrowing_and_given_round_in_order() {
 }
 
 #[test]
-fn a_block_of_an_older_size_is_used_up_and_given_back_and_nothing_is_laid_over_it() {
+fn a_block_of_an_older_size_is_used_and_released_and_never_overlapped() {
     // calico-ipam.md sections 3.4 step 5, 7 and 9 (libcalico-go#1377): the pool was made anew with smaller, then with larger blocks
     for size in [29, 24] {
         for bench in Bench::both() {
@@ -107,7 +107,7 @@ fn a_block_of_an_older_size_is_used_up_and_given_back_and_nothing_is_laid_over_i
 }
 
 #[test]
-fn two_hundred_reservations_leave_every_other_address_and_cost_no_block() {
+fn two_hundred_reservations_leave_all_other_addresses_and_waste_no_block() {
     // calico-ipam.md sections 1.8, 3.2: blocks that single reservations fill together are left out, as wholly reserved ones are. A node that claimed
     // them would reach its limit of 20 blocks without one address.
     for bench in Bench::both() {
@@ -125,7 +125,7 @@ fn two_hundred_reservations_leave_every_other_address_and_cost_no_block() {
         let blocks = bench.sim.records().keys().filter(|key| matches!(key.kind(), KeyKind::Block(_))).count();
         assert_eq!(blocks, 14, "not one block was claimed for nothing");
         assert!(last_error(&bench, "node-a").exhausted());
-        // Whoever names an address may have it all the same (calico-ipam.md section 3.7).
+        // A request for this address gets it all the same (calico-ipam.md section 3.7).
         let pinned = pod("node-a", "pin", "p", "03:04:06");
         assert!(run(bench.ipam.assign_ip(&pinned, "10.2.0.7".parse().unwrap())).is_ok());
         bench.check_consistent();
@@ -133,7 +133,7 @@ fn two_hundred_reservations_leave_every_other_address_and_cost_no_block() {
 }
 
 #[test]
-fn two_hundred_reservations_scattered_over_one_block_are_passed_over_in_order() {
+fn two_hundred_reservations_in_one_block_are_skipped_in_order() {
     // calico-ipam.md section 3.2: skipped ordinals stay in their place
     for bench in Bench::both() {
         let bench = bench.pool("p", "10.2.0.0/24", 24);
@@ -146,7 +146,7 @@ fn two_hundred_reservations_scattered_over_one_block_are_passed_over_in_order() 
 }
 
 #[test]
-fn node_names_are_taken_byte_for_byte() {
+fn node_names_are_used_byte_for_byte() {
     // calico-ipam.md section 1.2: raw, no escaping, no lower-casing; `node1` does not match `node10`
     let names = [
         "Node-A.Example.COM",
@@ -191,7 +191,7 @@ fn six(node_name: &str, id: &str) -> Request {
 }
 
 #[test]
-fn an_ipv6_pool_of_one_slash_122_ends_after_64_addresses() {
+fn an_ipv6_pool_of_one_slash_122_is_full_after_64_addresses() {
     // calico-ipam.md section 1.3: the smallest pool that a default block fits into
     for bench in Bench::both() {
         let bench = bench.pool("six", "fd80:24e2:f998:72d6::40/122", 122);
@@ -270,31 +270,33 @@ fn faulty(bench: Bench, faults: impl IntoIterator<Item = Fault>) -> Bench {
     bench
 }
 
-fn assert_nobody_holds(bench: &Bench) {
-    assert_eq!(bench.handle_text("aaaa"), None, "the handle is put right");
+fn assert_not_allocated(bench: &Bench) {
+    assert_eq!(bench.handle_text("aaaa"), None, "the handle is lowered again");
     assert_eq!(bench.block(BLOCK).allocations, [None; 8]);
     bench.check_consistent();
 }
 
 #[test]
-fn tries_that_run_out_name_block_and_tries_and_leave_no_trace() {
+fn the_last_failed_attempt_reports_block_and_attempts_and_leaves_no_trace() {
     // calico-ipam.md sections 2.2 and 9, SHOULD: Go counts the handle up with each lost race
     for take in TAKES {
         for bench in Bench::both() {
             let bench = faulty(bench, [Fault::Conflict; 100]);
             let error = take(&bench.ipam, &pod("node-a", "aaaa", "web-0", "03:04:05")).unwrap_err();
             assert!(
-                error.to_string().ends_with("block/10.1.0.16-29: others were faster 100 times; try again"),
+                error
+                    .to_string()
+                    .ends_with("block/10.1.0.16-29: other writers were faster 100 times; try again"),
                 "{error}"
             );
             assert!(error.retryable());
-            assert_nobody_holds(&bench);
+            assert_not_allocated(&bench);
         }
     }
 }
 
 #[test]
-fn a_deadline_names_block_and_tries_and_leaves_no_trace() {
+fn a_deadline_reports_block_and_attempts_and_leaves_no_trace() {
     // calico-ipam.md section 2.2: the request's time is over, the undoing's is not; 20 of its writes are lost, too
     for take in TAKES {
         for bench in Bench::both() {
@@ -310,7 +312,7 @@ fn a_deadline_names_block_and_tries_and_leaves_no_trace() {
                 "{error}"
             );
             assert!(error.retryable());
-            assert_nobody_holds(&bench);
+            assert_not_allocated(&bench);
             // The allocator itself has no deadline, and goes on.
             assert!(take(&shared, &pod("node-a", "aaaa", "web-0", "03:04:05")).is_ok());
         }
@@ -318,7 +320,7 @@ fn a_deadline_names_block_and_tries_and_leaves_no_trace() {
 }
 
 #[test]
-fn an_address_that_may_be_stored_is_looked_for_before_giving_up_and_never_leaves_its_handle() {
+fn an_allocation_in_doubt_is_read_before_giving_up_and_keeps_its_handle() {
     // calico-ipam.md section 9, SHOULD (calico#5203): the last try is in doubt
     for take in TAKES {
         for bench in Bench::both() {
@@ -337,7 +339,7 @@ fn an_address_that_may_be_stored_is_looked_for_before_giving_up_and_never_leaves
             assert!(error.to_string().contains("block/10.1.0.16-29"), "{error}");
             // The write may still arrive: its handle must be there until a DEL has looked at the block.
             bench.release("aaaa");
-            assert_nobody_holds(&bench);
+            assert_not_allocated(&bench);
         }
     }
 }
@@ -373,7 +375,7 @@ impl Store for NoPools {
 }
 
 #[test]
-fn pools_that_cannot_be_read_are_a_store_error_and_no_missing_pool() {
+fn unreadable_pools_are_a_store_error_and_not_a_missing_pool() {
     // calico-ipam.md section 2.1: what cannot be read is not absent; only then may an operator look for a pool to create
     for bench in Bench::both().map(tv1) {
         let blind = Allocator::new(Rc::new(NoPools(bench.sim.clone())), bench.clock.clone());
@@ -392,13 +394,13 @@ fn pools_that_cannot_be_read_are_a_store_error_and_no_missing_pool() {
             assert!(error.to_string().contains("/ippools/"), "{error}");
             assert!(!error.to_string().contains("not in a configured pool"), "{error}");
         }
-        assert_nobody_holds(&bench);
+        assert_not_allocated(&bench);
     }
 }
 
 #[test]
-fn a_pool_that_cannot_be_read_is_named_where_a_pool_is_missing_and_passed_over_elsewhere() {
-    // calico-ipam.md section 1.2: peers drop what does not parse; whoever looks for the address must hear of it
+fn an_unreadable_pool_is_reported_if_a_pool_is_missing_and_skipped_otherwise() {
+    // calico-ipam.md section 1.2: peers drop what does not parse; a request for the address must get the reason
     for bench in Bench::both() {
         bench.put(Key::pool("broken").unwrap(), r#"{"kind":"IPPool","spec":{"cidr":"10.1.0.0/33"}}"#);
         let request = pod("node-a", "aaaa", "web-0", "03:04:05");

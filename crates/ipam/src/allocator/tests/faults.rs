@@ -31,7 +31,7 @@ fn at_every_write(
 }
 
 #[test]
-fn an_address_is_taken_once_whatever_is_lost() {
+fn an_address_is_allocated_once_whatever_message_is_lost() {
     let request = || Request { v4: 2, ..pod("node-a", "aaaa", "web-0", "03:04:05") };
     let work = |bench: &Bench| {
         let got = bench.assign(&request())?;
@@ -63,7 +63,7 @@ fn an_address_is_taken_once_whatever_is_lost() {
 }
 
 #[test]
-fn a_particular_address_is_taken_once_whatever_is_lost() {
+fn a_particular_address_is_allocated_once_whatever_message_is_lost() {
     let work = |bench: &Bench| {
         let request = pod("node-a", "pin", "pin-0", "03:07:00");
         let assigned = run(bench.ipam.assign_ip(&request, "10.1.0.22".parse().unwrap()))?;
@@ -81,7 +81,7 @@ fn a_particular_address_is_taken_once_whatever_is_lost() {
 }
 
 #[test]
-fn a_release_is_whole_whatever_is_lost() {
+fn a_release_is_complete_whatever_message_is_lost() {
     let work = |bench: &Bench| {
         run(bench.ipam.release_by_handle(&handle("bbbb"), None))?;
         Ok(())
@@ -96,7 +96,7 @@ fn a_release_is_whole_whatever_is_lost() {
 }
 
 #[test]
-fn a_guarded_release_is_whole_whatever_is_lost() {
+fn a_guarded_release_is_complete_whatever_message_is_lost() {
     // Once the answer is lost, asking again with the old sequence number would be refused.
     let work = |bench: &Bench| {
         let guarded = crate::ReleaseOptions {
@@ -116,7 +116,7 @@ fn a_guarded_release_is_whole_whatever_is_lost() {
 }
 
 #[test]
-fn an_affinity_ends_whole_whatever_is_lost() {
+fn an_affinity_is_released_completely_whatever_message_is_lost() {
     let work = |bench: &Bench| run(bench.ipam.release_affinity(&node("node-a"), cidr(BLOCK), false));
     at_every_write(tv4, work, |bench| {
         assert_eq!(bench.affinity_text("node-a", BLOCK), None);
@@ -128,7 +128,7 @@ fn an_affinity_ends_whole_whatever_is_lost() {
 }
 
 #[test]
-fn a_store_that_is_away_fails_the_request_and_leaves_no_trace() {
+fn an_unavailable_store_fails_the_request_without_a_trace() {
     for bench in Bench::both().map(tv1) {
         let before = bench.sim.dump();
         bench.sim.script([Fault::Unavailable]);
@@ -145,14 +145,14 @@ fn a_store_that_is_away_fails_the_request_and_leaves_no_trace() {
 }
 
 #[test]
-fn a_store_that_never_settles_ends_in_an_error_that_names_block_and_tries() {
+fn endless_conflicts_end_in_an_error_with_block_and_attempts() {
     for bench in Bench::both().map(tv1) {
         bench.assign(&pod("node-a", "aaaa", "web-0", "03:04:05")).unwrap();
         // The first record that a release writes is the block.
         let every_block_write = vec![Fault::Conflict; 400];
         bench.sim.script(every_block_write);
         let error = run(bench.ipam.release_by_handle(&handle("aaaa"), None)).unwrap_err();
-        assert!(error.to_string().contains("10.1.0.16-29: others were faster 100 times"), "{error}");
+        assert!(error.to_string().contains("10.1.0.16-29: other writers were faster 100 times"), "{error}");
         assert!(error.retryable());
     }
 }

@@ -1,4 +1,5 @@
-//! Many requests where there is no room: who looks in the same place waits, and is told the reason; who looks elsewhere does not.
+//! Many requests where there is no room: a request with the same source waits and
+//! gets the reason; one with another source does not.
 
 use std::pin::Pin;
 
@@ -111,7 +112,7 @@ fn all(mut work: Vec<Answer<'_>>) -> Vec<Result<Assigned, IpamError>> {
             return answers.into_iter().flatten().collect();
         }
     }
-    panic!("somebody waits for ever");
+    panic!("a request waits forever");
 }
 
 /// Goes one step further; the answer, when it is there.
@@ -123,10 +124,10 @@ fn begun<'a>(work: &mut Answer<'a>) -> Option<Result<Assigned, IpamError>> {
 }
 
 #[test]
-fn those_who_wait_for_a_full_pool_learn_the_reason_from_the_one_who_looked() {
+fn requests_that_wait_for_a_full_pool_share_the_reason_of_the_first() {
     let agent = Agent::new();
-    let alone = of("10.1.0.0/29", "alone");
-    assert!(matches!(run(agent.add(&alone)), Err(IpamError::PoolExhausted { .. })));
+    let single = of("10.1.0.0/29", "single");
+    assert!(matches!(run(agent.add(&single)), Err(IpamError::PoolExhausted { .. })));
     let looks_of_one = agent.looks.replace(0);
     assert!(looks_of_one > 0);
     let requests: Vec<Request> = (0..20).map(|number| of("10.1.0.0/29", &format!("new{number}"))).collect();
@@ -140,14 +141,14 @@ fn those_who_wait_for_a_full_pool_learn_the_reason_from_the_one_who_looked() {
         assert!(matches!(answer, Err(IpamError::PoolExhausted { .. })), "{answer:?}");
     }
     assert_eq!(agent.looks.get(), looks_of_one);
-    // Nothing of it is remembered: whoever comes now looks, and finds what another process gave back.
+    // The reason is not kept: the next request searches, and finds what another process released.
     agent.release_elsewhere("old5");
     assert_eq!(run(agent.add(&requests[0])).unwrap().addresses.len(), 1);
     agent.bench.check_consistent();
 }
 
 #[test]
-fn pods_of_another_pool_do_not_wait_for_one_that_looks_through_a_full_pool() {
+fn requests_of_another_pool_do_not_wait_for_the_search_of_a_full_one() {
     let agent = Agent::new();
     agent.is_closed.set(true);
     let (full, wide) = (of("10.1.0.0/29", "full"), of("10.2.0.0/24", "wide"));
@@ -162,7 +163,7 @@ fn pods_of_another_pool_do_not_wait_for_one_that_looks_through_a_full_pool() {
 }
 
 #[test]
-fn nobody_is_refused_for_a_reason_that_a_release_of_ours_has_ended() {
+fn a_reason_is_not_shared_after_a_release_of_ours() {
     for by_handle in [true, false] {
         let agent = Agent::new();
         agent.is_closed.set(true);
@@ -194,7 +195,7 @@ fn nobody_is_refused_for_a_reason_that_a_release_of_ours_has_ended() {
 }
 
 #[test]
-fn what_differs_in_anything_but_its_owner_is_not_refused_for_anothers_sake() {
+fn requests_that_differ_do_not_share_a_reason() {
     let agent = Agent::new();
     agent.is_closed.set(true);
     let greedy = Request { v4: 3, ..of("10.1.0.0/29", "greedy") };

@@ -8,7 +8,7 @@ fn interface(request: Request, name: &str) -> Request {
 }
 
 #[test]
-fn an_add_that_is_repeated_gets_the_same_address_and_writes_nothing() {
+fn a_repeated_add_gets_the_same_address_and_writes_nothing() {
     // calico-ipam.md section 9, SHOULD
     for bench in Bench::both() {
         let bench = bench.with_pool();
@@ -26,7 +26,7 @@ fn an_add_that_is_repeated_gets_the_same_address_and_writes_nothing() {
 }
 
 #[test]
-fn a_release_of_one_interface_leaves_the_other_and_takes_entries_that_name_none() {
+fn a_release_of_one_interface_keeps_others_and_includes_entries_without_one() {
     for bench in Bench::both() {
         let bench = bench.with_pool();
         bench.assign(&interface(pod("node-a", "aaaa", "web-0", "03:04:05"), "eth0")).unwrap();
@@ -51,7 +51,7 @@ fn a_release_of_one_interface_leaves_the_other_and_takes_entries_that_name_none(
 }
 
 #[test]
-fn a_family_that_falls_short_gives_the_other_back() {
+fn a_shortage_in_one_family_releases_the_other() {
     // calico-ipam.md section 4.2 step 6
     for bench in Bench::both() {
         let bench = bench.with_pool();
@@ -64,7 +64,7 @@ fn a_family_that_falls_short_gives_the_other_back() {
 }
 
 #[test]
-fn a_pool_that_is_full_is_named_and_nothing_is_kept() {
+fn a_full_pool_is_reported_and_nothing_stays_allocated() {
     for bench in Bench::both() {
         let bench = bench.pool("p", "10.2.0.0/29", 30);
         let request = Request { v4: 9, ..pod("node-a", "aaaa", "web-0", "03:04:05") };
@@ -113,7 +113,7 @@ fn a_block_never_overlaps_one_of_another_size() {
 }
 
 #[test]
-fn a_corrupt_own_block_is_named_where_it_matters_and_passed_over_where_not() {
+fn a_corrupt_own_block_is_reported_if_needed_and_skipped_otherwise() {
     for bench in Bench::both() {
         let bench = bench.with_pool();
         bench.claim("node-a", BLOCK);
@@ -128,7 +128,7 @@ fn a_corrupt_own_block_is_named_where_it_matters_and_passed_over_where_not() {
 }
 
 #[test]
-fn pools_that_do_not_serve_are_named() {
+fn pools_that_do_not_serve_are_reported() {
     for bench in Bench::both() {
         let error = bench.assign(&pod("node-a", "aaaa", "web-0", "03:04:05")).unwrap_err();
         assert!(error.to_string().contains("there is no enabled pool"), "{error}");
@@ -147,7 +147,7 @@ fn pools_that_do_not_serve_are_named() {
 }
 
 #[test]
-fn empty_blocks_in_pools_that_do_not_select_the_node_any_more_are_given_up() {
+fn empty_blocks_of_pools_that_no_longer_select_the_node_are_released() {
     // calico-ipam.md sections 3.4 step 5 and 3.10
     for bench in Bench::both() {
         let bench = bench.with_pool().pool("q", "10.2.0.0/24", 26);
@@ -173,7 +173,7 @@ fn empty_blocks_in_pools_that_do_not_select_the_node_any_more_are_given_up() {
 }
 
 #[test]
-fn a_node_that_goes_leaves_its_addresses_reachable() {
+fn a_removed_node_leaves_its_addresses_reachable() {
     for bench in Bench::both() {
         let bench = bench.with_pool();
         bench.assign(&pod("node-a", "aaaa", "p", "03:04:05")).unwrap();
@@ -188,7 +188,7 @@ fn a_node_that_goes_leaves_its_addresses_reachable() {
 }
 
 #[test]
-fn pools_are_created_once_and_never_over_each_other() {
+fn pools_are_created_once_and_never_overlap() {
     for bench in Bench::both() {
         let default = |name: &str, cidr: &str| DefaultPool {
             name: name.into(),
@@ -214,12 +214,12 @@ fn pools_are_created_once_and_never_over_each_other() {
         let mut finer = IpPoolSpec::new("10.244.0.0/16".parse().unwrap());
         finer.block_size = Some(28);
         let error = run(other.ipam.create_pool(IpPool::new("finer", finer))).unwrap_err();
-        assert!(error.to_string().contains("is still there and is no /28"), "{error}");
+        assert!(error.to_string().contains("still exists and is not a /28"), "{error}");
     }
 }
 
 #[test]
-fn an_address_that_no_handle_reaches_is_found_by_its_node_and_given_back() {
+fn an_address_without_a_handle_record_is_found_by_its_node_and_released() {
     // calico-ipam.md section 3.9: a missing handle with a live allocation makes DEL a silent no-op
     for bench in Bench::both() {
         let bench = bench.with_pool();

@@ -20,8 +20,8 @@ fn cost(bench: &Bench, work: impl FnOnce()) -> u64 {
 }
 
 #[test]
-fn a_warm_add_is_one_commit_and_no_read() {
-    // ARCHITECTURE.md, "Time budgets": one store round trip for an address, none for reads
+fn an_add_with_a_warm_cache_is_one_commit_and_no_read() {
+    // DESIGN.md section 7: "address: 1 store round trip, 0 for reads"
     let bench = bench();
     bench.assign(&dual("first")).unwrap();
     let operations = cost(&bench, || {
@@ -39,7 +39,7 @@ fn a_warm_add_is_one_commit_and_no_read() {
 }
 
 #[test]
-fn the_same_add_again_gets_the_same_address_also_from_memory() {
+fn a_repeated_add_gets_the_same_address_also_from_the_cache() {
     let bench = bench();
     bench.assign(&dual("first")).unwrap();
     let got = bench.assign(&dual("second")).unwrap();
@@ -49,7 +49,7 @@ fn the_same_add_again_gets_the_same_address_also_from_memory() {
 }
 
 #[test]
-fn memory_gives_way_to_what_others_wrote() {
+fn the_cache_yields_to_writes_of_other_processes() {
     let bench = bench();
     bench.assign(&dual("first")).unwrap();
     let other = Allocator::new(Rc::new(bench.sim.clone()), bench.clock.clone());
@@ -62,7 +62,7 @@ fn memory_gives_way_to_what_others_wrote() {
 }
 
 #[test]
-fn a_pool_that_was_disabled_is_believed_enabled_no_longer_than_agreed() {
+fn a_disabled_pool_is_cached_as_enabled_for_max_age_at_most() {
     let bench = bench();
     bench.assign(&dual("first")).unwrap();
     let mut pool = run(bench.ipam.pools()).unwrap().remove(0);
@@ -82,7 +82,7 @@ fn a_pool_that_was_disabled_is_believed_enabled_no_longer_than_agreed() {
 }
 
 #[test]
-fn families_with_a_pool_are_read_once_and_forgotten_with_the_rules() {
+fn the_families_of_pools_are_cached_and_dropped_with_the_rules() {
     let bench = bench();
     let families = || run(bench.ipam.pool_families()).unwrap().enabled;
     assert_eq!(families(), Family::BOTH);
@@ -92,7 +92,7 @@ fn families_with_a_pool_are_read_once_and_forgotten_with_the_rules() {
 }
 
 #[test]
-fn a_lost_answer_on_the_short_way_is_found_on_the_long_one() {
+fn a_lost_answer_on_the_fast_path_is_found_on_the_slow_path() {
     for fault in [Fault::LostReply, Fault::LostRequest, Fault::Conflict, Fault::Unavailable] {
         let bench = bench();
         bench.assign(&dual("first")).unwrap();
@@ -111,7 +111,7 @@ fn a_lost_answer_on_the_short_way_is_found_on_the_long_one() {
 }
 
 #[test]
-fn requests_that_come_together_share_commits_and_one_that_is_dropped_holds_up_nobody() {
+fn concurrent_requests_share_commits_and_a_dropped_one_delays_none() {
     let bench = bench();
     bench.assign(&dual("first")).unwrap();
     let requests: Vec<Request> = (0..5).map(|i| dual(&format!("pod{i}"))).collect();

@@ -8,7 +8,7 @@ fn revision(bench: &Bench, id: &str) -> Revision {
 }
 
 #[test]
-fn a_holder_is_found_in_a_disabled_pool_and_without_any() {
+fn a_holder_is_found_in_a_disabled_pool_and_without_a_pool() {
     // calico-ipam.md section 5.2: calicoctl reads enabled pools only
     for bench in Bench::both().map(tv4) {
         let address = "10.1.0.17".parse().unwrap();
@@ -28,7 +28,7 @@ fn a_holder_is_found_in_a_disabled_pool_and_without_any() {
 }
 
 #[test]
-fn a_handle_is_settled_at_the_revision_that_was_seen_and_keeps_what_is_true() {
+fn a_handle_is_settled_at_the_given_revision_and_keeps_correct_counts() {
     // calico-ipam.md TV8 (the orphan of 3.32), TV22
     for bench in Bench::both().map(tv4) {
         let orphan = |block: &str| format!(r#"{{"block":{{"{block}":1}},"deleted":false}}"#);
@@ -50,7 +50,7 @@ fn a_handle_is_settled_at_the_revision_that_was_seen_and_keeps_what_is_true() {
 }
 
 #[test]
-fn settings_are_changed_by_the_rules_and_keep_what_we_do_not_know() {
+fn settings_are_changed_by_the_rules_and_keep_unknown_fields() {
     // calico-ipam.md section 1.7
     let text = |bench: &Bench| bench.value(&Key::ipam_config());
     for bench in Bench::both() {
@@ -64,7 +64,7 @@ fn settings_are_changed_by_the_rules_and_keep_what_we_do_not_know() {
     for bench in Bench::both() {
         let bench =
             bench.config(r#"{"auto_allocate_blocks":true,"ipCooldownSeconds":60,"new":{"b":1,"a":2}}"#);
-        // Somebody else is faster, and the second answer is lost.
+        // Another writer is faster, and the second answer is lost.
         bench.sim.script([Fault::Conflict, Fault::LostReply]);
         let done = run(bench.ipam.configure(|config| config.strict_affinity = true)).unwrap();
         assert!(!done.before.strict_affinity && done.after.strict_affinity);
@@ -77,7 +77,7 @@ fn settings_are_changed_by_the_rules_and_keep_what_we_do_not_know() {
 
 /// calico-ipam.md section 5.2, `split`.
 #[test]
-fn a_pool_is_split_under_its_pods_on_either_kind_of_store() {
+fn a_pool_with_pods_is_split_on_both_kinds_of_store() {
     for sim in [Sim::atomic(1), Sim::non_atomic(1)] {
         let bench = Bench::new(sim).pool("p", "10.7.0.0/24", 26);
         let got = bench.assign(&pod("node-a", "first", "p", "03:04:05")).unwrap();
@@ -99,7 +99,7 @@ fn a_pool_is_split_under_its_pods_on_either_kind_of_store() {
 }
 
 #[test]
-fn a_split_that_makes_no_sense_changes_nothing() {
+fn an_invalid_split_changes_nothing() {
     let bench = Bench::new(Sim::atomic(1)).pool("p", "10.7.0.0/25", 26).pool("split-p-1", "10.8.0.0/24", 26);
     for (name, parts, reason) in [
         ("p", 3, "power of two"),

@@ -50,7 +50,7 @@ fn ask() -> Request {
 }
 
 #[test]
-fn the_published_block_is_read_as_it_stands() {
+fn the_published_block_is_read_unchanged() {
     for strict in [false, true] {
         let block = Block::decode(published(strict).as_bytes()).unwrap();
         assert_eq!((block.cidr, block.strict_affinity), (cidr(CIDR), strict));
@@ -95,7 +95,7 @@ fn the_next_automatic_address_of_the_published_block_is_137() {
 }
 
 #[test]
-fn an_address_of_the_published_block_may_be_named_from_the_middle_of_the_queue() {
+fn an_address_in_the_middle_of_the_published_queue_can_be_requested() {
     for bench in Bench::both().map(|empty| bench(empty, true)) {
         let assigned = run(bench.ipam.assign_ip(&ask(), "192.168.102.131".parse().unwrap())).unwrap();
         assert_eq!(texts(&assigned), ["192.168.102.131/32"]);
@@ -107,7 +107,7 @@ fn an_address_of_the_published_block_may_be_named_from_the_middle_of_the_queue()
 }
 
 #[test]
-fn an_address_without_a_handle_is_nobodys_but_not_free() {
+fn an_address_without_a_handle_has_no_owner_and_is_not_free() {
     // calico-ipam.md sections 3.1 and 3.8
     for bench in Bench::both().map(|empty| bench(empty, false)) {
         let other = run(bench.ipam.assign_ip(&ask(), "192.168.102.128".parse().unwrap())).unwrap_err();
@@ -130,7 +130,7 @@ fn an_address_without_a_handle_is_nobodys_but_not_free() {
 }
 
 #[test]
-fn handles_of_the_first_plugins_are_workload_ids_and_are_released_by_them() {
+fn handles_of_the_first_plugins_are_workload_ids() {
     // calico-ipam.md section 1.6: before v1.11.2 the handle was `<namespace>.<pod>`
     for bench in Bench::both().map(|empty| bench(empty, false)) {
         let id = HandleId::new("default.web-0").unwrap();

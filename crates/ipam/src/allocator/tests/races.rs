@@ -66,9 +66,9 @@ fn allocators(sim: &Sim, clock: &Rc<TestClock>, mode: Mode) -> [Rc<Allocator>; 2
     both.map(Rc::new)
 }
 
-fn add(ipam: Rc<Allocator>, id: String, chance: u64) -> Work {
+fn add(ipam: Rc<Allocator>, id: String, random: u64) -> Work {
     Box::pin(async move {
-        let request = Request::pod(node(&format!("node-{}", chance % 3)), handle(&id))
+        let request = Request::pod(node(&format!("node-{}", random % 3)), handle(&id))
             .with("interface", "eth0")
             .with("timestamp", format!("of {id}"));
         let result = ipam.auto_assign(&request).await;
@@ -97,7 +97,7 @@ fn play(seed: u64, mode: Mode) {
         ..Faults::default()
     });
     let ipam = allocators(&bench.sim, &bench.clock, mode);
-    let mut chance = Chance::new(seed);
+    let mut rng = Chance::new(seed);
     let mut work: Vec<Work> = Vec::new();
     let mut held: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
     let mut ids = BTreeSet::new();
@@ -107,10 +107,10 @@ fn play(seed: u64, mode: Mode) {
             let id = format!("pod{next}");
             next += 1;
             ids.insert(id.clone());
-            let by = usize::try_from(chance.below(2)).unwrap();
-            work.push(add(ipam[by].clone(), id, chance.below(3)));
-            if !held.is_empty() && chance.below(2) == 0 {
-                let index = usize::try_from(chance.below(held.len() as u64)).unwrap();
+            let by = usize::try_from(rng.below(2)).unwrap();
+            work.push(add(ipam[by].clone(), id, rng.below(3)));
+            if !held.is_empty() && rng.below(2) == 0 {
+                let index = usize::try_from(rng.below(held.len() as u64)).unwrap();
                 let id = held.keys().nth(index).unwrap().clone();
                 held.remove(&id);
                 work.push(del(ipam[1 - by].clone(), id));
@@ -119,8 +119,8 @@ fn play(seed: u64, mode: Mode) {
         if work.is_empty() {
             break;
         }
-        let index = usize::try_from(chance.below(work.len() as u64)).unwrap();
-        if chance.below(200) == 0 {
+        let index = usize::try_from(rng.below(work.len() as u64)).unwrap();
+        if rng.below(200) == 0 {
             drop(work.swap_remove(index)); // the node's process is killed
             continue;
         }
@@ -137,7 +137,7 @@ fn play(seed: u64, mode: Mode) {
     assert_nothing_leaks(&bench, &ids, seed, mode);
 }
 
-/// What was given out is stored, and nobody else has it.
+/// Assigned addresses are stored, each with one owner.
 fn assert_owned_once(bench: &Bench, held: &BTreeMap<String, Vec<IpAddr>>, seed: u64, mode: Mode) {
     let mut owners: BTreeMap<IpAddr, &String> = BTreeMap::new();
     for (id, addresses) in held {
@@ -174,8 +174,8 @@ fn assert_nothing_leaks(bench: &Bench, ids: &BTreeSet<String>, seed: u64, mode: 
 }
 
 #[test]
-fn no_address_is_given_twice_and_none_is_lost() {
-    // ARCHITECTURE.md, invariants 1 and 2
+fn no_address_is_assigned_twice_and_none_is_lost() {
+    // DESIGN.md section 6, items 1 and 2
     for seed in 0..60 {
         for mode in [Mode::Atomic, Mode::Remembering, Mode::OneByOne, Mode::Mixed] {
             play(seed, mode);

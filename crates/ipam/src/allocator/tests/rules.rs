@@ -28,7 +28,7 @@ fn options(address: &str) -> ReleaseOptions {
 }
 
 #[test]
-fn pools_are_used_up_in_order_of_their_names_or_of_the_request() {
+fn pools_are_used_in_the_order_of_their_names_or_of_the_request() {
     // calico-ipam.md section 3.4 step 4
     for bench in Bench::both() {
         for (name, cidr) in [("b", "10.1.0.0/29"), ("c", "10.2.0.0/29"), ("a", "10.3.0.0/29")] {
@@ -64,7 +64,7 @@ fn the_affine_blocks_are_used_in_the_order_of_their_keys() {
 }
 
 #[test]
-fn a_pool_that_gives_none_is_left_alone_whichever_way_it_says_so() {
+fn a_pool_that_must_not_be_used_is_skipped_for_each_reason() {
     // calico-ipam.md sections 1.8 and 3.4 step 4
     let pool = |spec: &str, rest: &str| {
         format!(
@@ -102,7 +102,7 @@ fn a_pool_that_gives_none_is_left_alone_whichever_way_it_says_so() {
 }
 
 #[test]
-fn a_named_address_asks_only_for_an_enabled_pool_and_its_use() {
+fn a_requested_address_needs_only_an_enabled_pool_and_its_use() {
     // calico-ipam.md section 3.7: selectors, mode, limit and reservations do not matter
     for bench in Bench::both() {
         special(&bench, "p", "10.1.0.0/24", |spec| {
@@ -125,7 +125,7 @@ fn a_named_address_asks_only_for_an_enabled_pool_and_its_use() {
 }
 
 #[test]
-fn a_named_address_may_lie_in_anybodys_block_unless_affinity_is_strict() {
+fn a_requested_address_may_be_in_any_block_unless_affinity_is_strict() {
     // calico-ipam.md section 3.7
     for owner in ["\"host:node-b\"", "null", "\"virtual:load-balancer\""] {
         for bench in Bench::both().map(Bench::with_pool) {
@@ -141,7 +141,7 @@ fn a_named_address_may_lie_in_anybodys_block_unless_affinity_is_strict() {
 }
 
 #[test]
-fn a_limit_ends_a_request_even_where_borrowing_would_do() {
+fn a_block_limit_fails_a_request_even_if_borrowing_would_succeed() {
     // calico-ipam.md sections 3.4 steps 6 and 7, 1.7: settings that break the rules of writing them hold all the same
     for bench in Bench::both().map(Bench::with_pool) {
         let bench = bench.config(r#"{"auto_allocate_blocks":true,"maxBlocksPerHost":2}"#);
@@ -161,7 +161,7 @@ fn a_limit_ends_a_request_even_where_borrowing_would_do() {
 }
 
 #[test]
-fn settings_that_cannot_be_read_are_named_and_nobody_guesses_them() {
+fn unreadable_settings_are_an_error_and_have_no_default() {
     // calico-ipam.md sections 1.2 and 1.7: Get fails where a list would drop the record; strict affinity may stand in it
     for text in ["", "null", "[]", r#"{"strict_affinity":"true"}"#, r#"{"maxBlocksPerHost":1.0}"#] {
         for bench in Bench::both().map(Bench::with_pool) {
@@ -182,7 +182,7 @@ fn settings_that_cannot_be_read_are_named_and_nobody_guesses_them() {
 }
 
 #[test]
-fn the_limit_counts_blocks_of_the_pools_that_may_serve_the_request() {
+fn the_block_limit_counts_blocks_of_pools_that_may_serve_the_request() {
     // calico-ipam.md section 3.4 step 6: per family, and only in the pools eligible for this request
     for bench in Bench::both() {
         let bench =
@@ -200,7 +200,7 @@ fn the_limit_counts_blocks_of_the_pools_that_may_serve_the_request() {
 }
 
 #[test]
-fn a_block_whose_affinity_was_lost_is_its_nodes_again() {
+fn a_block_without_an_affinity_record_is_used_by_its_node() {
     // calico-ipam.md section 3.5, findUsableBlock: present, ours, with room
     for bench in Bench::both() {
         let bench = bench.pool("p", "10.1.0.0/28", 29);
@@ -212,7 +212,7 @@ fn a_block_whose_affinity_was_lost_is_its_nodes_again() {
     }
 }
 
-/// A store that tells what was listed, and in which something happens once, right after the blocks were.
+/// A store that records what was listed, and runs a function once, right after the blocks were listed.
 struct Meanwhile {
     sim: Sim,
     lists: RefCell<Vec<String>>,
@@ -257,7 +257,7 @@ impl Store for Meanwhile {
 }
 
 #[test]
-fn tv23_an_idle_block_that_wakes_up_is_not_taken_from_its_node() {
+fn tv23_an_idle_block_that_is_used_again_is_not_reclaimed() {
     // calico-ipam.md sections 8 and 9, MUST NOT: only empty, and only at the sequence number that was seen; then node-b borrows
     for bench in Bench::both() {
         let bench = bench.pool("p", "10.5.0.0/29", 30);
@@ -280,7 +280,7 @@ fn tv23_an_idle_block_that_wakes_up_is_not_taken_from_its_node() {
 }
 
 #[test]
-fn an_idle_block_without_a_claim_time_is_a_very_old_one() {
+fn an_idle_block_without_a_claim_time_counts_as_very_old() {
     // calico-ipam.md section 3.5: peers up to 3.31 drop the claim time when they write
     for bench in Bench::both() {
         let bench = bench.pool("p", "10.1.0.16/29", 29);
@@ -293,7 +293,7 @@ fn an_idle_block_without_a_claim_time_is_a_very_old_one() {
 }
 
 #[test]
-fn addresses_are_given_back_where_pool_or_block_are_gone_and_free_ones_are_named() {
+fn addresses_are_released_without_pool_or_block_and_free_ones_are_reported() {
     // calico-ipam.md section 3.8: all pools count, disabled ones too; without a pool the blocks are looked through
     for bench in Bench::both().map(tv4) {
         special(&bench, "default-ipv4-ippool", "10.1.0.0/24", |spec| spec.disabled = true);
@@ -312,7 +312,7 @@ fn addresses_are_given_back_where_pool_or_block_are_gone_and_free_ones_are_named
 }
 
 #[test]
-fn an_empty_block_is_kept_unless_an_enabled_pool_turns_its_known_node_away() {
+fn an_empty_block_is_kept_unless_an_enabled_pool_excludes_its_known_node() {
     // calico-ipam.md section 3.10, ensureConsistentAffinity
     let label = r#"{"kind":"Node","metadata":{"name":"node-a","labels":{"gpu":"1"}},"spec":{}}"#;
     let plain = r#"{"kind":"Node","metadata":{"name":"node-a"},"spec":{}}"#;
@@ -359,7 +359,7 @@ fn an_empty_block_is_kept_unless_an_enabled_pool_turns_its_known_node_away() {
 }
 
 #[test]
-fn a_node_that_goes_takes_its_leaf_along_and_a_pool_that_goes_its_affinities() {
+fn removing_a_node_or_a_pool_removes_its_affinities() {
     // calico-ipam.md section 3.10: RemoveIPAMHost, ReleasePoolAffinities
     for bench in Bench::both().map(tv4) {
         bench.put(Key::ipam_host(&node("node-b")), "{}");
@@ -373,14 +373,14 @@ fn a_node_that_goes_takes_its_leaf_along_and_a_pool_that_goes_its_affinities() {
         bench.claim("node-c", "10.1.0.32/29");
         run(bench.ipam.release_pool_affinities("10.1.0.0/24".parse().unwrap())).unwrap();
         assert!(bench.sim.records().keys().all(|key| !matches!(key.kind(), KeyKind::Affinity { .. })));
-        assert_eq!(bench.block(BLOCK).affinity, None, "in use: it stays and serves nobody");
+        assert_eq!(bench.block(BLOCK).affinity, None, "in use: it stays without affinity");
         assert_eq!(bench.block_text("10.1.0.32/29"), None);
         bench.check_consistent();
     }
 }
 
 #[test]
-fn what_is_written_is_read_once_a_request_and_of_its_families_only() {
+fn records_are_read_once_for_a_request_and_only_for_its_families() {
     // calico-ipam.md section 9, SHOULD
     for bench in Bench::both() {
         let bench = bench.with_pool().pool("six", "fd80::/64", 122);
@@ -399,7 +399,7 @@ fn what_is_written_is_read_once_a_request_and_of_its_families_only() {
 }
 
 #[test]
-fn handles_count_what_was_taken_and_not_what_was_asked_for() {
+fn handles_count_allocated_and_not_requested_addresses() {
     // calico-ipam.md section 9, SHOULD: Go counts the request's whole number in each block
     for bench in Bench::both().map(tv4) {
         let request = Request { v4: 6, ..pod("node-a", "many", "p", "03:04:05") };
@@ -411,7 +411,7 @@ fn handles_count_what_was_taken_and_not_what_was_asked_for() {
 }
 
 #[test]
-fn api_objects_beside_the_datastore_are_not_looked_at_and_nothing_is_under_a_lease() {
+fn api_objects_are_not_read_and_no_record_has_a_lease() {
     // calico-ipam.md sections 1.1 (K13, K14) and 9, MUST NOT
     for bench in Bench::both().map(Bench::with_pool) {
         let resource = |plural: &str, name: &str| {

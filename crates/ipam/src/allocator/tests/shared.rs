@@ -20,7 +20,7 @@ struct Counter {
     gate: Rc<Gate>,
 }
 
-/// Where commits wait while it is closed, as they do on the way to a server.
+/// Where commits wait while it is closed, as on a slow connection.
 #[derive(Default)]
 struct Gate {
     is_closed: Cell<bool>,
@@ -36,9 +36,9 @@ struct Agent {
 }
 
 /// Notes that it was woken.
-struct Bell(AtomicBool);
+struct WokenFlag(AtomicBool);
 
-impl Wake for Bell {
+impl Wake for WokenFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -144,19 +144,19 @@ impl Agent {
     }
 
     /// Polls only those that were woken, as an executor does, until all are done. A commit is answered when there is nothing else to do; panics when there is
-    /// none, and somebody waits.
+    /// none, and a request waits.
     fn all<T>(&self, work: Vec<Work<'_, T>>) -> Vec<T> {
         self.all_but(&[], usize::MAX, work).into_iter().map(Option::unwrap).collect()
     }
 
-    /// The same; those of `doomed` that are not done are dropped in that round.
-    fn all_but<T>(&self, doomed: &[usize], round: usize, work: Vec<Work<'_, T>>) -> Vec<Option<T>> {
+    /// The same; those of `dropped` that are not done are dropped in that round.
+    fn all_but<T>(&self, dropped: &[usize], round: usize, work: Vec<Work<'_, T>>) -> Vec<Option<T>> {
         self.gate.is_closed.set(true);
         let mut tasks: Vec<_> =
-            work.into_iter().map(|work| (Some(work), Arc::new(Bell(true.into())), None)).collect();
+            work.into_iter().map(|work| (Some(work), Arc::new(WokenFlag(true.into())), None)).collect();
         for now in 0.. {
             if now == round {
-                doomed.iter().for_each(|index| tasks[*index].0 = None);
+                dropped.iter().for_each(|index| tasks[*index].0 = None);
             }
             let mut progress = false;
             for (slot, bell, answer) in &mut tasks {
@@ -173,7 +173,7 @@ impl Agent {
             if tasks.iter().all(|(slot, ..)| slot.is_none()) {
                 break;
             }
-            assert!(progress || self.gate.let_pass(), "somebody waits, and nobody is woken");
+            assert!(progress || self.gate.let_pass(), "a request waits, and none is woken");
         }
         self.gate.is_closed.set(false);
         self.gate.let_pass();
@@ -218,7 +218,7 @@ fn distinct(got: &[Assigned]) -> usize {
 }
 
 #[test]
-fn thirty_two_adds_at_once_are_two_commits_and_no_read() {
+fn thirty_two_concurrent_adds_are_two_commits_and_no_read() {
     let agent = Agent::warm();
     let requests = duals(33);
     let got: Vec<Assigned> = agent.all(agent.adds(&requests)).into_iter().map(Result::unwrap).collect();
@@ -256,7 +256,7 @@ fn a_commit_counts_as_one_update_of_each_block() {
 }
 
 #[test]
-fn a_dual_stack_del_is_one_commit_and_those_that_wait_share_one() {
+fn a_dual_stack_del_is_one_commit_and_waiting_ones_share_one() {
     let agent = Agent::warm();
     let requests = duals(20);
     agent.all(agent.adds(&requests)).into_iter().for_each(|got| drop(got.unwrap()));
@@ -276,7 +276,7 @@ fn a_dual_stack_del_is_one_commit_and_those_that_wait_share_one() {
 }
 
 #[test]
-fn a_dual_stack_del_is_one_commit_also_for_a_process_that_remembers_nothing() {
+fn a_dual_stack_del_is_one_commit_also_without_a_cache() {
     let bench = Bench::new(Sim::atomic(1)).with_pool().pool("six", "fd80::/112", 122);
     bench.assign(&dual("first")).unwrap();
     bench.assign(&dual("second")).unwrap();
@@ -307,7 +307,7 @@ fn adds_and_dels_share_a_commit() {
 }
 
 #[test]
-fn a_block_that_somebody_else_wrote_is_read_once_for_all_who_share() {
+fn a_block_changed_by_another_process_is_read_once_for_all_requests() {
     let agent = Agent::warm();
     agent.disturb();
     let requests = duals(20);
@@ -319,7 +319,7 @@ fn a_block_that_somebody_else_wrote_is_read_once_for_all_who_share() {
 }
 
 #[test]
-fn one_whose_handle_exists_does_not_hurt_the_others() {
+fn a_request_with_an_existing_handle_does_not_affect_the_others() {
     let agent = Agent::warm();
     // Another process has answered for this container already; the agent does not know.
     let requests = duals(20);
@@ -334,7 +334,7 @@ fn one_whose_handle_exists_does_not_hurt_the_others() {
 }
 
 #[test]
-fn one_that_asks_for_too_much_does_not_hurt_the_others() {
+fn a_request_for_too_many_addresses_does_not_affect_the_others() {
     let agent = Agent::warm();
     let mut requests = duals(10);
     requests[4].v4 = 300;
@@ -346,7 +346,7 @@ fn one_that_asks_for_too_much_does_not_hurt_the_others() {
 }
 
 #[test]
-fn a_lost_reply_of_a_shared_commit_gives_everybody_what_was_written_for_him() {
+fn after_a_lost_answer_each_request_gets_what_was_written_for_it() {
     for fault in [Fault::LostReply, Fault::LostRequest, Fault::Conflict, Fault::Unavailable] {
         let agent = Agent::warm();
         let requests = duals(20);
@@ -370,13 +370,13 @@ fn a_lost_reply_of_a_shared_commit_gives_everybody_what_was_written_for_him() {
 }
 
 #[test]
-fn whoever_is_dropped_holds_up_nobody_and_what_was_written_for_him_is_found() {
+fn a_dropped_request_delays_none_and_its_allocation_is_found_again() {
     // Who drives the commit, who is merely part of it, who waits for the next one; at each point of both commits.
-    for doomed in [&[0][..], &[1], &[4], &[7], &[0, 7], &[1, 2, 3], &[0, 1, 2, 3, 4, 5, 6]] {
+    for dropped in [&[0][..], &[1], &[4], &[7], &[0, 7], &[1, 2, 3], &[0, 1, 2, 3, 4, 5, 6]] {
         for round in 0..9 {
             let agent = Agent::warm();
             let requests = duals(8);
-            let got = agent.all_but(doomed, round, agent.adds(&requests));
+            let got = agent.all_but(dropped, round, agent.adds(&requests));
             let got: Vec<Option<Assigned>> = got.into_iter().map(|got| got.map(Result::unwrap)).collect();
             agent.bench.check_consistent();
             for (index, got) in got.iter().enumerate() {
@@ -384,11 +384,11 @@ fn whoever_is_dropped_holds_up_nobody_and_what_was_written_for_him_is_found() {
                 let held = agent.held(&id);
                 match got {
                     Some(assigned) => assert_eq!((assigned.addresses.len(), held), (2, 2)),
-                    None => assert!(doomed.contains(&index) && [0, 2].contains(&held), "{id} has {held}"),
+                    None => assert!(dropped.contains(&index) && [0, 2].contains(&held), "{id} has {held}"),
                 }
                 let again = agent.bench.assign(&requests[index]).unwrap();
-                assert_eq!((again.len(), agent.held(&id)), (2, 2), "{doomed:?} {round}");
-                assert!(got.as_ref().is_none_or(|got| texts(got) == again), "{doomed:?} {round}");
+                assert_eq!((again.len(), agent.held(&id)), (2, 2), "{dropped:?} {round}");
+                assert!(got.as_ref().is_none_or(|got| texts(got) == again), "{dropped:?} {round}");
                 assert_eq!(agent.bench.release(&id).addresses.len(), 2);
             }
             agent.bench.check_consistent();
@@ -397,7 +397,7 @@ fn whoever_is_dropped_holds_up_nobody_and_what_was_written_for_him_is_found() {
 }
 
 #[test]
-fn a_commit_that_everybody_has_left_is_brought_to_its_end_by_the_next_request() {
+fn an_abandoned_commit_is_finished_by_the_next_request() {
     let agent = Agent::warm();
     let requests = duals(1);
     let mut work = agent.adds(&requests);
@@ -416,20 +416,20 @@ fn a_commit_that_everybody_has_left_is_brought_to_its_end_by_the_next_request() 
 }
 
 #[test]
-fn requests_that_come_together_on_a_cold_node_find_out_once_where_addresses_are() {
+fn concurrent_requests_with_a_cold_cache_take_the_slow_path_once() {
     let agent = Agent::warm();
     agent.ipam().forget();
     let requests = duals(33);
     let got: Vec<Assigned> = agent.all(agent.adds(&requests)).into_iter().map(Result::unwrap).collect();
     assert_eq!(distinct(&got), 66);
     let (commits, reads) = agent.costs();
-    // One goes the long way, with two commits; the others share.
+    // One takes the slow path, with two commits; the others share.
     assert!(commits <= 4 && reads < 20, "{commits} commits, {reads} reads");
     agent.bench.check_consistent();
 }
 
 #[test]
-fn on_engines_without_atomic_commits_the_steps_stay_one_by_one() {
+fn without_atomic_commits_the_steps_are_written_one_by_one() {
     let agent = Agent::of(Sim::non_atomic(1));
     let requests = duals(6);
     let got: Vec<Assigned> = agent.all(agent.adds(&requests)).into_iter().map(Result::unwrap).collect();

@@ -249,7 +249,7 @@ fn tv15_reservations_skip_but_keep_the_order() {
 }
 
 #[test]
-fn tv16_a_pre_3_14_block_is_used_and_its_affinity_left_alone() {
+fn tv16_a_pre_3_14_block_is_used_and_its_affinity_unchanged() {
     for bench in Bench::both() {
         let bench = bench.pool("p", "10.4.0.0/24", 30);
         bench.put_block(r#"{"cidr":"10.4.0.0/30","affinity":"host:node-a","strictAffinity":false,"allocations":[0,null,1,null],"unallocated":[1,3],"attributes":[{"handle_id":null,"secondary":null},{"handle_id":"default.old-pod","secondary":null}]}"#);

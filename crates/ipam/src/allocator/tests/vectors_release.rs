@@ -133,7 +133,7 @@ fn tv11_releasing_the_affinity_of_a_block_in_use_then_draining_it() {
 }
 
 #[test]
-fn tv12_pending_deletion_is_taken_back() {
+fn tv12_pending_deletion_is_reverted() {
     for bench in Bench::both().map(tv10_before) {
         bench.put_affinity("node-a", LENT, r#"{"state":"pendingDeletion","deleted":false}"#);
         assert_eq!(bench.assign(&pod("node-a", "a2", "p1", "03:03:00")).unwrap(), ["10.2.0.2/30"]);
@@ -149,7 +149,7 @@ fn tv12_pending_deletion_is_taken_back() {
 }
 
 #[test]
-fn tv14_a_windows_block_may_go_when_its_host_does() {
+fn tv14_a_windows_block_is_removed_with_its_host() {
     for bench in Bench::both() {
         bench.put_block(r#"{"cidr":"10.3.0.0/28","affinity":"host:win-1","affinity_claim_time":"2026-01-02T03:00:00Z","allocations":[0,0,0,null,null,null,null,null,null,null,null,null,null,null,null,0],"unallocated":[3,4,5,6,7,8,9,10,11,12,13,14],"attributes":[{"handle_id":"windows-reserved-ipam-handle","secondary":{"note":"windows host rsvd"}}],"sequenceNumber":1767322800000000000,"sequenceNumberForAllocation":{},"deleted":false}"#);
         bench.put_affinity("win-1", "10.3.0.0/28", CONFIRMED);
@@ -159,7 +159,7 @@ fn tv14_a_windows_block_may_go_when_its_host_does() {
 }
 
 #[test]
-fn tv17_an_address_that_cools_down_is_not_given_and_not_dropped() {
+fn tv17_an_address_in_cooldown_is_not_assigned_and_not_dropped() {
     for bench in Bench::both() {
         let bench = bench.pool("p", "10.9.0.0/31", 31);
         bench.put_block(r#"{"cidr":"10.9.0.0/31","affinity":"host:node-a","allocations":[0,null],"unallocated":[1],"attributes":[{"releasedAt":"2026-01-02T03:10:00Z"}],"sequenceNumber":7,"sequenceNumberForAllocation":{"0":5},"deleted":false}"#);
@@ -181,7 +181,7 @@ fn foreign_block(bench: &Bench, block: &str, owner: &str) {
 }
 
 #[test]
-fn tv19_and_tv20_a_block_that_serves_another_node_is_left_to_it() {
+fn tv19_and_tv20_a_block_of_another_node_is_not_used() {
     for owner in ["\"host:node-b\"", "\"host:node-aa\"", "\"virtual:node-a\"", "null"] {
         for state in [r#"{"state":"pending","deleted":false}"#, CONFIRMED, ""] {
             for bench in Bench::both() {
@@ -211,7 +211,7 @@ fn tv21_a_confirmed_affinity_without_block_gets_its_block() {
 }
 
 #[test]
-fn tv22_a_lost_race_leaves_no_count_behind() {
+fn tv22_a_lost_race_leaves_no_count() {
     for bench in Bench::both().map(super::vectors::tv1) {
         let request = pod("node-a", "aaaa", "web-0", "03:04:05");
         // On the engine that executes one by one the first fault falls to the handle, the second to the block.
@@ -253,7 +253,7 @@ fn tv23_an_idle_block_is_reclaimed_and_a_young_one_is_not() {
 }
 
 #[test]
-fn tv24_the_config_is_read_as_calico_reads_it() {
+fn tv24_the_config_is_read_as_in_calico() {
     for bench in Bench::both() {
         let bench = bench.with_pool().config("{}");
         let error = bench.assign(&pod("node-a", "aaaa", "web-0", "03:04:05")).unwrap_err();

@@ -45,7 +45,7 @@ pub struct Job {
     /// The request, with the channel for its answer.
     pub ask: Ask,
     /// Permit that limits concurrent requests.
-    pub place: OwnedSemaphorePermit,
+    pub permit: OwnedSemaphorePermit,
 }
 
 /// A request, and the channel for its answer. The receiver may be gone.
@@ -67,9 +67,9 @@ pub struct Refusal {
 }
 
 #[derive(Clone)]
-struct Door {
+struct ServerState {
     jobs: mpsc::Sender<Job>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 /// The queue between the socket and the task that carries out requests.
@@ -84,24 +84,24 @@ pub async fn serve(
     jobs: mpsc::Sender<Job>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
-    let door = Door { jobs, places: Arc::new(Semaphore::new(WAITING_MAX)) };
+    let server = ServerState { jobs, permits: Arc::new(Semaphore::new(WAITING_MAX)) };
     let router = Router::new()
         .route("/", post(stock))
         .route(HTTP_PATH, post(other))
         .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found") })
         .layer(map_response(close))
         .layer(DefaultBodyLimit::max(RelayRequest::MAX_BYTES))
-        .with_state(door);
+        .with_state(server);
     http::serve(listener, admission, REQUESTS, router, stop).await;
 }
 
 /// When the plugin disconnects, this future and its channel are dropped. A request that has not
 /// begun is then not started.
-async fn stock(State(door): State<Door>, body: Bytes) -> Response {
+async fn stock(State(server): State<ServerState>, body: Bytes) -> Response {
     let answer = async {
         let request = Request::parse(&body).map_err(Refusal::now)?;
         let (answer, answered) = oneshot::channel();
-        door.enter(Ask::Pod(request, answer)).await?;
+        server.enqueue(Ask::Pod(request, answer)).await?;
         answered.await.unwrap_or_else(|_| Err(Refusal::later("the server is stopping")))
     };
     match answer.await {
@@ -111,11 +111,14 @@ async fn stock(State(door): State<Door>, body: Bytes) -> Response {
     }
 }
 
-async fn other(State(door): State<Door>, body: Bytes) -> Response {
+async fn other(State(server): State<ServerState>, body: Bytes) -> Response {
     let answer = async {
         let request = RelayRequest::decode(&body)?;
         let (answer, answered) = oneshot::channel();
-        door.enter(Ask::Other(request, answer)).await.map_err(|it| CniError::try_again_later(it.text, ""))?;
+        server
+            .enqueue(Ask::Other(request, answer))
+            .await
+            .map_err(|it| CniError::try_again_later(it.text, ""))?;
         answered.await.map_err(|_| CniError::try_again_later("the server is stopping", "it will be back"))
     };
     let outcome = answer.await.unwrap_or_else(|error| Outcome::failure(&error));
@@ -136,13 +139,13 @@ fn text(status: StatusCode, what: &str) -> Response {
     (status, headers, format!("{what}\n")).into_response()
 }
 
-// === impl Door ===
+// === impl ServerState ===
 
-impl Door {
-    async fn enter(&self, ask: Ask) -> Result<(), Refusal> {
+impl ServerState {
+    async fn enqueue(&self, ask: Ask) -> Result<(), Refusal> {
         let busy = || Refusal::later(format!("{WAITING_MAX} requests are waiting"));
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| busy())?;
-        self.jobs.send(Job { ask, place }).await.map_err(|_| Refusal::later("the server is stopping"))
+        let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| busy())?;
+        self.jobs.send(Job { ask, permit }).await.map_err(|_| Refusal::later("the server is stopping"))
     }
 }
 

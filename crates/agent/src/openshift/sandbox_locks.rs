@@ -12,38 +12,38 @@ use tokio::sync::{Mutex, MutexGuard, OwnedMutexGuard, RwLock, RwLockReadGuard, R
 
 /// The locks.
 #[derive(Debug, Default)]
-pub struct Turns {
-    everyone: RwLock<()>,
+pub struct SandboxLocks {
+    all: RwLock<()>,
     sandboxes: RefCell<HashMap<String, std::sync::Weak<Mutex<()>>>>,
     kernel: Mutex<()>,
 }
 
 /// The right to work on one sandbox.
 #[derive(Debug)]
-pub struct Turn<'t> {
-    _everyone: RwLockReadGuard<'t, ()>,
+pub struct SandboxGuard<'t> {
+    _all: RwLockReadGuard<'t, ()>,
     _sandbox: OwnedMutexGuard<()>,
 }
 
-// === impl Turns ===
+// === impl SandboxLocks ===
 
-impl Turns {
+impl SandboxLocks {
     /// Waits for all earlier requests for the same sandbox.
-    pub async fn of(&self, sandbox: &ContainerId) -> Turn<'_> {
+    pub async fn lock(&self, sandbox: &ContainerId) -> SandboxGuard<'_> {
         // The sandbox's lock comes first, because its queue has the order of arrival.
         let sandbox = self.lock_of(sandbox.as_str());
-        let _everyone = self.everyone.read().await;
+        let _all = self.all.read().await;
         let _sandbox = sandbox.lock_owned().await;
-        Turn { _everyone, _sandbox }
+        SandboxGuard { _all, _sandbox }
     }
 
     /// Waits until no request works on any sandbox.
-    pub async fn alone(&self) -> RwLockWriteGuard<'_, ()> {
-        self.everyone.write().await
+    pub async fn exclusive(&self) -> RwLockWriteGuard<'_, ()> {
+        self.all.write().await
     }
 
     /// There is one data path. Requests wait for it here, not on a blocked thread.
-    pub async fn at_the_kernel(&self) -> MutexGuard<'_, ()> {
+    pub async fn data_path(&self) -> MutexGuard<'_, ()> {
         self.kernel.lock().await
     }
 
@@ -73,13 +73,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn requests_for_one_sandbox_are_ordered_and_others_concurrent() {
         // cni-runtime.md section 6.2 item 53
-        let turns = Rc::new(Turns::default());
+        let locks = Rc::new(SandboxLocks::default());
         let log: Rc<RefCell<Vec<String>>> = Rc::default();
         let local = tokio::task::LocalSet::new();
         let work = |name: &'static str, sandbox: &'static str, ms: u64| {
-            let (turns, log) = (Rc::clone(&turns), Rc::clone(&log));
+            let (locks, log) = (Rc::clone(&locks), Rc::clone(&log));
             async move {
-                let _turn = turns.of(&id(sandbox)).await;
+                let _guard = locks.lock(&id(sandbox)).await;
                 log.borrow_mut().push(format!("+{name}"));
                 tokio::time::sleep(Duration::from_millis(ms)).await;
                 log.borrow_mut().push(format!("-{name}"));
@@ -91,9 +91,9 @@ mod tests {
                     .map(|(name, sandbox, ms)| tokio::task::spawn_local(work(name, sandbox, ms)))
                     .into();
                 tokio::task::yield_now().await;
-                let (turns, log) = (Rc::clone(&turns), Rc::clone(&log));
+                let (locks, log) = (Rc::clone(&locks), Rc::clone(&log));
                 tasks.push(tokio::task::spawn_local(async move {
-                    let _alone = turns.alone().await;
+                    let _exclusive = locks.exclusive().await;
                     log.borrow_mut().push("gc".to_owned());
                 }));
                 for task in tasks {
@@ -102,7 +102,7 @@ mod tests {
             })
             .await;
         assert_eq!(*log.borrow(), ["+a1", "+b", "-b", "-a1", "+a2", "-a2", "gc"]);
-        drop(turns.of(&id("c")).await);
-        assert_eq!(turns.sandboxes.borrow().len(), 1, "locks without a holder are removed");
+        drop(locks.lock(&id("c")).await);
+        assert_eq!(locks.sandboxes.borrow().len(), 1, "locks without a holder are removed");
     }
 }

@@ -39,14 +39,14 @@ struct World {
     machine: Machine,
     endpoints: Vec<Endpoint>,
     tunnels: BTreeSet<IpAddr>,
-    asked: BTreeSet<String>,
+    requested: BTreeSet<String>,
 }
 
 impl World {
     fn verdict(&self, entry: &Held) -> Option<Alive> {
-        let Self { machine, endpoints, tunnels, asked } = self;
+        let Self { machine, endpoints, tunnels, requested } = self;
         let grace = Duration::from_secs(600);
-        judge(entry, &Evidence { machine, endpoints, tunnels, asked, now: now(), grace }).err()
+        check_leaked(entry, &Evidence { machine, endpoints, tunnels, requested, now: now(), grace }).err()
     }
 }
 
@@ -109,7 +109,7 @@ fn each_kind_of_evidence_keeps_an_entry() {
             w.endpoints.push(Endpoint { key: "/e".into(), container: Some("c1".into()), nets: vec![] });
         }),
         ("a tunnel", |w| _ = w.tunnels.insert("10.1.0.17".parse().unwrap())),
-        ("a request meanwhile", |w| _ = w.asked.insert("c1".into())),
+        ("a request meanwhile", |w| _ = w.requested.insert("c1".into())),
     ];
     for (name, change) in witnesses {
         assert!(world(change).verdict(&ours).is_some(), "{name}");
@@ -151,7 +151,7 @@ fn a_link_with_a_hashed_alias_keeps_entries_that_may_match() {
 fn a_container_id_that_is_the_suffix_of_another_does_not_match() {
     let world = world(|w| {
         w.machine.links.push(link("net", "1", "eth0"));
-        w.asked.insert("1".into());
+        w.requested.insert("1".into());
     });
     assert_eq!(world.verdict(&entry("net.c1", &ours())), None);
     assert!(world.verdict(&entry("net.c.1", &ours())).is_some(), "the dot may belong to either name");

@@ -1,5 +1,5 @@
-//! A store on which everything can be tried and nothing happens: what is written is remembered in front of the real one, and forgotten with it.
-//! Used by `why`, so that a trial is decided by the very code that decides the real thing.
+//! A store for trials: writes are kept in memory in front of the real store, and dropped with it.
+//! Used by `why`, so that the code of the real request decides the trial.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,21 +10,21 @@ use russet_store::{
     BoxFuture, Claims, CommitError, Record, Revision, Snapshot, Step, Store, StoreError, Watch, check_steps,
 };
 
-/// The real store, and what would be different.
-pub struct Shadow {
+/// The real store, and the writes of the trial.
+pub struct TrialStore {
     real: Rc<dyn Store>,
     /// What was written; none: deleted.
     written: RefCell<BTreeMap<Key, Option<Record>>>,
     last: RefCell<Revision>,
 }
 
-/// Above every revision of a real store; nobody will see these.
+/// Above every revision of a real store; visible only in the trial.
 const FIRST: Revision = Revision(1 << 62);
 
-// === impl Shadow ===
+// === impl TrialStore ===
 
-impl Shadow {
-    /// Nothing is different yet.
+impl TrialStore {
+    /// A trial without any write.
     pub fn of(real: Rc<dyn Store>) -> Self {
         Self { real, written: RefCell::default(), last: RefCell::new(FIRST) }
     }
@@ -41,7 +41,7 @@ impl Shadow {
         for (failed, step) in steps.iter().enumerate() {
             let refused = |error| CommitError { done: 0, failed, error };
             let found = self.find(step.key()).await.map_err(refused)?;
-            judge(step, found.as_ref()).map_err(refused)?;
+            check_guard(step, found.as_ref()).map_err(refused)?;
         }
         let revision = {
             let mut last = self.last.borrow_mut();
@@ -59,8 +59,8 @@ impl Shadow {
     }
 }
 
-/// Whether a step's guard holds.
-fn judge(step: &Step, found: Option<&Record>) -> Result<(), StoreError> {
+/// Checks a step's guard.
+fn check_guard(step: &Step, found: Option<&Record>) -> Result<(), StoreError> {
     let key = || step.key().clone();
     match (step, found) {
         (Step::Create { .. }, Some(_)) => Err(StoreError::AlreadyExists { key: key() }),
@@ -74,7 +74,7 @@ fn judge(step: &Step, found: Option<&Record>) -> Result<(), StoreError> {
     }
 }
 
-impl Store for Shadow {
+impl Store for TrialStore {
     fn claims(&self) -> Claims {
         Claims { ttl: false, ..self.real.claims() }
     }
@@ -126,15 +126,15 @@ mod tests {
     use russet_store::Sim;
 
     #[test]
-    fn what_is_tried_is_seen_here_and_nowhere_else() {
+    fn writes_are_visible_in_the_trial_only() {
         run(async {
             let real: Rc<dyn Store> = Rc::new(Sim::atomic(1));
             let key = |name: &str| Key::from_stored(format!("/t/{name}"));
             let prefix = Prefix::from_stored("/t/");
             let made =
                 real.commit(vec![Step::create(key("a"), "1"), Step::create(key("b"), "1")]).await.unwrap();
-            let shadow = Shadow::of(real.clone());
-            let tried = shadow
+            let trial_store = TrialStore::of(real.clone());
+            let tried = trial_store
                 .commit(vec![
                     Step::update(key("a"), "2", made[0]),
                     Step::delete(key("b"), None),
@@ -146,14 +146,14 @@ mod tests {
                 snapshot.records.into_iter().map(|r| (r.key.as_str().to_owned(), r.value)).collect()
             };
             let of = |name: &str, value: &str| (format!("/t/{name}"), value.as_bytes().to_vec());
-            assert_eq!(seen(shadow.list(&prefix).await.unwrap()), [of("a", "2"), of("c", "3")]);
-            assert_eq!(shadow.keys(&prefix).await.unwrap(), [key("a"), key("c")]);
+            assert_eq!(seen(trial_store.list(&prefix).await.unwrap()), [of("a", "2"), of("c", "3")]);
+            assert_eq!(trial_store.keys(&prefix).await.unwrap(), [key("a"), key("c")]);
             assert_eq!(seen(real.list(&prefix).await.unwrap()), [of("a", "1"), of("b", "1")]);
-            let stale = shadow.commit(vec![Step::update(key("a"), "4", made[0])]).await.unwrap_err();
+            let stale = trial_store.commit(vec![Step::update(key("a"), "4", made[0])]).await.unwrap_err();
             assert!(matches!(stale.error, StoreError::Conflict { .. }));
-            let again = shadow.commit(vec![Step::create(key("c"), "4")]).await.unwrap_err();
+            let again = trial_store.commit(vec![Step::create(key("c"), "4")]).await.unwrap_err();
             assert!(matches!(again.error, StoreError::AlreadyExists { .. }));
-            shadow.commit(vec![Step::update(key("a"), "4", tried[0])]).await.unwrap();
+            trial_store.commit(vec![Step::update(key("a"), "4", tried[0])]).await.unwrap();
         });
     }
 }

@@ -32,8 +32,9 @@ fn name(text: &str) -> NodeName {
 #[test]
 fn a_node_reads_its_own_entries_in_its_own_blocks() {
     let sim = store(&[(BLOCK, TV4), (CLAIM, "{}")]);
-    let books = block_on(own(&sim, &name("node-a"))).unwrap();
-    let shown: Vec<_> = books.entries.iter().map(|it| (it.address.to_string(), it.sequence_number)).collect();
+    let allocations = block_on(own(&sim, &name("node-a"))).unwrap();
+    let shown: Vec<_> =
+        allocations.entries.iter().map(|it| (it.address.to_string(), it.sequence_number)).collect();
     assert_eq!(
         shown,
         [
@@ -71,9 +72,12 @@ fn handle_counts_without_addresses_are_residues() {
         (&handle("net.rubbish"), "{"),
         (&handle("net.unknown"), r#"{"block":{"10.1.0.16-29":1}}"#),
     ]);
-    let books = block_on(all(&sim, Wanted::Of(&name("node-a")))).unwrap();
-    let shown: Vec<_> =
-        books.residues.iter().map(|it| (it.handle.to_string(), it.blocks.join(" "), it.orphan)).collect();
+    let allocations = block_on(all(&sim, Wanted::Of(&name("node-a")))).unwrap();
+    let shown: Vec<_> = allocations
+        .residues
+        .iter()
+        .map(|it| (it.handle.to_string(), it.blocks.join(" "), it.orphan))
+        .collect();
     // Too high a count for a block with an address (net.bbbb counts 3 of 2) stays.
     assert_eq!(
         shown,
@@ -90,10 +94,10 @@ fn an_unreadable_record_that_might_belong_to_a_running_pod_is_an_error() {
     let endpoint = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node--a-k8s-web--0-eth0";
     let node_key = "/calico/resources/v3/projectcalico.org/nodes/node-a";
     let sim = store(&[(endpoint, "{"), (node_key, "[]")]);
-    assert!(matches!(block_on(endpoints(&sim)), Err(BooksError::Unreadable { .. })));
-    assert!(matches!(block_on(node(&sim, &name("node-a"))), Err(BooksError::Unreadable { .. })));
-    assert!(matches!(block_on(nodes(&sim)), Err(BooksError::Unreadable { .. })));
-    assert!(matches!(block_on(node(&sim, &name("node-b"))), Err(BooksError::NoNode(_))));
+    assert!(matches!(block_on(endpoints(&sim)), Err(AllocationsError::Unreadable { .. })));
+    assert!(matches!(block_on(node(&sim, &name("node-a"))), Err(AllocationsError::Unreadable { .. })));
+    assert!(matches!(block_on(nodes(&sim)), Err(AllocationsError::Unreadable { .. })));
+    assert!(matches!(block_on(node(&sim, &name("node-b"))), Err(AllocationsError::NoNode(_))));
 }
 
 #[test]
@@ -101,10 +105,10 @@ fn each_hour_one_node_checks_the_handles_in_rotation() {
     let nodes: Vec<NodeName> = (0..10).map(|i| name(&format!("node-{i}"))).collect();
     let mut turns = vec![0; nodes.len()];
     for hour in 0..400 {
-        let now: Vec<usize> = (0..10).filter(|i| has_turn(&nodes[*i], &nodes, hour)).collect();
+        let now: Vec<usize> = (0..10).filter(|i| checks_handles_now(&nodes[*i], &nodes, hour)).collect();
         assert_eq!(now.len(), 1, "hour {hour}");
         turns[now[0]] += 1;
     }
     assert!(turns.iter().all(|turns| *turns > 10), "{turns:?}");
-    assert!(!has_turn(&name("node-z"), &nodes, 1), "a node without a record never does");
+    assert!(!checks_handles_now(&name("node-z"), &nodes, 1), "a node without a record never does");
 }

@@ -63,7 +63,7 @@ pub struct Evidence<'a> {
     /// The tunnel addresses in the nodes' records.
     pub tunnels: &'a BTreeSet<IpAddr>,
     /// IDs of containers with a request since the first check.
-    pub asked: &'a BTreeSet<String>,
+    pub requested: &'a BTreeSet<String>,
     /// The time before the check.
     pub now: SystemTime,
     /// Entries younger than this are skipped.
@@ -80,7 +80,7 @@ pub enum Alive {
     /// It is younger than the grace period, or its time cannot be parsed.
     Young(String),
     /// There was a request for its container since the first check.
-    Asked,
+    Requested,
     /// A link of Russet's belongs to its container.
     Link(String),
     /// It has a host route.
@@ -94,9 +94,10 @@ pub enum Alive {
 }
 
 /// Ok if the entry is leaked. Cheap evidence is checked first.
-pub fn judge(entry: &Held, evidence: &Evidence<'_>) -> Result<(), Alive> {
+pub fn check_leaked(entry: &Held, evidence: &Evidence<'_>) -> Result<(), Alive> {
     let handle = pods_handle(&entry.attribute).map_err(Alive::NotAPods)?;
-    let subject = Subject { address: entry.address, handle, interface: entry.attribute.get("interface") };
+    let compared =
+        ComparedEntry { address: entry.address, handle, interface: entry.attribute.get("interface") };
     if evidence.tunnels.contains(&entry.address) {
         return Err(Alive::Tunnel);
     }
@@ -106,11 +107,11 @@ pub fn judge(entry: &Held, evidence: &Evidence<'_>) -> Result<(), Alive> {
             return Err(Alive::Young(text.to_owned()));
         }
     }
-    if evidence.asked.iter().any(|container| subject.is_of_container(container)) {
-        return Err(Alive::Asked);
+    if evidence.requested.iter().any(|container| compared.is_of_container(container)) {
+        return Err(Alive::Requested);
     }
-    subject.on(evidence.machine)?;
-    match evidence.endpoints.iter().find(|endpoint| subject.named_by(endpoint)) {
+    compared.on(evidence.machine)?;
+    match evidence.endpoints.iter().find(|endpoint| compared.named_by(endpoint)) {
         Some(endpoint) => Err(Alive::Endpoint(endpoint.key.clone())),
         None => Ok(()),
     }
@@ -153,16 +154,16 @@ fn go_time(text: &str) -> Option<SystemTime> {
 
 /// The entry that is compared with the evidence.
 #[derive(Debug, Clone, Copy)]
-struct Subject<'a> {
+struct ComparedEntry<'a> {
     address: IpAddr,
     handle: &'a str,
     /// None in entries of Go peers, which then cover every interface of the container.
     interface: Option<&'a str>,
 }
 
-// === impl Subject ===
+// === impl ComparedEntry ===
 
-impl Subject<'_> {
+impl ComparedEntry<'_> {
     fn on(&self, machine: &Machine) -> Result<(), Alive> {
         if let Some(link) = machine.links.iter().find(|link| self.wired_by(link)) {
             return Err(Alive::Link(link.to_string()));
@@ -232,9 +233,9 @@ impl fmt::Display for Alive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAPods(why) => f.write_str(why),
-            Self::Tunnel => f.write_str("a node's record names it as a tunnel's"),
+            Self::Tunnel => f.write_str("a node's record has it as a tunnel address"),
             Self::Young(taken) => write!(f, "it was taken at {taken}"),
-            Self::Asked => f.write_str("somebody asked for its container meanwhile"),
+            Self::Requested => f.write_str("its container had a request meanwhile"),
             Self::Link(owner) => write!(f, "a link is for {owner}"),
             Self::Route => f.write_str("it has a route"),
             Self::Interface(namespace) => write!(f, "an interface in {} has it", namespace.display()),

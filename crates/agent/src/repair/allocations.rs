@@ -14,11 +14,11 @@ use russet_ipam::Held;
 use russet_model::{Block, DecodeError, Handle, HandleId, Key, KeyKind, Node, Prefix, WorkloadEndpoint};
 use russet_store::{Record, Revision, Store, StoreError};
 
-use super::judge::Endpoint;
+use super::liveness::Endpoint;
 
 /// A record that must be known before anything is checked.
 #[derive(Debug, thiserror::Error)]
-pub enum BooksError {
+pub enum AllocationsError {
     #[error("read {what}: {source}")]
     Store { what: String, source: StoreError },
     /// It might belong to a running pod.
@@ -54,7 +54,7 @@ pub struct Residue {
 
 /// Entries and residues.
 #[derive(Debug, Default)]
-pub struct Books {
+pub struct Allocations {
     pub entries: Vec<Held>,
     /// Number of blocks that were read.
     pub blocks: usize,
@@ -76,7 +76,7 @@ pub enum Wanted<'a> {
 /// A pass over all blocks and then all handles, which is the order of their keys.
 struct Pass<'a> {
     wanted: Wanted<'a>,
-    books: Books,
+    allocations: Allocations,
     /// Handle (its hash) and block, for each pair with an address. With a million hashes, two are
     /// equal once in 10^7 passes; then a residue is missed.
     held: HashSet<(u64, BlockCidr)>,
@@ -87,8 +87,8 @@ struct Pass<'a> {
     hasher: RandomState,
 }
 
-pub async fn node(store: &dyn Store, name: &NodeName) -> Result<NodeRecord, BooksError> {
-    let record = get(store, &Key::node(name)).await?.ok_or_else(|| BooksError::NoNode(name.clone()))?;
+pub async fn node(store: &dyn Store, name: &NodeName) -> Result<NodeRecord, AllocationsError> {
+    let record = get(store, &Key::node(name)).await?.ok_or_else(|| AllocationsError::NoNode(name.clone()))?;
     let node = Node::decode(&record.value).map_err(unreadable(&record))?;
     let addresses = Family::BOTH.iter().filter_map(|family| node.spec.address(*family));
     let addresses = addresses.map(|net| net.addr()).collect();
@@ -96,7 +96,7 @@ pub async fn node(store: &dyn Store, name: &NodeName) -> Result<NodeRecord, Book
 }
 
 /// The names of all nodes that have a record, and the addresses of all their tunnels.
-pub async fn nodes(store: &dyn Store) -> Result<(BTreeSet<String>, BTreeSet<IpAddr>), BooksError> {
+pub async fn nodes(store: &dyn Store) -> Result<(BTreeSet<String>, BTreeSet<IpAddr>), AllocationsError> {
     let (mut names, mut addresses, mut failed) = (BTreeSet::new(), BTreeSet::new(), None);
     scan(store, &Prefix::nodes(), &mut |record| match Node::decode(&record.value) {
         Ok(node) => {
@@ -105,17 +105,17 @@ pub async fn nodes(store: &dyn Store) -> Result<(BTreeSet<String>, BTreeSet<IpAd
                 names.insert(name.to_string());
             }
         }
-        Err(source) => _ = failed.get_or_insert(BooksError::Unreadable { key: record.key, source }),
+        Err(source) => _ = failed.get_or_insert(AllocationsError::Unreadable { key: record.key, source }),
     })
     .await?;
     failed.map_or(Ok((names, addresses)), Err)
 }
 
 /// The names of all nodes that have a record, from the keys alone.
-pub async fn node_names(store: &dyn Store) -> Result<Vec<NodeName>, BooksError> {
+pub async fn node_names(store: &dyn Store) -> Result<Vec<NodeName>, AllocationsError> {
     let prefix = Prefix::nodes();
     let keys = store.keys(&prefix).await;
-    let keys = keys.map_err(|source| BooksError::Store { what: prefix.to_string(), source })?;
+    let keys = keys.map_err(|source| AllocationsError::Store { what: prefix.to_string(), source })?;
     let name = |key: Key| match key.kind() {
         KeyKind::Node(name) => Some(name),
         _ => None,
@@ -125,17 +125,17 @@ pub async fn node_names(store: &dyn Store) -> Result<Vec<NodeName>, BooksError> 
 
 /// The entries in the node's own blocks: one list of keys for each family, and one read for each
 /// block.
-pub async fn own(store: &dyn Store, name: &NodeName) -> Result<Books, BooksError> {
-    let mut books = Books::default();
+pub async fn own(store: &dyn Store, name: &NodeName) -> Result<Allocations, AllocationsError> {
+    let mut allocations = Allocations::default();
     for family in Family::BOTH {
         let prefix = Prefix::affinities_of(name, family);
         let keys = store.keys(&prefix).await;
-        for key in keys.map_err(|source| BooksError::Store { what: prefix.to_string(), source })? {
+        for key in keys.map_err(|source| AllocationsError::Store { what: prefix.to_string(), source })? {
             let KeyKind::Affinity { block, .. } = key.kind() else { continue };
-            books.read(store, block, Wanted::Of(name)).await?;
+            allocations.read(store, block, Wanted::Of(name)).await?;
         }
     }
-    Ok(books)
+    Ok(allocations)
 }
 
 /// The entries in some blocks, with one read each.
@@ -143,31 +143,31 @@ pub async fn some(
     store: &dyn Store,
     blocks: &BTreeSet<BlockCidr>,
     wanted: Wanted<'_>,
-) -> Result<Books, BooksError> {
-    let mut books = Books::default();
+) -> Result<Allocations, AllocationsError> {
+    let mut allocations = Allocations::default();
     for block in blocks {
-        books.read(store, *block, wanted).await?;
+        allocations.read(store, *block, wanted).await?;
     }
-    Ok(books)
+    Ok(allocations)
 }
 
 /// The entries and residues of the whole cluster at one moment: a handle and its block are written
 /// together.
-pub async fn all(store: &dyn Store, wanted: Wanted<'_>) -> Result<Books, BooksError> {
+pub async fn all(store: &dyn Store, wanted: Wanted<'_>) -> Result<Allocations, AllocationsError> {
     let mut pass = Pass {
         wanted,
-        books: Books::default(),
+        allocations: Allocations::default(),
         held: HashSet::new(),
         holders: HashSet::new(),
         unread: HashSet::new(),
         hasher: RandomState::new(),
     };
     scan(store, &Prefix::from_stored("/calico/ipam/v2/"), &mut |record| pass.take(&record)).await?;
-    Ok(pass.books)
+    Ok(pass.allocations)
 }
 
 /// All endpoints. One that cannot be decoded might have any address.
-pub async fn endpoints(store: &dyn Store) -> Result<Vec<Endpoint>, BooksError> {
+pub async fn endpoints(store: &dyn Store) -> Result<Vec<Endpoint>, AllocationsError> {
     let (mut found, mut failed) = (Vec::new(), None);
     scan(store, &Prefix::workload_endpoints(), &mut |record| match WorkloadEndpoint::decode(&record.value) {
         Ok(endpoint) => {
@@ -177,7 +177,7 @@ pub async fn endpoints(store: &dyn Store) -> Result<Vec<Endpoint>, BooksError> {
             let nets = spec.ip_networks.iter().copied().chain(inside).collect();
             found.push(Endpoint { key: record.key.to_string(), container, nets });
         }
-        Err(source) => _ = failed.get_or_insert(BooksError::Unreadable { key: record.key, source }),
+        Err(source) => _ = failed.get_or_insert(AllocationsError::Unreadable { key: record.key, source }),
     })
     .await?;
     failed.map_or(Ok(found), Err)
@@ -186,7 +186,7 @@ pub async fn endpoints(store: &dyn Store) -> Result<Vec<Endpoint>, BooksError> {
 /// Whether this node checks the handles of the whole cluster now: another node does so in each
 /// hour, and all nodes compute the same result (agents of different versions may not; then two
 /// check, or none, for an hour).
-pub fn has_turn(own: &NodeName, nodes: &[NodeName], hour: u64) -> bool {
+pub fn checks_handles_now(own: &NodeName, nodes: &[NodeName], hour: u64) -> bool {
     let rank = |name: &NodeName| {
         let mut hasher = DefaultHasher::new();
         (hour, name.as_str()).hash(&mut hasher);
@@ -226,29 +226,33 @@ fn readable(record: &Record, cidr: BlockCidr) -> Option<Block> {
     Block::decode(&record.value).ok().filter(|block| block.cidr == cidr)
 }
 
-async fn get(store: &dyn Store, key: &Key) -> Result<Option<Record>, BooksError> {
-    store.get(key).await.map_err(|source| BooksError::Store { what: key.to_string(), source })
+async fn get(store: &dyn Store, key: &Key) -> Result<Option<Record>, AllocationsError> {
+    store.get(key).await.map_err(|source| AllocationsError::Store { what: key.to_string(), source })
 }
 
-async fn scan(store: &dyn Store, prefix: &Prefix, take: &mut dyn FnMut(Record)) -> Result<(), BooksError> {
+async fn scan(
+    store: &dyn Store,
+    prefix: &Prefix,
+    take: &mut dyn FnMut(Record),
+) -> Result<(), AllocationsError> {
     let scanned = store.scan(prefix, take).await;
-    scanned.map(drop).map_err(|source| BooksError::Store { what: prefix.to_string(), source })
+    scanned.map(drop).map_err(|source| AllocationsError::Store { what: prefix.to_string(), source })
 }
 
-fn unreadable(record: &Record) -> impl FnOnce(DecodeError) -> BooksError {
+fn unreadable(record: &Record) -> impl FnOnce(DecodeError) -> AllocationsError {
     let key = record.key.clone();
-    move |source| BooksError::Unreadable { key, source }
+    move |source| AllocationsError::Unreadable { key, source }
 }
 
-// === impl Books ===
+// === impl Allocations ===
 
-impl Books {
+impl Allocations {
     async fn read(
         &mut self,
         store: &dyn Store,
         cidr: BlockCidr,
         wanted: Wanted<'_>,
-    ) -> Result<(), BooksError> {
+    ) -> Result<(), AllocationsError> {
         let Some(record) = get(store, &Key::block(cidr)).await? else { return Ok(()) };
         self.blocks += 1;
         if let Some(block) = readable(&record, cidr) {
@@ -270,7 +274,7 @@ impl Pass<'_> {
     }
 
     fn block(&mut self, record: &Record, cidr: BlockCidr) {
-        self.books.blocks += 1;
+        self.allocations.blocks += 1;
         let Some(block) = readable(record, cidr) else {
             self.unread.insert(cidr);
             return;
@@ -283,14 +287,14 @@ impl Pass<'_> {
                 self.holders.insert(hash);
             }
         }
-        self.books.entries.extend(entries(&block, self.wanted));
+        self.allocations.entries.extend(entries(&block, self.wanted));
     }
 
     /// A handle's counts for blocks in which it has no address. Too high a count for a block in
     /// which it has one is left: it does no harm and ends with the pod, and a peer that is about to
     /// write would subtract from it.
     fn handle(&mut self, record: &Record, handle: HandleId) {
-        self.books.handles += 1;
+        self.allocations.handles += 1;
         let Ok(stored) = Handle::decode(&record.value) else { return };
         if stored.blocks().any(|block| self.unread.contains(&block)) {
             return;
@@ -300,7 +304,7 @@ impl Pass<'_> {
         let blocks: Vec<String> = stored.blocks().filter(vain).map(|block| block.to_string()).collect();
         let orphan = !self.holders.contains(&hash) && blocks.len() == stored.block.len();
         if orphan || !blocks.is_empty() {
-            self.books.residues.push(Residue { handle, revision: record.revision, blocks, orphan });
+            self.allocations.residues.push(Residue { handle, revision: record.revision, blocks, orphan });
         }
     }
 }

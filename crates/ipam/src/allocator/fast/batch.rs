@@ -1,4 +1,5 @@
-//! One commit for many requests: each one's handle, and the blocks that they share, once. Decides only; `fast` sends it.
+//! One commit for many requests: each request's handle, and the shared blocks, each once. Only
+//! builds it; `fast` sends it.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,59 +11,60 @@ use russet_model::{Block, Handle, HandleId, Key};
 use russet_store::{MAX_STEPS, Revision, Step};
 
 use super::super::Stored;
-use super::super::cache::{Asked, Cache};
+use super::super::cache::{Cache, RequestKind};
 use super::super::existing::with_block_prefix;
 use super::super::handles::{self, Lost};
 use super::super::take::Owner;
-use super::queue::{Answer, Job, Place};
+use super::queue::{Answer, Job, QueuedRequest};
 use crate::Request;
 use crate::block_ops::{self, Reserved};
 
-/// Requests that share one commit; etcd allows 128 operations in a transaction: with two blocks of its own for each, still below [`MAX_STEPS`].
+/// Limit of requests in one commit (DESIGN.md section 3): with two blocks of its own for each,
+/// still below [`MAX_STEPS`].
 const SHARERS_MAX: usize = 32;
 
-/// A commit in the making, or under way.
+/// A commit that is being built or in progress.
 #[derive(Default)]
-pub(super) struct Draft {
-    blocks: BTreeMap<BlockCidr, Drafted>,
+pub(super) struct CommitBatch {
+    blocks: BTreeMap<BlockCidr, BatchedBlock>,
     parts: Vec<Part>,
-    /// What each step is about.
+    /// The record that each step writes.
     targets: Vec<Target>,
 }
 
-/// A block as it will be.
-struct Drafted {
+/// The new state of a block.
+struct BatchedBlock {
     block: Block,
     base: Revision,
-    /// Its number before: whatever is done to it in one commit is one update.
+    /// Its sequence number before: all changes in one commit are one update.
     base_sequence: u64,
     is_changed: bool,
-    /// The last of the parts that freed something in it.
+    /// The last of the parts that released addresses of it.
     freed_by: Option<usize>,
 }
 
-/// What the commit does for one request.
+/// The changes for one request.
 struct Part {
-    place: Rc<Place>,
+    queued: Rc<QueuedRequest>,
     step: Option<Step>,
-    /// The handle as it will be; none when it will be gone.
+    /// The handle's new state; none if it is deleted.
     handle: Option<Handle>,
     answer: Answer,
 }
 
-/// What a step is about.
+/// The record that a step writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
-    /// The handle of the request with this number.
+    /// The handle of the request with this index.
     Handle(usize),
     Block(BlockCidr),
 }
 
 /// Why a request is not part of a commit.
 enum Refused {
-    /// There is no room for it, or its handle is in the commit already.
+    /// The commit is full, or has the request's handle already.
     Later,
-    /// It has its answer.
+    /// The request has its answer.
     Answered(Answer),
 }
 
@@ -73,15 +75,20 @@ struct Choice {
     reserved: Reserved,
 }
 
-// === impl Draft ===
+// === impl CommitBatch ===
 
-impl Draft {
-    /// Adds a request, or gives it its answer, or gives it back to wait for the next commit.
-    pub(super) fn board(&mut self, place: Rc<Place>, cache: &Cache, now: SystemTime) -> Option<Rc<Place>> {
-        match self.part(&place, cache, now) {
+impl CommitBatch {
+    /// Adds a request, answers it, or returns it for the next commit.
+    pub(super) fn admit(
+        &mut self,
+        queued: Rc<QueuedRequest>,
+        cache: &Cache,
+        now: SystemTime,
+    ) -> Option<Rc<QueuedRequest>> {
+        match self.part(&queued, cache, now) {
             Ok(part) => self.parts.push(part),
-            Err(Refused::Later) => return Some(place),
-            Err(Refused::Answered(answer)) => place.answer(answer),
+            Err(Refused::Later) => return Some(queued),
+            Err(Refused::Answered(answer)) => queued.answer(answer),
         }
         None
     }
@@ -90,63 +97,63 @@ impl Draft {
         self.parts.is_empty()
     }
 
-    /// Whether a request of this handle is part of it.
+    /// Whether a request of this handle is part of the commit.
     pub(super) fn names(&self, handle: &HandleId) -> bool {
-        self.parts.iter().any(|part| part.place.job.handle() == handle)
+        self.parts.iter().any(|part| part.queued.job.handle() == handle)
     }
 
-    pub(super) fn places(&self) -> impl Iterator<Item = &Rc<Place>> {
-        self.parts.iter().map(|part| &part.place)
+    pub(super) fn requests(&self) -> impl Iterator<Item = &Rc<QueuedRequest>> {
+        self.parts.iter().map(|part| &part.queued)
     }
 
-    fn part(&mut self, place: &Rc<Place>, cache: &Cache, now: SystemTime) -> Result<Part, Refused> {
-        if self.parts.len() >= SHARERS_MAX || self.names(place.job.handle()) {
+    fn part(&mut self, queued: &Rc<QueuedRequest>, cache: &Cache, now: SystemTime) -> Result<Part, Refused> {
+        if self.parts.len() >= SHARERS_MAX || self.names(queued.job.handle()) {
             return Err(Refused::Later);
         }
-        match &place.job {
+        match &queued.job {
             Job::Look(_) => Err(Answer::Clear.into()),
-            Job::Add { request, owner } => self.add(place, request, owner, cache, now),
+            Job::Add { request, owner } => self.add(queued, request, owner, cache, now),
             Job::Del { handle, interface, stored, blocks } => {
                 let Some(stored) = stored.clone().or_else(|| cache.handle(handle)) else {
-                    return Err(Answer::nothing_known().into());
+                    return Err(Answer::slow_path().into());
                 };
-                self.del(place, (handle, interface.as_ref()), &stored, blocks, cache)
+                self.del(queued, (handle, interface.as_ref()), &stored, blocks, cache)
             }
         }
     }
 
     fn add(
         &mut self,
-        place: &Rc<Place>,
+        queued: &Rc<QueuedRequest>,
         request: &Request,
         owner: &Owner,
         cache: &Cache,
         now: SystemTime,
     ) -> Result<Part, Refused> {
         if cache.handle(&owner.handle).is_some() {
-            // It holds something already, perhaps what is asked for.
-            return Err(Answer::nothing_known().into());
+            // It has addresses already, perhaps the requested ones.
+            return Err(Answer::slow_path().into());
         }
         let choices = self.choose(request, cache, now).ok_or(Answer::Cold)?;
         self.check_room(choices.iter().map(|choice| choice.block))?;
         let mut handle = Handle::default();
         let mut addresses = Vec::new();
         for Choice { block: cidr, count, reserved } in choices {
-            let drafted = self.load(cidr, cache, &[]).ok_or(Answer::Cold)?;
+            let batched = self.load(cidr, cache, &[]).ok_or(Answer::Cold)?;
             let taken =
-                drafted.change(|block| block_ops::auto_assign(block, count, &owner.attribute, &reserved));
+                batched.change(|block| block_ops::auto_assign(block, count, &owner.attribute, &reserved));
             handle.add(cidr, taken.len() as u64);
             addresses.extend(taken.iter().filter_map(|ordinal| net(cidr, *ordinal)));
         }
         Ok(Part {
-            place: place.clone(),
+            queued: queued.clone(),
             step: Some(Step::create(Key::handle(&owner.handle), handle.encode())),
             handle: Some(handle),
             answer: Answer::Added(addresses),
         })
     }
 
-    /// Where a request's addresses come from. None when memory does not have enough.
+    /// The source of a request's addresses. None if the cache does not have enough.
     fn choose(&self, request: &Request, cache: &Cache, now: SystemTime) -> Option<Vec<Choice>> {
         let mut choices = Vec::new();
         for family in Family::BOTH {
@@ -154,7 +161,7 @@ impl Draft {
             if missing == 0 {
                 continue;
             }
-            let plan = cache.plan(&Asked::of(request, family), now)?;
+            let plan = cache.plan(&RequestKind::of(request, family), now)?;
             for cidr in plan.own {
                 let free = |block: &Block| {
                     let serves = block.serves(&request.node);
@@ -177,54 +184,55 @@ impl Draft {
 
     fn del(
         &mut self,
-        place: &Rc<Place>,
+        queued: &Rc<QueuedRequest>,
         (id, interface): (&HandleId, Option<&IfName>),
         stored: &Stored<Handle>,
         read: &[Stored<Block>],
         cache: &Cache,
     ) -> Result<Part, Refused> {
-        // What is counted and not there is settled on the long way.
+        // A count without addresses is corrected on the slow path.
         let holds = |block: &Block| block.ordinals_of(id).next().is_some();
         if !stored.value.blocks().all(|cidr| self.look(cidr, cache, read, holds) == Some(true)) {
-            return Err(Answer::nothing_known().into());
+            return Err(Answer::slow_path().into());
         }
         self.check_room(stored.value.blocks())?;
         let number = self.parts.len();
         let mut addresses = Vec::new();
         let mut lost = Vec::new();
         for cidr in stored.value.blocks() {
-            let drafted = self.load(cidr, cache, read).ok_or_else(Answer::nothing_known)?;
-            let freed = drafted.change(|block| block_ops::release_by_handle(block, id, interface));
+            let batched = self.load(cidr, cache, read).ok_or_else(Answer::slow_path)?;
+            let freed = batched.change(|block| block_ops::release_by_handle(block, id, interface));
             if freed.is_empty() {
                 continue;
             }
-            drafted.freed_by = Some(number);
+            batched.freed_by = Some(number);
             addresses.extend(freed.iter().filter_map(|ordinal| cidr.address(*ordinal)));
-            let left = drafted.block.ordinals_of(id).count();
+            let left = batched.block.ordinals_of(id).count();
             lost.push(Lost { block: cidr, freed: freed.len(), left });
         }
         if lost.is_empty() {
-            // Nothing to free, as far as memory goes; nothing is written that would prove it right.
-            return Err(Answer::nothing_known().into());
+            // According to the cache there is nothing to release, and no write would confirm that.
+            return Err(Answer::slow_path().into());
         }
         let answer = Answer::Freed { addresses, emptied: Vec::new() };
         let handle = handles::after(&stored.value, lost);
         let step = handles::written(id, stored, &handle);
         let handle = Some(handle).filter(|handle| !handle.block.is_empty());
-        Ok(Part { place: place.clone(), step, handle, answer })
+        Ok(Part { queued: queued.clone(), step, handle, answer })
     }
 
-    /// Whether one more handle and these blocks fit into the commit. What fits into none goes the long way.
+    /// Whether one more handle and these blocks fit into the commit. A request that fits into none
+    /// takes the slow path.
     fn check_room(&self, blocks: impl Iterator<Item = BlockCidr>) -> Result<(), Refused> {
         let new = blocks.filter(|cidr| !self.blocks.contains_key(cidr)).count();
         match self.parts.len() + 1 + self.blocks.len() + new {
             ..=MAX_STEPS => Ok(()),
-            _ if self.is_empty() => Err(Answer::nothing_known().into()),
+            _ if self.is_empty() => Err(Answer::slow_path().into()),
             _ => Err(Refused::Later),
         }
     }
 
-    /// What `look` sees in a block as it will be after the requests so far.
+    /// The result of `look` on a block in its new state.
     fn look<T>(
         &self,
         cidr: BlockCidr,
@@ -232,12 +240,12 @@ impl Draft {
         read: &[Stored<Block>],
         look: impl Fn(&Block) -> T,
     ) -> Option<T> {
-        let drafted = self.blocks.get(&cidr).map(|drafted| look(&drafted.block));
-        let remembered = drafted.or_else(|| cache.look(cidr, &look));
+        let batched = self.blocks.get(&cidr).map(|batched| look(&batched.block));
+        let remembered = batched.or_else(|| cache.look(cidr, &look));
         remembered.or_else(|| read.iter().find(|block| block.value.cidr == cidr).map(|b| look(&b.value)))
     }
 
-    fn load(&mut self, cidr: BlockCidr, cache: &Cache, read: &[Stored<Block>]) -> Option<&mut Drafted> {
+    fn load(&mut self, cidr: BlockCidr, cache: &Cache, read: &[Stored<Block>]) -> Option<&mut BatchedBlock> {
         let vacant = match self.blocks.entry(cidr) {
             Entry::Occupied(entry) => return Some(entry.into_mut()),
             Entry::Vacant(vacant) => vacant,
@@ -245,10 +253,11 @@ impl Draft {
         let read = || read.iter().find(|block| block.value.cidr == cidr).cloned();
         let Stored { value: block, revision: base } = cache.block(cidr).or_else(read)?;
         let base_sequence = block.sequence_number;
-        Some(vacant.insert(Drafted { block, base, base_sequence, is_changed: false, freed_by: None }))
+        Some(vacant.insert(BatchedBlock { block, base, base_sequence, is_changed: false, freed_by: None }))
     }
 
-    /// The steps, in an order that is safe at each prefix: handles that count more, blocks, handles that count less.
+    /// The steps, in an order that is safe after each prefix: raised handles, blocks, lowered
+    /// handles.
     pub(super) fn steps(&mut self) -> Vec<Step> {
         let is_creation = |step: &Step| matches!(step, Step::Create { .. });
         let handles = |before: bool| {
@@ -257,40 +266,40 @@ impl Draft {
                 numbered.filter_map(|(number, part)| Some((Target::Handle(number), part.step.clone()?)));
             steps.filter(move |(_, step)| is_creation(step) == before)
         };
-        let changed = self.blocks.iter().filter(|(_, drafted)| drafted.is_changed);
-        let blocks = changed.map(|(cidr, drafted)| (Target::Block(*cidr), drafted.step()));
+        let changed = self.blocks.iter().filter(|(_, batched)| batched.is_changed);
+        let blocks = changed.map(|(cidr, batched)| (Target::Block(*cidr), batched.step()));
         let (targets, steps) = handles(true).chain(blocks).chain(handles(false)).unzip();
         self.targets = targets;
         steps
     }
 
-    /// What the step with this number is about.
+    /// The record that the step with this index writes.
     pub(super) fn target(&self, step: usize) -> Option<Target> {
         self.targets.get(step).copied()
     }
 
-    /// It happened: remembers what was written, and answers.
+    /// The commit was applied: caches what was written, and answers.
     pub(super) fn succeed(mut self, revisions: &[Revision], cache: &Cache) {
         let targets = std::mem::take(&mut self.targets);
         for (target, revision) in targets.into_iter().zip(revisions.iter().copied()) {
             match target {
                 Target::Handle(number) => {
                     let Some(part) = self.parts.get_mut(number) else { continue };
-                    let id = part.place.job.handle();
+                    let id = part.queued.job.handle();
                     match part.handle.take() {
                         Some(value) => cache.keep_handle(id.clone(), Stored { value, revision }),
                         None => cache.drop_handle(id),
                     }
                 }
                 Target::Block(cidr) => {
-                    let Some(drafted) = self.blocks.remove(&cidr) else { continue };
-                    if drafted.block.is_empty() {
-                        self.tell_emptied(cidr, drafted.freed_by);
+                    let Some(batched) = self.blocks.remove(&cidr) else { continue };
+                    if batched.block.is_empty() {
+                        self.report_emptied(cidr, batched.freed_by);
                     }
-                    if drafted.is_gone() {
+                    if batched.is_gone() {
                         cache.drop_block(cidr);
                     } else {
-                        cache.keep_block(Stored { value: drafted.block, revision });
+                        cache.keep_block(Stored { value: batched.block, revision });
                     }
                 }
             }
@@ -299,58 +308,62 @@ impl Draft {
             if matches!(part.answer, Answer::Freed { .. }) {
                 cache.make_room();
             }
-            part.place.answer(part.answer);
+            part.queued.answer(part.answer);
         }
     }
 
-    fn tell_emptied(&mut self, cidr: BlockCidr, freed_by: Option<usize>) {
+    fn report_emptied(&mut self, cidr: BlockCidr, freed_by: Option<usize>) {
         let part = freed_by.and_then(|number| self.parts.get_mut(number));
         if let Some(Answer::Freed { emptied, .. }) = part.map(|part| &mut part.answer) {
             emptied.push(cidr);
         }
     }
 
-    /// It may have happened: memory forgets what it was about, and everybody goes the long way.
-    pub(super) fn doubt(mut self, cache: &Cache) {
+    /// The commit may have been applied: drops its records from the cache, and sends all requests
+    /// to the slow path.
+    pub(super) fn unknown_outcome(mut self, cache: &Cache) {
         for cidr in self.blocks.keys() {
             cache.drop_block(*cidr);
         }
         for part in std::mem::take(&mut self.parts) {
-            cache.drop_handle(part.place.job.handle());
+            cache.drop_handle(part.queued.job.handle());
             cache.make_room(); // perhaps
-            part.place.answer(part.answer.in_doubt());
+            part.queued.answer(part.answer.in_doubt());
         }
     }
 
-    /// It did not happen, and for whose sake is known: that request goes the long way. The others may try again.
-    pub(super) fn without(mut self, culprit: Option<usize>, cache: &Cache) -> Vec<Rc<Place>> {
+    /// The commit was not applied, and the reason is known: that request takes the slow path. The
+    /// others may try again.
+    pub(super) fn without(mut self, culprit: Option<usize>, cache: &Cache) -> Vec<Rc<QueuedRequest>> {
         let mut others = Vec::new();
         for (number, part) in std::mem::take(&mut self.parts).into_iter().enumerate() {
             if culprit == Some(number) {
-                cache.drop_handle(part.place.job.handle());
-                part.place.answer(Answer::nothing_known());
+                cache.drop_handle(part.queued.job.handle());
+                part.queued.answer(Answer::slow_path());
             } else {
-                others.push(part.place);
+                others.push(part.queued);
             }
         }
         others
     }
 }
 
-impl Drop for Draft {
-    /// Whatever ended it, nobody waits for ever. This also answers where a commit failed and nobody is to blame.
+impl Drop for CommitBatch {
+    /// Answers every request that has no answer yet, so that none waits forever. This also covers a
+    /// failed commit without a known reason.
     fn drop(&mut self) {
         for part in &self.parts {
-            part.place.answer(Answer::nothing_known());
+            part.queued.answer(Answer::slow_path());
         }
     }
 }
 
-// === impl Drafted ===
+// === impl BatchedBlock ===
 
-impl Drafted {
+impl BatchedBlock {
     fn change(&mut self, change: impl FnOnce(&mut Block) -> Vec<usize>) -> Vec<usize> {
-        // What is taken is recorded under the number before the write (calico-ipam.md section 3).
+        // An allocation is recorded with the sequence number before the write (calico-ipam.md
+        // section 3).
         self.block.sequence_number = self.base_sequence;
         let ordinals = change(&mut self.block);
         self.is_changed |= !ordinals.is_empty();
@@ -358,7 +371,7 @@ impl Drafted {
         ordinals
     }
 
-    /// Nobody holds an address of it, and it serves nobody.
+    /// The block has neither an allocated address nor an affinity.
     fn is_gone(&self) -> bool {
         self.block.is_empty() && self.block.affinity.is_none()
     }
@@ -376,16 +389,16 @@ impl Drafted {
 // === impl Answer ===
 
 impl Answer {
-    /// The long way, before anything was sent.
-    pub(super) const fn nothing_known() -> Self {
-        Self::LongWay(Vec::new())
+    /// The slow path, before anything was sent.
+    pub(super) const fn slow_path() -> Self {
+        Self::SlowPath(Vec::new())
     }
 
-    /// What remains of an answer when nobody knows whether it is true.
+    /// What remains of an answer if it is unknown whether the commit was applied.
     fn in_doubt(self) -> Self {
         match self {
-            Self::Freed { addresses, .. } => Self::LongWay(addresses),
-            _ => Self::nothing_known(),
+            Self::Freed { addresses, .. } => Self::SlowPath(addresses),
+            _ => Self::slow_path(),
         }
     }
 }
