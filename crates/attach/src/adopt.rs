@@ -1,4 +1,4 @@
-//! What is wired on the node, as the kernel tells it: for an agent that has no record of how it came about.
+//! Reads from the kernel what is wired on the node, for an agent without a record of it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,17 +11,17 @@ use crate::owner::Owner;
 use crate::plan::PROTOCOL_BOOT;
 use crate::{ROUTE_PROTOCOL, inspect, naming};
 
-/// An interface that was completely wired: its host end, which comes up last, is up.
+/// An interface that was wired completely: its host end, which comes up last, is up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adopted {
-    /// Whose it is.
+    /// The interface's owner.
     pub owner: Owner,
-    /// How it is wired, as far as the node's side shows: the pod's own routes are what they are by default. None where it is a port of a bridge,
-    /// or its owner's names are too long for a link.
+    /// The wiring, as far as the host end shows it: the pod's own routes are assumed to be the
+    /// defaults. None for a port of a bridge, or if the owner's names are too long for an alias.
     pub attachment: Option<Attachment>,
 }
 
-/// Everything that is completely wired.
+/// Lists everything that is wired completely.
 pub fn adopt(host: &mut Socket) -> Result<Vec<Adopted>, NetlinkError> {
     let mut links: Vec<(Owner, Link)> =
         host.links()?.into_iter().filter_map(|link| Some((inspect::owner(&link)?, link))).collect();
@@ -56,7 +56,8 @@ pub fn adopt(host: &mut Socket) -> Result<Vec<Adopted>, NetlinkError> {
         .collect())
 }
 
-/// The MACs of pods, which may have been chosen by somebody: what the node's permanent neighbours say, by link.
+/// The pods' MACs, which a configuration may have chosen: from the node's permanent neighbours, by
+/// link.
 fn macs(host: &mut Socket) -> Result<BTreeMap<u32, Mac>, NetlinkError> {
     let mut macs = BTreeMap::new();
     for family in Family::BOTH {
@@ -81,7 +82,7 @@ fn attachment(owner: &Owner, link: &Link, addresses: Vec<IpAddr>, mac: Option<Ma
     Some(Attachment { host_name, addresses, mtu: link.mtu_bytes, mac, ..attachment })
 }
 
-/// Operators choose the prefix of Calico's names; ours is ours.
+/// Operators choose the prefix of Calico's names; Russet's is fixed.
 fn dialect(link: &Link) -> Dialect {
     if link.name.starts_with(naming::prefix(Dialect::Native)) { Dialect::Native } else { Dialect::Calico }
 }

@@ -19,7 +19,7 @@ pub struct Attachment {
     pub ifname: IfName,
     /// The Kubernetes pod, where there is one.
     pub pod: Option<Pod>,
-    /// Whose conventions the node follows.
+    /// The conventions that the node follows.
     pub dialect: Dialect,
     /// The name of the end in the node's namespace.
     pub host_name: IfName,
@@ -31,11 +31,12 @@ pub struct Attachment {
     pub mac: Option<Mac>,
     /// Whether the pod may forward packets.
     pub allow_ip_forwarding: bool,
-    /// Where the pod sends packets to.
+    /// The destinations that the pod reaches through this interface.
     pub routes: PodRoutes,
     /// Metric of the pod's IPv4 and IPv6 routes; by default the kernel's.
     pub route_metric: Option<u32>,
-    /// Delete what is in the way instead of leaving it to [`reap`](crate::reap): for callers without an agent.
+    /// Delete an interface in the way at once instead of leaving it to [`reap`](crate::reap): for
+    /// callers without an agent.
     pub sync_delete: bool,
 }
 
@@ -48,7 +49,7 @@ pub struct Pod {
     pub name: String,
 }
 
-/// Whose conventions a node follows.
+/// The conventions that a node follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
@@ -58,7 +59,7 @@ pub enum Dialect {
     Calico,
 }
 
-/// The routes inside the pod, apart from the one to the gateway itself.
+/// The routes inside the pod, except the one to the gateway itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PodRoutes {
@@ -68,7 +69,7 @@ pub enum PodRoutes {
     Only(Vec<IpNet>),
 }
 
-/// An attachment that cannot be.
+/// An invalid attachment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AttachmentError {
     /// The name is taken in every namespace.
@@ -82,38 +83,39 @@ pub enum AttachmentError {
         /// Why not.
         reason: &'static str,
     },
-    /// More addresses than anybody needs.
+    /// More addresses than the limit.
     #[error("{0} addresses for one interface: at most {MAX_ADDRESSES} are supported")]
     TooManyAddresses(usize),
-    /// More routes than anybody needs.
+    /// More routes than the limit.
     #[error("{0} routes for one interface: at most {MAX_ROUTES} are supported")]
     TooManyRoutes(usize),
     /// The kernel refuses it.
     #[error("MTU {mtu_bytes} is {reason}")]
     Mtu {
-        /// The MTU that was asked for.
+        /// The requested MTU.
         mtu_bytes: u32,
         /// Why not.
         reason: &'static str,
     },
-    /// It is no address of a single station.
+    /// It is not a unicast address.
     #[error("{0} cannot be an interface's MAC: it is zero or a group address")]
     Mac(Mac),
 }
 
 /// A limit on one interface's addresses: each costs the node a route and a neighbour.
 pub const MAX_ADDRESSES: usize = 32;
-/// A limit on one interface's routes, so that a pod's batch stays one message train.
+/// Limit of one interface's routes, so that a pod's batch fits into one send.
 pub const MAX_ROUTES: usize = 256;
-/// The kernel's least MTU for IPv4 (`ETH_MIN_MTU`).
+/// The kernel's minimum MTU for IPv4 (`ETH_MIN_MTU`).
 const MTU_MIN_BYTES: u32 = 68;
-/// The kernel takes IPv6 away from links below this (RFC 8200 section 5).
+/// The kernel removes IPv6 from links with a smaller MTU (RFC 8200 section 5).
 const MTU_MIN_IPV6_BYTES: u32 = 1280;
-/// veth's greatest MTU (`ETH_MAX_MTU`).
+/// veth's maximum MTU (`ETH_MAX_MTU`).
 const MTU_MAX_BYTES: u32 = 65535;
-/// What a pod has when nobody says otherwise.
+/// The MTU of a pod without a configured one.
 pub(crate) const MTU_DEFAULT_BYTES: u32 = 1500;
-/// Routes of further interfaces stand behind those of `eth0`, whose metric is 0 (IPv4) or 1024 (IPv6).
+/// The metric of routes of further interfaces, which come after those of `eth0`, whose metric is 0
+/// (IPv4) or 1024 (IPv6).
 const SECONDARY_METRIC: u32 = 2048;
 /// The interface that runtimes give every pod first.
 pub(crate) const PRIMARY_IFNAME: &str = "eth0";
@@ -148,13 +150,13 @@ impl Attachment {
         Self { route_metric: new.is_secondary().then_some(SECONDARY_METRIC), ..new }
     }
 
-    /// Whether the pod has `eth0` for its main routes, and this interface only answers for itself. Calico knows no
-    /// such interfaces.
+    /// Whether the pod has `eth0` for its main routes, and this interface only answers for itself.
+    /// Calico has no such interfaces.
     pub fn is_secondary(&self) -> bool {
         self.dialect == Dialect::Native && self.ifname.as_str() != PRIMARY_IFNAME
     }
 
-    /// What the host end's alias says.
+    /// The content of the host end's alias.
     pub fn owner(&self) -> Owner {
         Owner::new(&self.network, &self.container, &self.ifname)
     }
@@ -174,7 +176,8 @@ impl Attachment {
         self.addresses.iter().any(|address| Family::of(*address) == family)
     }
 
-    /// The prefixes that the pod reaches through its gateways, each once, of the families that it has.
+    /// The prefixes that the pod reaches through its gateways, each once, for the families of its
+    /// addresses.
     pub fn destinations(&self) -> Vec<IpNet> {
         let default = Family::BOTH.map(Family::default_net);
         let wanted: &[IpNet] = match &self.routes {
@@ -191,7 +194,7 @@ impl Attachment {
         nets
     }
 
-    /// Refuses what the kernel would refuse half-way, and what nobody can mean.
+    /// Refuses what the kernel would refuse half-way, and what makes no sense.
     pub fn validate(&self) -> Result<(), AttachmentError> {
         if self.ifname.as_str() == "lo" {
             return Err(AttachmentError::Loopback(self.ifname.clone()));
@@ -216,7 +219,7 @@ impl Attachment {
     }
 }
 
-/// Refuses an MTU that the kernel would refuse, or take IPv6 away for.
+/// Refuses an MTU that the kernel would refuse, or that would disable IPv6.
 pub(crate) fn check_mtu(mtu_bytes: u32, ipv6: bool) -> Result<(), AttachmentError> {
     let reason = match mtu_bytes {
         0..MTU_MIN_BYTES => "below 68, the kernel's least",
@@ -227,7 +230,7 @@ pub(crate) fn check_mtu(mtu_bytes: u32, ipv6: bool) -> Result<(), AttachmentErro
     Err(AttachmentError::Mtu { mtu_bytes, reason })
 }
 
-/// Refuses what is no MAC of a single station.
+/// Refuses a MAC that is not unicast.
 pub(crate) fn check_mac(mac: Option<Mac>) -> Result<(), AttachmentError> {
     match mac {
         Some(mac) if mac.is_multicast() || mac.octets() == [0; 6] => Err(AttachmentError::Mac(mac)),

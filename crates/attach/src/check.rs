@@ -1,6 +1,7 @@
-//! Compares an attachment with the kernel: CNI's CHECK, and the agent's look at what a restart left.
+//! Compares an attachment with the kernel: for CNI's CHECK, and for the agent after a restart.
 //!
-//! What should be is the plan's steps, the same that built it; here each is looked up instead of done.
+//! The desired state is the plan's steps, the same that wired it; here each is compared instead of
+//! executed.
 
 use std::fmt;
 
@@ -17,23 +18,23 @@ use crate::inspect;
 use crate::plan::{Op, Plan, Setting, Side, Step, When, plan};
 use crate::rules::wire_rule;
 
-/// One thing that is not as it should be.
+/// One difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mismatch {
-    /// In whose namespace.
+    /// The namespace.
     pub side: Side,
-    /// What it is about: `mtu of eth0`.
+    /// The object and property: `mtu of eth0`.
     pub subject: String,
-    /// How it should be.
+    /// The desired value.
     pub wanted: String,
-    /// How it is.
+    /// The value in the kernel.
     pub found: String,
 }
 
 /// Why the comparison could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// The attachment could not exist.
+    /// The attachment is invalid.
     #[error(transparent)]
     Attachment(#[from] AttachmentError),
     /// The pod's namespace cannot be entered.
@@ -63,7 +64,7 @@ struct Tables {
 struct Checker<'c> {
     side: Side,
     name: &'c IfName,
-    /// The veth is the work of Calico's own plugin, which leaves some things out.
+    /// Calico's own plugin made the veth, with fewer settings.
     by_calico: bool,
     found: Vec<Mismatch>,
 }
@@ -71,13 +72,14 @@ struct Checker<'c> {
 /// Sysctls that Calico's plugin did not write before v3 (calico-cni.md section 3.3).
 const NEWER_SETTINGS: [&str; 3] = ["route_localnet", "accept_ra", "accept_dad"];
 
-/// What is different from what `attachment` asks for; empty when all is well.
+/// The differences from `attachment`; empty if there are none.
 pub fn check(attachment: &Attachment, host: &mut Socket, netns: &NetNs) -> Result<Vec<Mismatch>, CheckError> {
     check_plan(&plan(attachment)?, host, netns)
 }
 
-/// What is different from what `plan` makes; empty when all is well. A port of a bridge may also be another plugin's work: only its host end's MAC and
-/// alias are then its own. In Calico's dialect the veth may be the work of Calico's plugin, on a node that was converted with its pods: that writes no
+/// The differences from `plan`; empty if there are none. A port of a bridge may have been made by
+/// another plugin, with its own MAC and alias on the host end. In Calico's dialect, on a node that
+/// was migrated with its pods, the veth may have been made by Calico's plugin, which writes no
 /// alias and no neighbours.
 pub fn check_plan(plan: &Plan, host: &mut Socket, netns: &NetNs) -> Result<Vec<Mismatch>, CheckError> {
     let mut pod = netns.with(Socket::route)??;
@@ -113,7 +115,8 @@ pub fn check_plan(plan: &Plan, host: &mut Socket, netns: &NetNs) -> Result<Vec<M
     Ok(node.found)
 }
 
-/// Whether Calico's plugin made the link: it leaves the pod a random MAC, where Russet derives one, and writes no alias.
+/// Whether Calico's plugin made the link: it leaves the pod a random MAC, where Russet derives one,
+/// and writes no alias.
 fn is_by_calico(host_link: &Link, plan: &Plan) -> bool {
     plan.dialect == Dialect::Calico && !plan.derived_mac && host_link.alias.is_none()
 }
@@ -149,7 +152,8 @@ impl Tables {
             Op::Rule(rule) => self.rules.contains(&wire_rule(rule)),
             Op::Route(route) => {
                 let wanted = wire_route(route, ifindex, protocol);
-                // The kernel shows IPv6 routes with the metric that it chose; whoever made the route is good.
+                // The kernel shows IPv6 routes with the metric that it chose, and any protocol is
+                // accepted.
                 self.routes.iter().any(|route| {
                     route.dst == wanted.dst
                         && route.table == wanted.table
@@ -206,7 +210,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads this side's settings; the caller sees to it that the thread is in the side's namespace.
+    /// Reads this side's settings; the caller makes sure that the thread is in the side's
+    /// namespace.
     fn sysctls(&mut self, plan: &Plan) -> Result<(), SysctlError> {
         let settings = plan.steps.iter().flat_map(|step| match step {
             Step::Sysctls { side, settings } if *side == self.side => settings.as_slice(),

@@ -1,9 +1,11 @@
-//! Takes an interface down from whatever state it is in: whole, half-built, already doomed, its namespace gone.
+//! Removes an interface in any state: complete, half-wired, already doomed, or with its namespace
+//! gone.
 //!
-//! Only links whose alias names the container and interface are touched, and what a killed ADD of theirs left without one. Deferred removal answers at once: the
-//! kernel drops routes and neighbours of a link that goes down, both ends get doomed names, so that the next ADD of
-//! the same pod finds its own free, and [`reap`](crate::reap) deletes the group later. A failing
-//! part never keeps the others from being done.
+//! Only links whose alias names the container and interface are touched, and precreated ones that a
+//! killed ADD of theirs left. Deferred removal returns at once: the kernel drops routes and
+//! neighbours of a link that goes down, both ends get doomed names, so that the next ADD of the
+//! same pod finds its own names free, and [`reap`](crate::reap) deletes the group later (DESIGN
+//! section 7). A failing part never prevents the others.
 
 use std::fmt;
 
@@ -15,21 +17,23 @@ use crate::attachment::{Dialect, PRIMARY_IFNAME};
 use crate::reap::{OwnedLink, owned};
 use crate::{DOOMED_GROUP, inspect, naming, rules};
 
-/// What to take down.
+/// What to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detachment {
     /// The runtime's ID of the sandbox.
     pub container: ContainerId,
     /// The interface's name inside the pod.
     pub ifname: IfName,
-    /// The host end's name, where it is known: saves a look at all links.
+    /// The host end's name, if it is known: saves a dump of all links.
     pub host_name: Option<IfName>,
-    /// With Calico's dialect: nobody but this container can have a veth called `host_name`. Then it goes even without an owner on it, for Calico's own plugin
-    /// writes none. Not for a DEL: the pod's next sandbox, wired by whom it may be, has the same name.
+    /// For Calico's dialect: only this container can have a veth called `host_name`, so it is
+    /// deleted even without an owner, because Calico's own plugin writes none. Not for a DEL: the
+    /// pod's next sandbox, wired by either program, has the same name.
     pub by_name_alone: bool,
-    /// Whose conventions the node follows: with Calico's, an interface that Calico's own plugin made goes, too.
+    /// The conventions that the node follows: with Calico's, an interface of Calico's own plugin is
+    /// removed, too.
     pub dialect: Dialect,
-    /// When the links go.
+    /// When the links are deleted.
     pub removal: Removal,
 }
 
@@ -38,20 +42,21 @@ pub struct Detachment {
 pub enum Removal {
     /// By the next [`reap`](crate::reap).
     Deferred,
-    /// By the [`reap_unless_gone`](crate::reap_unless_gone) that the same request calls before it answers, together with what other processes left by then.
+    /// By the [`reap_unless_gone`](crate::reap_unless_gone) that the same request calls before it
+    /// answers, together with what other processes have left by then.
     Batched,
     /// Before `detach` returns.
     Synchronous,
 }
 
-/// What was taken down.
+/// What was removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Detached {
-    /// The host ends that were found, by index; normally one, none when there was nothing to do.
+    /// The host ends that were found, by index; normally one, none if there was nothing to do.
     pub host_ifindexes: Vec<u32>,
 }
 
-/// Parts that could not be taken down; the rest has been.
+/// Some parts could not be removed; the others were.
 #[derive(Debug, thiserror::Error)]
 #[error("detach {ifname} of {container}: {}", joined(.errors))]
 pub struct DetachError {
@@ -59,19 +64,19 @@ pub struct DetachError {
     pub container: ContainerId,
     /// The interface.
     pub ifname: IfName,
-    /// What was taken down.
+    /// What was removed.
     pub detached: Detached,
-    /// What went wrong, in order.
+    /// The errors, in order.
     pub errors: Vec<String>,
 }
 
-/// The pod's side, where it can still be reached.
+/// The pod's side, if its namespace can still be opened.
 struct PodSide {
     socket: Socket,
     link: Option<Link>,
 }
 
-/// Errors so far.
+/// The errors so far.
 #[derive(Default)]
 struct Errors(Vec<String>);
 
@@ -79,12 +84,13 @@ fn joined(errors: &[String]) -> String {
     errors.join("; ")
 }
 
-/// Takes the interface down. Nothing being there is success, as often as it is asked.
+/// Removes the interface. If there is none, that is success, any number of times.
 pub fn detach(host: &mut Socket, what: &Detachment, netns: Option<&NetNs>) -> Result<Detached, DetachError> {
     detach_with(host, what, netns, &mut |_| {})
 }
 
-/// The same; `leaving` is told of each host end as long as it is still there under its name, which nobody else can have before that.
+/// The same; `leaving` is called for each host end while it still has its name, before another
+/// interface can use it.
 pub fn detach_with(
     host: &mut Socket,
     what: &Detachment,
@@ -101,7 +107,8 @@ pub fn detach_with(
         let pod_end = pod.as_mut().and_then(|pod| pod.end_of(link));
         met |= pod_end.is_some();
         let removed = match what.removal {
-            // By a GC, which reaches no pod's end, or a DEL that was killed between the two.
+            // Doomed by a GC, which does not reach the pod's end, or by a DEL that was killed
+            // between the two ends.
             Removal::Deferred | Removal::Batched if inspect::is_doomed(link) => doom_pod_end(pod_end),
             Removal::Deferred | Removal::Batched => doom(host, link.index, pod_end),
             Removal::Synchronous => delete(host, link.index),
@@ -111,7 +118,8 @@ pub fn detach_with(
     if let Some(pod) = pod.as_mut().filter(|_| what.may_have_rules()) {
         errors.note(rules::remove(&mut pod.socket, &what.ifname));
     }
-    // What was found may be doomed since an earlier DEL: then what the pod has is a later ADD's that was killed.
+    // A host end that was found may have been doomed by an earlier DEL: then the pod's end belongs
+    // to a later ADD that was killed.
     if !met {
         errors.note(delete_newborn(host, what, pod_link.as_ref()));
     }
@@ -130,14 +138,14 @@ pub fn detach_with(
     Err(DetachError { container, ifname, detached, errors: errors.0 })
 }
 
-/// Takes down a link that [`list`](crate::list) found, when it is still there and still that owner's: for GC and for
-/// what an earlier life of the agent left. The pod's end stays as it is until a DEL comes or
-/// the host end is deleted.
+/// Removes a link that [`list`](crate::list) found, if it still exists and has the same owner: for
+/// GC and for leftovers of an earlier agent. The pod's end stays until a DEL comes or the host end
+/// is deleted.
 pub fn detach_owned(host: &mut Socket, found: &OwnedLink, removal: Removal) -> Result<bool, NetlinkError> {
     detach_owned_with(host, found, removal, &mut |_| {})
 }
 
-/// The same; `leaving` is told as long as it is still there under its name.
+/// The same; `leaving` is called while it still has its name.
 pub fn detach_owned_with(
     host: &mut Socket,
     found: &OwnedLink,
@@ -155,9 +163,10 @@ pub fn detach_owned_with(
     Ok(true)
 }
 
-/// Takes a veth down and marks it: its host end by index and, where it can be reached, the pod's end.
+/// Sets a veth down and marks it as doomed: its host end by index and, if reachable, the pod's end.
 ///
-/// Two requests each: older kernels rename no link that is up. Both ends are tried whatever happens to the other.
+/// Two requests each, because older kernels do not rename a link that is up. Both ends are tried,
+/// whatever happens to the other.
 pub(crate) fn doom(
     host: &mut Socket,
     host_ifindex: u32,
@@ -178,14 +187,14 @@ fn doom_end(socket: &mut Socket, ifindex: u32, group: Option<u32>) -> Result<(),
     socket.execute_all(&batch).into_iter().try_for_each(|result| inspect::present(result).map(drop))
 }
 
-/// Deletes a link, and a veth's other end with it; that it has gone already is success.
+/// Deletes a link, and with it a veth's other end, if it exists.
 pub(crate) fn delete(socket: &mut Socket, ifindex: u32) -> Result<(), NetlinkError> {
     let mut batch = Batch::new();
     batch.delete_link(&LinkDel::Index(ifindex));
     inspect::present(socket.execute(&batch).map_err(NetlinkError::from)).map(drop)
 }
 
-/// The host ends of the interface: by name, by what the pod's end says, or else among all links.
+/// The host ends of the interface: by name, by the pod's end, or else among all links.
 fn find(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> Result<Vec<Link>, NetlinkError> {
     let ours = |link: &Link| inspect::owner(link).is_some_and(|o| o.is(&what.container, &what.ifname));
     if let Some(name) = &what.host_name
@@ -203,14 +212,16 @@ fn find(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> Result<Vec<
     Ok(links)
 }
 
-/// What an ADD left that was killed before it could write its owner on the link: known by its other end in the pod, or by a name that no other pod's
-/// interface has. It has no owner by which a reaper would know it, and so goes at once.
+/// Deletes what an ADD left that was killed before it could write its owner: found by its peer in
+/// the pod, or by a name that no other pod's interface has. A reaper would not find it without an
+/// owner, so it is deleted at once.
 fn delete_newborn(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> Result<(), NetlinkError> {
     let peer = match pod.and_then(|pod| Some((pod, pod.link?))) {
         Some((pod, index)) => inspect::by_index(host, index)?.filter(|link| inspect::is_pair(link, pod)),
         None => None,
     };
-    // Calico's names are those of pods, and the pod's next sandbox may just be coming.
+    // Calico's names are those of pods, and the pod's next sandbox may be in the process of being
+    // created.
     let named = match &what.host_name {
         Some(name) if what.dialect == Dialect::Native => inspect::by_name(host, name)?,
         _ => None,
@@ -221,8 +232,8 @@ fn delete_newborn(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> R
     }
 }
 
-/// What Calico's own plugin does: deletes the pod's interface (calico-cni.md section 3.6). Only where its other end
-/// is a link of Calico's on this node, though: a foreign network's interface stays.
+/// Does what Calico's own plugin does: deletes the pod's interface (calico-cni.md section 3.6). But
+/// only if its peer is a link of Calico's on this node: an interface of a foreign network stays.
 fn delete_calicos(host: &mut Socket, pod: Option<&mut PodSide>) -> Result<(), NetlinkError> {
     let Some(PodSide { link: Some(pod), .. }) = pod else { return Ok(()) };
     let Some(index) = pod.link else { return Ok(()) };
@@ -237,7 +248,8 @@ fn delete_calicos(host: &mut Socket, pod: Option<&mut PodSide>) -> Result<(), Ne
     }
 }
 
-/// Deletes a pod's veth on which nobody's name stands. One that somebody owns is left to its owner, and so is whatever is no veth.
+/// Deletes a pod's veth without an owner. A link with an owner is left to it, and so is a link of
+/// another kind.
 fn delete_unowned(host: &mut Socket, name: &IfName) -> Result<(), NetlinkError> {
     let unowned = |link: &Link| {
         link.kind.as_deref() == Some("veth") && link.link_netnsid.is_some() && link.alias.is_none()
@@ -251,7 +263,7 @@ fn delete_unowned(host: &mut Socket, name: &IfName) -> Result<(), NetlinkError> 
 // === impl Detachment ===
 
 impl Detachment {
-    /// Only what is neither Calico's nor the pod's first interface has rules of its own.
+    /// Only an interface that is neither Calico's nor the pod's first one has its own rules.
     fn may_have_rules(&self) -> bool {
         self.dialect == Dialect::Native && self.ifname.as_str() != PRIMARY_IFNAME
     }
@@ -260,7 +272,7 @@ impl Detachment {
 // === impl PodSide ===
 
 impl PodSide {
-    /// None where the path leads to the node's own namespace by now: the pod's is gone.
+    /// None if the path leads to the node's own namespace: the pod's is gone.
     fn open(netns: &NetNs, ifname: &IfName) -> Result<Option<Self>, Box<dyn std::error::Error>> {
         if inspect::is_own(netns)? {
             return Ok(None);
@@ -270,7 +282,7 @@ impl PodSide {
         Ok(Some(Self { socket, link }))
     }
 
-    /// The pod's end of the veth whose other end is `host`, where it has the interface's name.
+    /// The pod's end of the veth with the peer `host`, if it has the interface's name.
     fn end_of(&mut self, host: &Link) -> Option<(&mut Socket, u32)> {
         let link = self.link.as_ref().filter(|link| inspect::is_pair(host, link))?;
         Some((&mut self.socket, link.index))

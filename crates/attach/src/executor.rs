@@ -1,8 +1,9 @@
-//! Carries plans out: each step that changes the world records its reversal, and a failure runs the record.
+//! Executes plans: each step that changes something records its reversal, and a failure runs the
+//! record.
 //!
-//! The agent keeps one netlink socket of the node's namespace for this; the one of the pod's namespace lives as long
-//! as the attachment takes. Everything is synchronous and takes well under a millisecond, apart from what a caller
-//! does at the gate.
+//! The agent keeps one netlink socket of the node's namespace for this; the one of the pod's
+//! namespace lives as long as the attachment takes. Everything is synchronous and takes well under
+//! a millisecond, except for the caller's work in the gate.
 
 mod bridge;
 mod create;
@@ -26,23 +27,24 @@ pub(crate) use bridge::prepare_bridge;
 pub(crate) use create::create_veth;
 pub(crate) use request::{push, wire_route};
 
-/// Carries plans out on one node.
+/// Executes plans on one node.
 #[derive(Debug)]
 pub struct Executor<'s> {
     host: &'s mut Socket,
     newborn: Option<Newborn>,
 }
 
-/// Where a caller takes part in an attachment.
+/// The caller's part in an attachment.
 pub trait Hooks {
-    /// Before each step, in order; an error fails the attachment as if the step had failed.
+    /// Called before each step, in order. An error fails the attachment as if the step had failed.
     fn before(&mut self, step: &Step) -> Result<(), Refusal> {
         let _ = step;
         Ok(())
     }
 
-    /// When all is ready and the host end is still down: returning lets packets flow, so this is where verdicts
-    /// are put in place (ARCHITECTURE.md, invariant 4). An error undoes the attachment.
+    /// Called when everything is ready and the host end is still down. Packets flow after it
+    /// returns, so this is where verdicts are set (ARCHITECTURE.md, invariant 4). An error undoes the
+    /// attachment.
     fn gate(&mut self, pending: &Pending<'_>) -> Result<(), Refusal> {
         let _ = pending;
         Ok(())
@@ -52,11 +54,11 @@ pub trait Hooks {
 /// Why a hook refused.
 pub type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
-/// Hooks that let everything pass.
+/// Hooks that do nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoHooks;
 
-/// An attachment in front of the gate.
+/// An attachment before its gate.
 #[derive(Debug, Clone, Copy)]
 pub struct Pending<'p> {
     /// The plan.
@@ -65,7 +67,7 @@ pub struct Pending<'p> {
     pub host_ifindex: u32,
     /// The pod end's index in its namespace.
     pub pod_ifindex: u32,
-    /// Whether the veth was there before, and so may be up already.
+    /// Whether the veth existed before, and so may be up already.
     pub reused: bool,
 }
 
@@ -84,21 +86,20 @@ pub struct Attached {
     pub pod_mac: Mac,
     /// MTU of both ends, in bytes.
     pub mtu: u32,
-    /// Whether the veth was there before: an ADD repeated.
+    /// Whether the veth existed before: the ADD was repeated.
     pub reused: bool,
-    /// The MAC of its bridge, where it is a port of one.
+    /// The MAC of its bridge, if it is a port of one.
     pub bridge_mac: Option<Mac>,
 }
 
-/// An attachment that failed; what it had changed has been undone.
+/// An attachment that failed; its changes have been undone.
 #[derive(Debug, thiserror::Error)]
 #[error("attach {owner}: {step}: {cause}{}", undone(.undo))]
 pub struct AttachError {
-    /// Whose interface it was to be.
+    /// The interface's owner.
     pub owner: Owner,
     /// The step that failed.
     pub step: &'static str,
-    /// Why.
     #[source]
     pub cause: Box<AttachCause>,
     /// What could not be undone; normally empty.
@@ -114,7 +115,7 @@ pub enum AttachCause {
     /// The pod's namespace cannot be entered.
     #[error(transparent)]
     NetNs(#[from] NetNsError),
-    /// The namespace is the node's own: a runtime's path was given to another process meanwhile.
+    /// The namespace is the node's own: a runtime's path leads to another process by now.
     #[error("{} is the node's own network namespace", .0.display())]
     OwnNamespace(PathBuf),
     /// A sysctl cannot be written.
@@ -123,7 +124,7 @@ pub enum AttachCause {
     /// The pod is to have an IPv6 address and the kernel has no IPv6.
     #[error("the pod has an IPv6 address, but IPv6 is switched off in this kernel ({0})")]
     NoIpv6(SysctlError),
-    /// The pod has an interface of this name, and it is not this attachment's.
+    /// The pod has an interface of this name that does not belong to this attachment.
     #[error("interface {ifname} exists already in {} and is not ours to replace", netns.display())]
     InterfaceExists {
         /// The interface.
@@ -131,31 +132,31 @@ pub enum AttachCause {
         /// The pod's namespace.
         netns: PathBuf,
     },
-    /// The node has a link with the host end's name, and it is not one of ours.
+    /// The node has a foreign link with the host end's name.
     #[error("link {0} exists already on the node and is not ours to replace")]
     ForeignLink(IfName),
-    /// The host end's name is that of another interface of the same container.
+    /// The host end's name belongs to another interface of the same container.
     #[error("link {host_name} is already the host end of {owner}")]
     NameTaken {
         /// The name.
         host_name: IfName,
-        /// Whose it is.
+        /// The name's owner.
         owner: Owner,
     },
-    /// The node has a link with the bridge's name, and it is none.
+    /// The node has a link with the bridge's name that is not a bridge.
     #[error("{0:?} already exists but is not a bridge")]
     NotABridge(String),
-    /// The bridge has an address that is in the way of its gateway's.
+    /// The bridge has an address that conflicts with its gateway's.
     #[error("{bridge:?} already has an IP address different from {wanted}: {found}")]
     BridgeAddress {
         /// The bridge.
         bridge: String,
-        /// What it was to have.
+        /// The gateway's address.
         wanted: IpNet,
-        /// What it has.
+        /// The bridge's address.
         found: IpNet,
     },
-    /// The route to the pod's address exists and leads elsewhere.
+    /// A route to the pod's address exists and leads elsewhere.
     #[error("route {net} exists already: {holder}")]
     RouteTaken {
         /// The destination.
@@ -163,10 +164,10 @@ pub enum AttachCause {
         /// Where it leads.
         holder: String,
     },
-    /// A link vanished while it was being set up.
+    /// A link vanished during the attachment.
     #[error("link {0} vanished")]
     Vanished(String),
-    /// The caller refused.
+    /// A hook refused.
     #[error("{0}")]
     Refused(Refusal),
 }
@@ -188,20 +189,20 @@ impl<'s> Executor<'s> {
         Self { host, newborn: None }
     }
 
-    /// Goes on with the veth that was created for the next attachment ahead of it, if one was.
+    /// Uses the veth that was precreated for the next attachment, if there is one.
     pub fn go_on_with(self, newborn: Option<Newborn>) -> Self {
         Self { newborn, ..self }
     }
 
-    /// Carries `plan` out in the pod's namespace `netns`.
+    /// Executes `plan` in the pod's namespace `netns`.
     ///
-    /// An ADD repeated finds its veth and repairs what is missing. The link of an old sandbox of the same pod makes
-    /// room. Links of anybody else are an error that leaves them untouched.
+    /// A repeated ADD finds its veth and repairs what is missing. The link of an old sandbox of the
+    /// same pod is removed. A foreign link is an error and stays untouched.
     pub fn attach(&mut self, plan: &Plan, netns: &NetNs) -> Result<Attached, AttachError> {
         self.attach_with(plan, netns, &mut NoHooks)
     }
 
-    /// The same, with the caller taking part.
+    /// The same with the caller's hooks.
     pub fn attach_with(
         &mut self,
         plan: &Plan,
@@ -225,7 +226,7 @@ impl Hooks for NoHooks {}
 // === impl AttachCause ===
 
 impl AttachCause {
-    /// Whether the same request may succeed later without anybody changing it.
+    /// Whether the same request may succeed later without a change.
     pub fn is_retryable(&self) -> bool {
         match self {
             AttachCause::Netlink(error) => {

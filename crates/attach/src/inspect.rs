@@ -1,4 +1,4 @@
-//! Reading links: absence is an answer, and an alias is an owner.
+//! Reads links: a missing link is a normal answer, and an alias is decoded as an owner.
 
 use russet_addr::{IfName, Mac};
 use russet_linux::{NetNs, NetNsError};
@@ -7,21 +7,22 @@ use russet_netlink::{Link, NetlinkError, Socket};
 use crate::owner::Owner;
 use crate::{DOOMED_GROUP, naming};
 
-/// The group in which veths are born. Creation cannot set the alias, so a process that dies between creation and
-/// naming the owner leaves a link of this group, which is known as nobody's and ours to remove.
+/// The group of precreated veths. Creation cannot set the alias, so a process that dies between
+/// creation and writing the owner leaves a link of this group, which no request uses and which may
+/// be removed.
 pub(crate) const NEWBORN_GROUP: u32 = DOOMED_GROUP - 1;
 
-/// The link called `name`, when there is one.
+/// The link called `name`, if there is one.
 pub(crate) fn by_name(socket: &mut Socket, name: &IfName) -> Result<Option<Link>, NetlinkError> {
     present(socket.link_by_name(name))
 }
 
-/// The link with an index, when there is one.
+/// The link with an index, if there is one.
 pub(crate) fn by_index(socket: &mut Socket, index: u32) -> Result<Option<Link>, NetlinkError> {
     present(socket.link_by_index(index))
 }
 
-/// Turns "there is none" into `None`.
+/// Turns "not found" into `None`.
 pub(crate) fn present<T>(result: Result<T, NetlinkError>) -> Result<Option<T>, NetlinkError> {
     match result {
         Ok(found) => Ok(Some(found)),
@@ -30,7 +31,7 @@ pub(crate) fn present<T>(result: Result<T, NetlinkError>) -> Result<Option<T>, N
     }
 }
 
-/// Whose the link is, if it is ours at all.
+/// The link's owner, if it is one of Russet's.
 pub(crate) fn owner(link: &Link) -> Option<Owner> {
     link.alias.as_deref()?.parse().ok()
 }
@@ -41,8 +42,9 @@ pub(crate) fn is_pair(host: &Link, pod: &Link) -> bool {
     veth(host) && veth(pod) && host.link == Some(pod.index) && pod.link == Some(host.index)
 }
 
-/// Whether `netns` is the calling thread's namespace, the node's. Runtimes name a pod's namespace by paths such as
-/// `/proc/PID/ns/net`, and a PID may belong to another process by now (cni-runtime.md, plugins#714).
+/// Whether `netns` is the calling thread's namespace, the node's. Runtimes name a pod's namespace
+/// by paths such as `/proc/PID/ns/net`, and a PID may belong to another process by now
+/// (cni-runtime.md, plugins#714).
 pub(crate) fn is_own(netns: &NetNs) -> Result<bool, NetNsError> {
     Ok(NetNs::current()?.same_as(netns))
 }
@@ -52,7 +54,8 @@ pub(crate) fn is_doomed(link: &Link) -> bool {
     link.group == DOOMED_GROUP && naming::is_doomed(&link.name) && owner(link).is_some()
 }
 
-/// Whether the link was created and its owner not yet written on it, for who knows by its name or its other end whose it is. Somebody may have raised it since.
+/// Whether the link was precreated and has no owner yet, for callers that recognise it by its name
+/// or its peer. It may have been set up since.
 pub(crate) fn is_newborn(link: &Link) -> bool {
     link.group == NEWBORN_GROUP
         && link.alias.is_none()
@@ -60,7 +63,8 @@ pub(crate) fn is_newborn(link: &Link) -> bool {
         && link.kind.as_deref() == Some("veth")
 }
 
-/// The same for who knows nothing else of it: it is exactly as it was created. Whoever else has chosen our group by chance has not chosen all of it.
+/// The same for callers that know nothing else of it: it must be exactly as it was created, because
+/// another program may use the same group by coincidence.
 pub(crate) fn is_untouched_newborn(link: &Link) -> bool {
     is_newborn(link) && !link.is_up() && link.master.is_none() && link.link_netnsid.is_some()
 }

@@ -1,12 +1,16 @@
-//! One pod's wiring, as a plan with recorded undo: a routed veth with /32 and /128 addresses, or a port of a bridge.
+//! The wiring of one pod, as a plan with recorded undo (DESIGN sections 4 and 7): a routed veth
+//! with /32 and /128 addresses, or a port of a bridge.
 //!
-//! The agent and the CNI plugins call it: they describe an [`Attachment`] or a [`Port`], [`plan`] or [`plan_port`] turns that into ordered steps
-//! without looking at the world, and an [`Executor`] carries the steps out, recording the reversal of each one as it
-//! succeeds. [`detach`] takes an attachment down from whatever state it is in, [`reap`] deletes what a deferred
-//! `detach` left behind, [`check`] compares an attachment with the kernel, and [`list`] finds everything that is
-//! ours. Whose a link is stands in its alias and nowhere else ([`Owner`]), so no file can disagree with the kernel.
+//! The agent and the CNI plugins call it: they describe an [`Attachment`] or a [`Port`], [`plan`]
+//! or [`plan_port`] turns that into ordered steps without reading any state, and an [`Executor`]
+//! executes the steps, recording the reversal of each one as it succeeds. [`detach`] removes an
+//! attachment in any state, [`reap`] deletes what a deferred `detach` left behind, [`check`]
+//! compares an attachment with the kernel, and [`list`] finds all of Russet's interfaces. A link's
+//! owner is only in its alias ([`Owner`]), so no file can contradict the kernel.
 //!
 //! Nothing here chooses an address, waits for a verdict or reads a datastore.
+
+#![expect(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
 mod adopt;
 mod attachment;

@@ -1,4 +1,5 @@
-//! The loopback of a pod's namespace: the whole of the `loopback` plugin's work (cni-runtime.md section 5).
+//! The loopback of a pod's namespace: all of the `loopback` plugin's work (cni-runtime.md section
+//! 5).
 
 use std::path::PathBuf;
 
@@ -13,7 +14,7 @@ pub enum LoopbackError {
     /// The namespace cannot be entered.
     #[error(transparent)]
     NetNs(#[from] NetNsError),
-    /// The namespace is the node's own: a runtime's path was given to another process meanwhile.
+    /// The namespace is the node's own: a runtime's path leads to another process by now.
     #[error("{} is the node's own network namespace: its loopback is not a pod's", .0.display())]
     OwnNamespace(PathBuf),
     /// The kernel refused.
@@ -24,12 +25,12 @@ pub enum LoopbackError {
 /// The loopback's index in every namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK_IFINDEX: u32 = 1;
 
-/// Raises it; the kernel gives it 127.0.0.1/8 and ::1/128.
+/// Sets it up; the kernel adds 127.0.0.1/8 and ::1/128.
 pub fn up(netns: &NetNs) -> Result<(), LoopbackError> {
     set(netns, true)
 }
 
-/// Takes it down. DEL wants that; a namespace that is gone has none, which the caller treats as success.
+/// Sets it down, for DEL. A missing namespace is an error, which the caller treats as success.
 pub fn down(netns: &NetNs) -> Result<(), LoopbackError> {
     set(netns, false)
 }

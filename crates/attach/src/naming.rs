@@ -1,6 +1,8 @@
-//! The names and addresses that follow from who a pod is: host ends, MACs, gateways, doomed links.
+//! Names and addresses that are derived from a pod's identity: host ends, MACs, gateways, doomed
+//! links.
 //!
-//! All of them are pure functions, so a retried ADD, a DEL without state and a peer come to the same answer.
+//! All are pure functions, so that a retried ADD, a DEL without state and a peer compute the same
+//! result.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,16 +11,17 @@ use sha1::{Digest as _, Sha1};
 
 use crate::attachment::{Dialect, PRIMARY_IFNAME, Pod};
 
-/// What pods have as their IPv4 gateway; the host end answers for it (calico-cni.md section 3.2).
+/// The IPv4 gateway of pods; the host end answers for it (calico-cni.md section 3.2).
 pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
-/// What pods have as their IPv6 gateway: the link-local address of [`Mac::GATEWAY`] (calico-cni.md section 3.2).
+/// The IPv6 gateway of pods: the link-local address of [`Mac::GATEWAY`] (calico-cni.md section
+/// 3.2).
 pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 0xfeee, 0xeeee);
 
 /// Hexadecimal digits, or characters of a container ID, in the name of a host end: 15 bytes less the prefix.
 const SUFFIX_CHARS: usize = 11;
 
-/// What the names of doomed links begin with (ARCHITECTURE.md, "Names and places").
+/// Prefix of the names of doomed links (ARCHITECTURE.md, "Names and places").
 const DOOMED_PREFIX: &str = "rsx";
 
 /// The name of the host end of `ifname`.
@@ -42,7 +45,7 @@ pub fn host_end(dialect: Dialect, container: &ContainerId, ifname: &IfName, pod:
     known_good(format!("{}{suffix}", prefix(dialect)))
 }
 
-/// What the names of host ends begin with.
+/// Prefix of the names of host ends.
 pub const fn prefix(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Native => "russ",
@@ -50,8 +53,9 @@ pub const fn prefix(dialect: Dialect) -> &'static str {
     }
 }
 
-/// The MAC of a pod's end when nobody chose one: locally administered, and a hash of container and interface, so
-/// that a repeated ADD changes no neighbour's cache while another sandbox of the same pod gets another MAC.
+/// The MAC of a pod's end without a configured one: locally administered, and a hash of container
+/// and interface, so that a repeated ADD changes no neighbour entry while another sandbox of the
+/// same pod gets another MAC.
 pub fn pod_mac(container: &ContainerId, ifname: &IfName) -> Mac {
     let digest = Sha1::digest(format!("mac:{container}/{ifname}").as_bytes());
     let mut octets = [0; 6];
@@ -65,7 +69,7 @@ pub fn doomed(ifindex: u32) -> IfName {
     known_good(format!("{DOOMED_PREFIX}{ifindex}"))
 }
 
-/// Whether `name` is one that [`doomed`] gives.
+/// Whether [`doomed`] returns `name`.
 pub fn is_doomed(name: &str) -> bool {
     let digits = name.strip_prefix(DOOMED_PREFIX).unwrap_or_default();
     !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
@@ -78,7 +82,7 @@ pub(crate) fn hex(input: &[u8], chars: usize) -> String {
     digits.map(|digit| char::from_digit(u32::from(digit), 16).unwrap_or('0')).collect()
 }
 
-/// Names built here are a prefix with digits, or with a piece of a container ID, both at most 15 bytes.
+/// The names are a prefix with digits, or with a part of a container ID, both at most 15 bytes.
 fn known_good(name: String) -> IfName {
     match IfName::new(name) {
         Ok(name) => name,
@@ -114,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_of_one_pod_have_host_ends_of_their_own() {
+    fn each_interface_of_a_pod_has_its_own_host_end() {
         let pod = Some(("shop", "web"));
         let names = [
             named(Dialect::Native, "abc123", "eth0", pod),
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn doomed_names_are_known_again_and_others_are_not() {
+    fn doomed_names_are_recognised_and_others_are_not() {
         assert_eq!(doomed(u32::MAX).as_str(), "rsx4294967295");
         assert!(is_doomed("rsx17"));
         for other in ["rsx", "rsx1a", "russ1", "rs1", "", "xrsx1", "rsx-1"] {

@@ -1,7 +1,9 @@
-//! What pods need of the node's nf_tables: their addresses masqueraded, their ports published. All of it is in one table, `inet russet-cni`, which is
-//! nobody else's; every element says in its comment whose it is, so no file is needed to take it back, and GC can.
+//! The nf_tables rules of pods: masquerade of their addresses, and published ports. All of it is in
+//! the table `inet russet-cni`, which only Russet uses. The comment of each element names its
+//! owner, so that DEL and GC need no file to remove it.
 //!
-//! Each change writes the chains anew in the same transaction: whatever somebody did to them is repaired by the next ADD.
+//! Each change also writes the chains again in the same transaction, so changes of other programs
+//! to them are repaired by the next ADD.
 
 mod changes;
 mod masquerade;
@@ -35,31 +37,31 @@ pub enum NatError {
     /// The kernel refused.
     #[error("{operation}: {source}")]
     Commit {
-        /// What was to be done.
+        /// The operation.
         operation: &'static str,
         /// The kernel's reason.
         source: CommitError,
     },
 }
 
-/// What one interface has in the table.
+/// The elements of one interface in the table.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Labelled {
-    /// Whose it is ([`Owner::label`]).
+    /// The owner ([`Owner::label`]).
     pub label: String,
     /// The pod's addresses that it is about.
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// Tries at a change that somebody else made another one before.
+/// Attempts of a change, if another process commits in between.
 const MAX_TRIES: usize = 5;
 
-/// Our table.
+/// The table.
 pub fn table() -> Table {
     Table::inet("russet-cni")
 }
 
-/// Everything in the table that says whose it is.
+/// All elements with an owner.
 pub fn labelled(nft: &mut Nft) -> Result<Vec<Labelled>, NatError> {
     let mut found: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
     for (label, address) in ports::addresses(nft)?.into_iter().chain(masquerade::addresses(nft)?) {
@@ -68,13 +70,13 @@ pub fn labelled(nft: &mut Nft) -> Result<Vec<Labelled>, NatError> {
     Ok(found.into_iter().map(|(label, addresses)| Labelled { label, addresses }).collect())
 }
 
-/// Takes away what is labelled so.
+/// Removes the elements with these labels.
 pub fn forget_labelled(nft: &mut Nft, labels: &BTreeSet<String>) -> Result<(), NatError> {
     ports::forget(nft, labels)?;
     masquerade::forget_labelled(nft, labels)
 }
 
-/// The elements of a set that `wanted` holds for; none where there is no such set.
+/// The elements of a set that `wanted` selects; none if there is no such set.
 fn elements(nft: &mut Nft, set: &Set, wanted: &dyn Fn(&Element) -> bool) -> Result<Vec<Element>, NatError> {
     match nft.elements(set) {
         Ok(mut elements) => {
@@ -86,7 +88,7 @@ fn elements(nft: &mut Nft, set: &Set, wanted: &dyn Fn(&Element) -> bool) -> Resu
     }
 }
 
-/// Commits what `make` gives after a look at what is there; once more if somebody else was faster.
+/// Commits what `make` returns after reading the table; again if another process was faster.
 fn change(
     nft: &mut Nft,
     operation: &'static str,
@@ -99,9 +101,9 @@ fn change(
             return Ok(());
         }
         tries += 1;
-        let under_way = changes::begin();
+        let in_progress = changes::begin();
         let done = nft.commit(&transaction);
-        drop(under_way);
+        drop(in_progress);
         match done {
             Ok(()) => return Ok(()),
             Err(error)
@@ -111,12 +113,12 @@ fn change(
     }
 }
 
-/// Whose an element is, if it is said; behind a blank there may be more.
+/// The owner of an element, if it has one; more may follow after a blank.
 fn label(element: &Element) -> &str {
     element.comment.as_deref().unwrap_or_default().split(' ').next().unwrap_or_default()
 }
 
-/// Whether an element is one of the owner's network, and not of what is valid.
+/// Whether an element belongs to an owner of the network that is not valid.
 fn is_stale(element: &Element, network: &str, valid: &[Owner]) -> bool {
     label(element).starts_with(network) && !valid.iter().any(|owner| owner.label() == label(element))
 }

@@ -1,7 +1,8 @@
-//! Whose a link is, as its alias says it: `russet:<network>/<container>/<ifname>`.
+//! The owner of a link, in its alias: `russet:<network>/<container>/<ifname>`.
 //!
-//! A link without such an alias is foreign and is never changed. The kernel keeps 255 bytes of an alias; where the
-//! three names do not fit, `russet:<network>/~<sha1>` stands for container and interface and still compares.
+//! A link without such an alias is foreign and is never changed. The kernel stores 255 bytes of an
+//! alias; if the three names do not fit, `russet:<network>/~<sha1>` replaces container and
+//! interface and can still be compared.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +11,7 @@ use russet_addr::{ContainerId, IfName, NetworkName};
 
 use crate::naming;
 
-/// Whose a link is.
+/// The owner of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     network: NetworkName,
@@ -28,20 +29,20 @@ enum Holder {
     Hashed(String),
 }
 
-/// An alias that is not ours.
+/// An alias of another format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no alias of ours: russet:<network>/<container>/<interface> is wanted")]
 pub struct OwnerError;
 
-/// What every alias of ours begins with.
+/// Prefix of Russet's aliases.
 const PREFIX: &str = "russet:";
-/// The longest alias that the kernel keeps: `IFALIASZ` less its NUL.
+/// The longest alias that the kernel stores: `IFALIASZ` less its NUL.
 const ALIAS_MAX_BYTES: usize = 255;
 /// The longest label: an nf_tables element's comment has 127 bytes, and a blank and an IPv6 address follow it.
 const LABEL_MAX_BYTES: usize = 127 - 40;
-/// Digits of a hash that stands for a network's name in a label.
+/// Digits of a hash that replaces a network's name in a label.
 const NETWORK_DIGEST_CHARS: usize = 32;
-/// Digits of a whole SHA-1.
+/// Digits of a SHA-1.
 const DIGEST_CHARS: usize = 40;
 
 // === impl Owner ===
@@ -78,7 +79,7 @@ impl Owner {
         }
     }
 
-    /// Whether the link is interface `ifname` of `container`, whatever the network.
+    /// Whether the link is interface `ifname` of `container`, on any network.
     pub fn is(&self, container: &ContainerId, ifname: &IfName) -> bool {
         match &self.holder {
             Holder::Named { container: c, ifname: i } => c == container && i == ifname,
@@ -86,7 +87,8 @@ impl Owner {
         }
     }
 
-    /// The owner in at most 87 bytes: what the comment of an nf_tables element begins with. Where its names are longer, hashes stand for them.
+    /// The owner in at most 87 bytes: the beginning of an nf_tables element's comment. Longer names
+    /// are replaced by hashes.
     pub fn label(&self) -> String {
         let whole = self.to_string();
         if whole.len() <= LABEL_MAX_BYTES && whole.starts_with(&Self::network_label(&self.network)) {
@@ -99,14 +101,14 @@ impl Owner {
         format!("{}~{holder}", Self::network_label(&self.network))
     }
 
-    /// What the labels of a network's owners begin with; a hash has its place where the name alone would be too long.
+    /// Prefix of the labels of a network's owners; with a hash if the name alone would be too long.
     pub fn network_label(network: &NetworkName) -> String {
         let hash = naming::hex(network.as_str().as_bytes(), NETWORK_DIGEST_CHARS);
         let named = format!("{PREFIX}{network}/");
         if named.len() + 1 + DIGEST_CHARS <= LABEL_MAX_BYTES { named } else { format!("{PREFIX}~{hash}/") }
     }
 
-    /// Whether both are the same interface of the same container, whatever the network.
+    /// Whether both are the same interface of the same container, on any network.
     pub fn same_interface(&self, other: &Owner) -> bool {
         self.holder == other.holder
             || match (&self.holder, &other.holder) {
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_of_others_are_refused() {
+    fn foreign_aliases_are_refused() {
         for alias in [
             "",
             "russet:",

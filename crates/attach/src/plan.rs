@@ -1,4 +1,5 @@
-//! From an [`Attachment`] to ordered steps: pure, and the only place that decides anything about a pod's wiring.
+//! From an [`Attachment`] to ordered steps: pure, and the only place with decisions about a pod's
+//! wiring.
 //!
 //! The order is calico-cni.md section 3.3 with four improvements, all invisible to peers: the veth is created in
 //! place, with MAC, MTU and alias, in one message; each side gets one batch; the gateways are permanent neighbours
@@ -19,12 +20,12 @@ use crate::naming::{GATEWAY_V4, GATEWAY_V6};
 use crate::owner::Owner;
 use crate::{ROUTE_PROTOCOL, rules, serial};
 
-/// What an [`Executor`](crate::Executor) does, in order.
+/// The steps of an [`Executor`](crate::Executor), in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Whose the links will be.
+    /// The owner of the links.
     pub owner: Owner,
-    /// Whose conventions decide about links in the way.
+    /// The conventions for links in the way.
     pub dialect: Dialect,
     /// The end in the node's namespace.
     pub host_name: IfName,
@@ -34,7 +35,8 @@ pub struct Plan {
     pub mtu: u32,
     /// The pod end's MAC; the host end has [`Mac::GATEWAY`].
     pub pod_mac: Mac,
-    /// That MAC is derived from container and interface, and was not chosen: no other program makes a veth with it.
+    /// That MAC is derived from container and interface, and was not configured: no other program
+    /// makes a veth with it.
     pub derived_mac: bool,
     /// `rtm_protocol` of every route.
     pub protocol: u8,
@@ -44,31 +46,31 @@ pub struct Plan {
     pub steps: Vec<Step>,
 }
 
-/// One step; each either happens or is the one that an error names.
+/// One step. An error names the step that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Make the bridge that the host end becomes a port of, or adapt the one that is there. It is the network's, not the pod's: nothing of this
-    /// is undone.
+    /// Create the bridge of the host end, or adapt an existing one. It belongs to the network, not
+    /// to the pod: nothing of this is undone.
     Bridge(Bridge),
-    /// Create the pair, each end where it belongs.
+    /// Create the pair, each end in its namespace.
     CreateVeth,
     /// Write these, in order.
     Sysctls {
-        /// In whose namespace.
+        /// The namespace.
         side: Side,
         /// What to write.
         settings: Vec<Setting>,
     },
     /// Send these in one batch.
     Batch {
-        /// In whose namespace, and to whose end.
+        /// The namespace and the end of the veth.
         side: Side,
         /// What to do.
         ops: Vec<Op>,
     },
-    /// Ask the caller whether packets may flow.
+    /// Let the caller decide whether packets may flow.
     Gate,
-    /// Look at both ends once more: the kernel then finishes raising them before ADD answers.
+    /// Read both ends once more, so that the kernel finishes setting them up before ADD answers.
     Settle,
 }
 
@@ -88,31 +90,31 @@ pub struct Setting {
     pub path: String,
     /// The value.
     pub value: &'static str,
-    /// How badly it is wanted.
+    /// Whether it is required.
     pub when: When,
     /// Whether it belongs to the namespace and so outlives the link.
     pub lasting: bool,
 }
 
-/// How badly a [`Setting`] is wanted.
+/// Whether a [`Setting`] is required.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
     /// Failing to write it fails the attachment.
     Required,
-    /// A kernel that does not have it (IPv6 switched off) needs none; any other failure counts.
+    /// Not needed on a kernel that does not have it (IPv6 disabled); any other failure counts.
     Present,
 }
 
 /// One message about an end of the veth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Raise the link.
+    /// Set the link up.
     LinkUp,
     /// Make it a port of the plan's bridge.
     Join,
-    /// How the bridge treats it; it is a port already.
+    /// The options of a port of the bridge.
     Port(BridgePort),
-    /// Give it this address, without duplicate-address detection.
+    /// Add this address, without duplicate-address detection.
     Address(IpNet),
     /// A neighbour that never expires.
     Neighbour(PermanentNeighbour),
@@ -131,7 +133,7 @@ pub struct PermanentNeighbour {
     pub mac: Mac,
 }
 
-/// A table for packets that come from an address.
+/// A routing table for packets with a source address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceRule {
     /// The address.
@@ -151,7 +153,7 @@ pub struct PlannedRoute {
     pub metric: Option<u32>,
     /// The table.
     pub table: u32,
-    /// The scope; none is the link for a route without a gateway, and the universe otherwise.
+    /// The scope; none is link scope for a route without a gateway, and global otherwise.
     #[serde(with = "serial::optional_scope")]
     pub scope: Option<Scope>,
 }
@@ -161,15 +163,16 @@ pub struct PlannedRoute {
 pub struct Bridge {
     /// Its name.
     pub name: IfName,
-    /// Its MTU in bytes, if it has to be made; the kernel's default otherwise.
+    /// Its MTU in bytes, if it has to be created; the kernel's default otherwise.
     pub mtu: Option<u32>,
-    /// Whether it takes frames for everybody.
+    /// Whether it is promiscuous.
     pub promiscuous: bool,
-    /// Its addresses, for which the node then forwards.
+    /// Its addresses. The node forwards for them.
     pub gateways: Vec<IpNet>,
-    /// Remove other addresses that are in their way.
+    /// Remove other addresses that conflict with them.
     pub force_address: bool,
-    /// Its MAC, if it has to be made; a random one otherwise. What made it once says here what it was: pods go on sending to that.
+    /// Its MAC, if it has to be created; a random one otherwise. A bridge that is recreated gets
+    /// its earlier MAC, because pods have it in their neighbour tables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
 }
@@ -184,7 +187,7 @@ pub enum Via {
     Gateway(IpAddr),
 }
 
-/// `RTPROT_BOOT`, what Calico's plugin gives its routes (calico-cni.md section 3.5).
+/// `RTPROT_BOOT`, the protocol of routes of Calico's plugin (calico-cni.md section 3.5).
 pub(crate) const PROTOCOL_BOOT: u8 = 3;
 
 /// The steps that wire `attachment`.
@@ -300,7 +303,7 @@ fn host_ops(attachment: &Attachment) -> Vec<Op> {
     neighbours.chain([Op::LinkUp]).chain(addresses.iter().map(route)).collect()
 }
 
-/// The gateway that every pod has.
+/// The gateway of every pod.
 fn gateway(family: Family) -> IpAddr {
     match family {
         Family::V4 => GATEWAY_V4.into(),
@@ -327,7 +330,7 @@ impl Setting {
 // === impl Op ===
 
 impl Op {
-    /// Whether deleting the veth leaves it behind.
+    /// Whether it remains after the veth is deleted.
     pub const fn outlives_link(&self) -> bool {
         matches!(self, Op::Rule(_))
     }
@@ -336,7 +339,7 @@ impl Op {
 // === impl Step ===
 
 impl Step {
-    /// What errors and stage times call it.
+    /// The name in errors and stage times.
     pub const fn name(&self) -> &'static str {
         match self {
             Step::Bridge(_) => "bridge",

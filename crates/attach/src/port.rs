@@ -1,8 +1,9 @@
-//! A pod's interface behind a bridge, as the reference plugin `bridge` makes it (cni-runtime.md section 5): the plan, and taking down what that
-//! plugin itself made.
+//! A pod's interface behind a bridge, as the reference plugin `bridge` makes it (cni-runtime.md
+//! section 5): the plan, and the removal of interfaces that that plugin made.
 //!
-//! Different from its wiring, and invisible to it: the veth is created in place; its host end carries its owner's name and stays down until all is
-//! ready; and what had been done is undone when a step fails. The bridge stays: it is the network's.
+//! Differences from the reference plugin that it cannot notice: the veth is created in place; its
+//! host end has its owner's name and stays down until everything is ready; and a failed step undoes
+//! the earlier ones. The bridge stays, because it belongs to the network.
 
 use std::net::IpAddr;
 
@@ -31,18 +32,19 @@ pub struct Port {
     pub host_name: IfName,
     /// The bridge.
     pub bridge: Bridge,
-    /// How the bridge treats it.
+    /// Its options as a port of the bridge.
     #[serde(with = "serial::BridgePortFields")]
     pub mode: BridgePort,
     /// The pod's addresses, with the prefix lengths of their networks; none for a network without addresses.
     pub addresses: Vec<IpNet>,
     /// The pod's routes besides those to its addresses' networks.
     pub routes: Vec<PlannedRoute>,
-    /// MTU of both ends, in bytes; 1500 if nobody says otherwise.
+    /// MTU of both ends, in bytes; 1500 by default.
     pub mtu: Option<u32>,
     /// The pod end's MAC; by default a stable one ([`naming::pod_mac`]).
     pub mac: Option<Mac>,
-    /// Delete what is in the way instead of leaving it to [`reap`](crate::reap): for callers without an agent.
+    /// Delete an interface in the way at once instead of leaving it to [`reap`](crate::reap): for
+    /// callers without an agent.
     pub sync_delete: bool,
     /// What of the pod's frames is checked. Part of no plan: the caller puts it in force before the interface is wired.
     #[serde(default, skip_serializing_if = "SourceCheck::is_off")]
@@ -68,12 +70,13 @@ pub enum SourceCheck {
 // === impl Port ===
 
 impl Port {
-    /// What the host end's alias says.
+    /// The content of the host end's alias.
     pub fn owner(&self) -> Owner {
         Owner::new(&self.network, &self.container, &self.ifname)
     }
 
-    /// The name of the host end when nobody gave it one. Several sandboxes of a pod may be there at once, so it is the container's.
+    /// The default name of the host end. Several sandboxes of a pod may exist at once, so it is
+    /// derived from the container.
     pub fn default_host_name(container: &ContainerId, ifname: &IfName) -> IfName {
         naming::host_end(Dialect::Native, container, ifname, None)
     }
@@ -108,7 +111,7 @@ impl Port {
 
     fn pod_settings(&self) -> Vec<Setting> {
         let name = &self.ifname;
-        // Its neighbours learn at once where the address is now, should a container before this one have had it.
+        // Neighbours learn the new MAC at once if another container had the address before.
         let mut settings =
             vec![Setting::of_link(format!("net/ipv4/conf/{name}/arp_notify"), "1").when(When::Present)];
         if self.has(Family::V6) {
@@ -185,8 +188,8 @@ pub fn has_interface(
     Ok(inspect::by_name(&mut socket, ifname)?.is_some())
 }
 
-/// Deletes the pod's interface if another plugin made it a port of `bridge` (or of none any more, should somebody have deleted that). What is ours
-/// is [`detach`](crate::detach)'s.
+/// Deletes the pod's interface if another plugin made it a port of `bridge` (or of no bridge, if
+/// that was deleted). Russet's own interfaces are left to [`detach`](crate::detach).
 pub fn detach_port(
     host: &mut Socket,
     netns: &NetNs,
@@ -265,7 +268,7 @@ settle
     }
 
     #[test]
-    fn what_the_kernel_would_refuse_half_way_is_refused() {
+    fn invalid_addresses_and_names_are_refused_before_any_change() {
         for bad in ["0.0.0.0/24", "224.0.0.1/24", "::/64", "ff02::1/64"] {
             let port = Port { addresses: vec![bad.parse().unwrap()], ..port() };
             assert!(plan_port(&port).is_err(), "{bad}");

@@ -1,5 +1,5 @@
-//! Everything in the node's kernel that carries one of our marks, whichever part of Russet made it, and its removal: for `russet owned` and
-//! `russet uninstall`. Removing what is gone already is success.
+//! Everything in the node's kernel with a mark of Russet, whichever part made it, and its removal:
+//! for `russet owned` and `russet uninstall`. Removing an object that is gone already succeeds.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,29 +12,30 @@ use crate::nat::NatError;
 use crate::owner::Owner;
 use crate::{ROUTE_PROTOCOL, detach, inspect};
 
-/// What carries our marks.
+/// Objects with a mark of Russet.
 #[derive(Debug, Clone, Default)]
 pub struct Remains {
-    /// Links with an alias of ours, or born for an ADD and not named yet.
+    /// Links with an alias of Russet, and precreated ones without an owner.
     pub links: Vec<MarkedLink>,
-    /// Routes of our protocols, in all tables.
+    /// Routes with Russet's protocols, in all tables.
     pub routes: Vec<Route>,
-    /// The names of all links of the namespace by index, for routes that lead over links without a mark.
+    /// The names of all links of the namespace by index, for routes over links without a mark.
     pub link_names: BTreeMap<u32, String>,
-    /// Tables of nf_tables with our names.
+    /// nf_tables tables with Russet's names.
     pub tables: Vec<Table>,
 }
 
-/// A link of ours.
+/// A link of Russet.
 #[derive(Debug, Clone)]
 pub struct MarkedLink {
     /// Its index.
     pub ifindex: u32,
     /// Its name.
     pub name: String,
-    /// What says so.
+    /// The mark.
     pub mark: Mark,
-    /// The interface of a pod that it is for; none for tunnels and limits, and for newborns.
+    /// The pod's interface that it belongs to; none for tunnels and limits, and for precreated
+    /// links.
     pub owner: Option<Owner>,
     /// Whether it only waits for its deletion.
     pub doomed: bool,
@@ -44,23 +45,26 @@ pub struct MarkedLink {
     pub neighbours: Vec<Neighbour>,
 }
 
-/// How a link is known as ours.
+/// How a link is recognised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mark {
-    /// By what stands on it.
+    /// By its alias.
     Alias(String),
-    /// It is as veths are born: an ADD is under way, or was killed before it could write an owner on it.
+    /// By the properties of a precreated veth: an ADD is in progress, or was killed before it could
+    /// write the owner.
     Newborn,
 }
 
-/// What the aliases of all our links begin with: `russet:` for pods, `russet overlay`, `russet-sdn`, `russet-shaper`.
+/// Prefix of the aliases of all links of Russet: `russet:` for pods, `russet overlay`,
+/// `russet-sdn`, `russet-shaper`.
 const ALIAS_PREFIX: &str = "russet";
-/// The protocol of OpenShift's routes (`overlay::openshift`); those that lead through no link stay when the links go.
+/// The protocol of OpenShift's routes (`overlay::openshift`). Routes without a link stay when the
+/// links are deleted.
 const SDN_ROUTE_PROTOCOL: u8 = 116;
-/// The table of the overlay; those of other parts have a `-` and their name behind it.
+/// The overlay's table; the names of other tables continue with `-`.
 const TABLE: &str = "russet";
 
-/// Reads what carries our marks. A kernel without nf_tables has no tables.
+/// Reads the objects with a mark. A kernel without nf_tables has no tables.
 pub fn remains(host: &mut Socket) -> Result<Remains, NetlinkError> {
     let (mut links, mut link_names) = (Vec::new(), BTreeMap::new());
     for link in host.links()? {
@@ -111,7 +115,7 @@ fn is_our_table(name: &str) -> bool {
     name.strip_prefix(TABLE).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
-/// Deletes a link that still is what it was.
+/// Deletes a link that still has this mark.
 pub fn remove_link(host: &mut Socket, ifindex: u32, mark: &Mark) -> Result<(), NetlinkError> {
     match inspect::by_index(host, ifindex)? {
         Some(link) if Mark::of(&link).as_ref() == Some(mark) => detach::delete(host, ifindex),
@@ -166,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_carries_our_marks_is_ours() {
+    fn only_objects_with_a_mark_are_recognised() {
         for alias in
             ["russet:net/c1/eth0", "russet overlay", "russet-sdn tunnel", "russet-shaper:net/c1/eth0"]
         {

@@ -1,9 +1,13 @@
-//! Compares the node's side of attachments with the kernel and puts back what something else took or changed: the repair of drift.
+//! Compares the host ends of attachments with the kernel and restores what other programs removed
+//! or changed: drift repair.
 //!
-//! What should be is the plans' steps for the host end, the same that built it. All attachments are compared with one reading of the kernel's tables, so that
-//! a node with hundreds of pods costs a handful of dumps. Whoever calls this sees to it that no attachment among them is on its way in or out.
+//! The desired state is the plans' steps for the host end, the same that wired it. All attachments
+//! are compared with one reading of the kernel's tables, so that a node with hundreds of pods costs
+//! a handful of dumps. The caller makes sure that none of the attachments is being wired or
+//! removed.
 //!
-//! A pod whose host end is gone is not drift: its namespace is gone with it. Nor is a link that waits for its deletion, or that another sandbox of the pod has.
+//! A pod whose host end is gone is not drift: its namespace is gone, too. Nor is a link that waits
+//! for its deletion, or that belongs to another sandbox of the pod.
 
 mod execute;
 mod tables;
@@ -20,55 +24,57 @@ use crate::plan::{Bridge, Op, Plan, Setting, Side, Step, When};
 pub use execute::{RestoreError, restore};
 pub use tables::Tables;
 
-/// One thing that is not as it should be, and what to do about it.
+/// One difference, and how to repair it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fix {
-    /// The host end that it is about.
+    /// The host end.
     pub host_name: IfName,
     /// Its index.
     pub ifindex: u32,
     /// The protocol of its routes.
     pub protocol: u8,
-    /// What to do.
+    /// How to repair it.
     pub remedy: Remedy,
 }
 
-/// What to do about it.
+/// How to repair a difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remedy {
-    /// Give it its name back.
+    /// Restore its name.
     Name,
-    /// Write on it whose it is.
+    /// Write its owner.
     Alias(String),
-    /// Give it the host ends' MAC.
+    /// Set the MAC of host ends.
     Mac,
     /// Set its MTU in bytes.
     Mtu(u32),
     /// Write a sysctl.
     Sysctl(Setting),
-    /// Make the bridge, or adapt it, and make the host end a port of it again.
+    /// Create the bridge, or adapt it, and make the host end a port of it again.
     Bridge(Bridge),
     /// Make it a port of the bridge with this index.
     Join(u32),
-    /// Do one step of its plan anew.
+    /// Do one operation of its plan again.
     Op(Op),
 }
 
 /// How much is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// What netlink tells, and every sysctl of links of which something is different that a sysctl may have brought about.
+    /// What netlink reports, and every sysctl of links with a difference that a sysctl may have
+    /// caused.
     Tables,
-    /// Every sysctl, too: a handful of files for each link.
+    /// Also every sysctl: a handful of files for each link.
     Everything,
 }
 
-/// What is different from what `plans` make on the node's side; empty when all is well. Sysctls follow the calling thread's namespace.
+/// The differences between `plans` and the kernel on the node's side; empty if there are none.
+/// Sysctls follow the calling thread's namespace.
 pub fn differences(plans: &[Plan], tables: &Tables, depth: Depth) -> Vec<Fix> {
     let mut fixes = Vec::new();
     for plan in plans {
         let Some(link) = link_of(plan, tables) else { continue };
-        let mut subject = Subject { plan, link, tables, fixes: Vec::new() };
+        let mut subject = Comparison { plan, link, tables, fixes: Vec::new() };
         subject.compare();
         subject.sysctls(depth);
         subject.fixes.sort_by_key(|fix| fix.remedy.order());
@@ -77,11 +83,11 @@ pub fn differences(plans: &[Plan], tables: &Tables, depth: Depth) -> Vec<Fix> {
     fixes
 }
 
-/// The attachment's host end, by its name or, where somebody renamed it, by what it says itself.
+/// The attachment's host end, by its name or, if it was renamed, by its alias.
 fn link_of<'t>(plan: &Plan, tables: &'t Tables) -> Option<&'t Link> {
     let ours = |link: &&Link| match inspect::owner(link) {
         Some(owner) => owner == plan.owner && !inspect::is_doomed(link),
-        // Somebody may have taken the alias; a link that is just being made has none yet.
+        // The alias may have been removed; a link that is just being created has none yet.
         None => link.alias.is_none() && is_host_end(link) && !inspect::is_newborn(link),
     };
     let named = tables.link(&plan.host_name);
@@ -95,17 +101,17 @@ fn is_host_end(link: &Link) -> bool {
     link.kind.as_deref() == Some("veth") && link.link_netnsid.is_some()
 }
 
-/// One attachment under comparison.
-struct Subject<'a> {
+/// An attachment that is compared.
+struct Comparison<'a> {
     plan: &'a Plan,
     link: &'a Link,
     tables: &'a Tables,
     fixes: Vec<Fix>,
 }
 
-// === impl Subject ===
+// === impl Comparison ===
 
-impl Subject<'_> {
+impl Comparison<'_> {
     fn fix(&mut self, remedy: Remedy) {
         let Self { plan, link, .. } = self;
         let (host_name, protocol) = (plan.host_name.clone(), plan.protocol);
@@ -114,7 +120,8 @@ impl Subject<'_> {
 
     fn compare(&mut self) {
         let (plan, link, tables) = (self.plan, self.link, self.tables);
-        // A port of a bridge may be another plugin's work, with a MAC and without an alias of its own.
+        // A port of a bridge may have been made by another plugin, with its own MAC and without an
+        // alias.
         let foreign = plan.bridge().is_some() && link.alias.is_none();
         if link.name != plan.host_name.as_str() {
             self.fix(Remedy::Name);
@@ -140,7 +147,7 @@ impl Subject<'_> {
                                 let index = tables.link(&bridge.name).map(|bridge| bridge.index);
                                 index.into_iter().for_each(|index| self.fix(Remedy::Join(index)));
                             }
-                            // With its bridge.
+                            // Restored together with its bridge.
                             (Op::Join, None) => {}
                             _ => self.fix(Remedy::Op(*op)),
                         }
@@ -151,7 +158,7 @@ impl Subject<'_> {
         }
     }
 
-    /// One that cannot be read is left for CHECK to tell of.
+    /// A sysctl that cannot be read is left to CHECK.
     fn sysctls(&mut self, depth: Depth) {
         let files =
             depth == Depth::Everything || self.fixes.iter().any(|fix| fix.remedy.may_be_of_a_sysctl());
@@ -180,20 +187,22 @@ fn as_set(setting: &Setting) -> bool {
 // === impl Remedy ===
 
 impl Remedy {
-    /// What other remedies need comes first: sysctls are found by the link's name, and a link without IPv6 refuses routes.
+    /// Remedies that others need come first: sysctls are found by the link's name, and a link
+    /// without IPv6 refuses routes.
     fn order(&self) -> u8 {
         match self {
             Remedy::Name => 0,
             Remedy::Alias(_) | Remedy::Mac | Remedy::Mtu(_) => 1,
             Remedy::Sysctl(_) => 2,
             Remedy::Bridge(_) => 3,
-            // Neighbours, the link, routes: as they stand in the plan; neighbours of IPv6 vanish with a link that is down.
+            // Neighbours, the link, routes: in the order of the plan; IPv6 neighbours vanish with a
+            // link that is down.
             Remedy::Join(_) | Remedy::Op(Op::LinkUp | Op::Join | Op::Port(_)) => 4,
             Remedy::Op(_) => 5,
         }
     }
 
-    /// Whether a sysctl may have brought it about: of IPv4's none takes a route or neighbour away.
+    /// Whether a sysctl may have caused it: no IPv4 sysctl removes a route or neighbour.
     fn may_be_of_a_sysctl(&self) -> bool {
         match self {
             Remedy::Op(Op::Route(route)) => Family::of_net(&route.net) == Family::V6,

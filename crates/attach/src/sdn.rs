@@ -1,8 +1,10 @@
-//! A pod's interface as OpenShift's thin plugin makes it (cni-runtime.md section 4.2): a veth first, whose host end a server attaches to the node's
-//! data path, and then everything inside of the pod, once that server has said which address it has.
+//! A pod's interface as OpenShift's thin plugin makes it (cni-runtime.md section 4.2): first a
+//! veth, whose host end a server attaches to the node's data path, and then everything inside the
+//! pod, after that server has returned its address.
 //!
-//! The plugin `openshift-sdn` calls it. The pod's end stays down until its MAC and address are in place, and whatever was done before a step that
-//! fails is undone by [`Interface::undo`]. Nothing in the node's namespace carries our alias: the host end is the server's, ours or a stock one.
+//! The plugin `openshift-sdn` calls it. The pod's end stays down until its MAC and address are set,
+//! and [`Interface::undo`] reverses the steps before a failed one. Nothing in the node's namespace
+//! has our alias: the host end belongs to the server, ours or a stock one.
 
 mod block;
 mod compare;
@@ -26,13 +28,13 @@ use crate::{ROUTE_PROTOCOL, inspect};
 pub use compare::compare;
 pub use macvlan::{MacvlanError, add_macvlan, remove_macvlan};
 
-/// The interface that the server puts into pods which shall have one of the node's own networks.
+/// The interface that the server adds to pods on one of the node's own networks.
 pub const MACVLAN: &str = "macvlan0";
 
-/// Where clouds say who a machine is, unless told otherwise.
+/// The default metadata address of clouds.
 pub const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 
-/// What the interface is to have, once the server has said so.
+/// The settings of the interface, as the server returned them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The pod's address in the node's subnet.
@@ -43,39 +45,41 @@ pub struct Settings {
     pub routes: Vec<(Ipv4Net, Option<Ipv4Addr>)>,
     /// The MTU of these routes, in bytes.
     pub route_mtu: Option<u32>,
-    /// The service network, where the server's configuration names it: a pod with a [`MACVLAN`] reaches it through the gateway.
+    /// The service network, if the server's configuration has it: a pod with a [`MACVLAN`] reaches
+    /// it through the gateway.
     pub service: Option<Ipv4Net>,
     /// The cloud's metadata address, of which pods may only use the DNS.
     pub metadata: Ipv4Addr,
 }
 
-/// What the interface has come to.
+/// The resulting interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settled {
-    /// Of the pod's end.
+    /// The MAC of the pod's end.
     pub mac: Mac,
-    /// Of both ends, in bytes.
+    /// MTU of both ends, in bytes.
     pub mtu: u32,
     /// Those of the settings, and those that a [`MACVLAN`] needs.
     pub routes: Vec<(Ipv4Net, Option<Ipv4Addr>)>,
 }
 
-/// Why an interface could not be made, or looked at.
+/// Why an interface could not be created or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SdnError {
-    /// The pod has such an interface.
+    /// The pod has an interface of this name.
     #[error("container veth name ({0}) already exists")]
     Exists(IfName),
     /// The namespace is the node's own.
     #[error("{} is the node's own network namespace, not a pod's", .0.display())]
     OwnNamespace(PathBuf),
-    /// It is gone again.
+    /// The interface was deleted meanwhile.
     #[error("the interface {0} vanished while it was being set up")]
     Vanished(String),
-    /// No name for the host end is free.
+    /// No free name for the host end was found.
     #[error("no name for the host end could be found")]
     NoName,
-    /// A pod with a macvlan0 needs the gateway for what its parent's address and the service network are reached through.
+    /// A pod with a macvlan0 needs the gateway to reach its parent's address and the service
+    /// network.
     #[error("the pod has a {MACVLAN}, and the server named no gateway")]
     NoGateway,
     /// A namespace could not be entered.
@@ -84,7 +88,7 @@ pub enum SdnError {
     /// The kernel refused.
     #[error("{operation}: {source}")]
     Netlink {
-        /// What was to be done.
+        /// The operation.
         operation: &'static str,
         /// The kernel's reason.
         source: NetlinkError,
@@ -94,7 +98,7 @@ pub enum SdnError {
     Filter(#[from] CommitError),
 }
 
-/// A pod's interface while it is being made.
+/// A pod's interface while it is being created.
 #[derive(Debug)]
 pub struct Interface {
     netns: NetNs,
@@ -111,24 +115,24 @@ pub struct Interface {
 enum Reversal {
     /// Delete the veth in the node's namespace, and with it its addresses and routes.
     Veth,
-    /// Take a link of the pod down again.
+    /// Set a link of the pod down again.
     PodLinkDown(u32),
     /// Delete the pod's packet filter.
     Filter,
 }
 
-/// Tries at a name that is random: a second one is as good as never needed.
+/// Attempts to find a free random name; a second one is almost never needed.
 const NAME_MAX_TRIES: usize = 8;
 /// The loopback's index in every namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK_IFINDEX: u32 = 1;
 
-/// The MAC that an address gives: OpenShift's data path knows it without asking.
+/// The MAC that is derived from an address: OpenShift's data path uses it without ARP.
 pub fn mac_of(address: Ipv4Addr) -> Mac {
     let [a, b, c, d] = address.octets();
     Mac([0x0a, 0x58, a, b, c, d])
 }
 
-/// Takes down what [`Interface`] made in a pod: the veth, and the packet filter. That there is nothing is success.
+/// Removes the veth and the packet filter of a pod, if they exist.
 pub fn remove(netns: &NetNs, ifname: &IfName) -> Result<(), SdnError> {
     refuse_own(netns)?;
     let mut pod = netns.with(Socket::route)?.map_err(doing("open a netlink socket"))?;
@@ -145,7 +149,8 @@ pub fn remove(netns: &NetNs, ifname: &IfName) -> Result<(), SdnError> {
 // === impl Interface ===
 
 impl Interface {
-    /// Makes the veth, the host end up and the pod's down, and leaves nothing where that fails. The kernel chooses the MTU where none is given.
+    /// Creates the veth with its host end up and the pod's end down, or leaves nothing on failure.
+    /// The kernel chooses the MTU if none is given.
     pub fn create(netns: NetNs, ifname: IfName, mtu: Option<u32>) -> Result<Self, SdnError> {
         refuse_own(&netns)?;
         let mut host = Socket::route().map_err(doing("open a netlink socket"))?;
@@ -170,7 +175,7 @@ impl Interface {
         &self.host_name
     }
 
-    /// Does the rest. After an error the caller undoes everything.
+    /// Sets up the rest. After an error the caller undoes everything.
     pub fn settle(&mut self, settings: &Settings) -> Result<Settled, SdnError> {
         let mac = mac_of(settings.address.addr());
         self.raise(mac, settings.address)?;
@@ -185,7 +190,7 @@ impl Interface {
         Ok(Settled { mac, mtu: link.mtu_bytes, routes })
     }
 
-    /// Reverses everything, newest first; goes on after an error and returns them all.
+    /// Reverses everything, newest first; continues after an error and returns all errors.
     pub fn undo(&mut self) -> Vec<String> {
         let mut errors = Vec::new();
         while let Some(reversal) = self.undo.pop() {
@@ -219,7 +224,7 @@ impl Interface {
         self.host.execute(&batch).map_err(NetlinkError::from).map_err(doing("raise the host end"))
     }
 
-    /// The pod's end has its MAC and address before it is up.
+    /// The pod's end gets its MAC and address before it is set up.
     fn raise(&mut self, mac: Mac, address: Ipv4Net) -> Result<(), SdnError> {
         let index = self.pod_ifindex;
         let mut batch = Batch::new();
@@ -241,7 +246,8 @@ impl Interface {
         Ok(())
     }
 
-    /// A macvlan cannot talk to its parent's own addresses, nor does the service network live on its side: both are reached through the gateway.
+    /// A macvlan cannot reach its parent's own addresses, nor the service network: both are reached
+    /// through the gateway.
     fn routes_beside_macvlan(
         &mut self,
         settings: &Settings,
@@ -249,7 +255,7 @@ impl Interface {
         let Some(link) = macvlan(&mut self.pod)? else { return Ok(Vec::new()) };
         let gateway = settings.gateway.ok_or(SdnError::NoGateway)?;
         self.raise_link(link.index)?;
-        // Old kernels leave the parent's index out where it is the same number.
+        // Old kernels omit the parent's index if it is the same number.
         let parent = link.link.unwrap_or(link.index);
         let addresses =
             self.host.addresses_of(parent).map_err(doing("read the addresses of macvlan0's parent"))?;
@@ -267,7 +273,7 @@ impl Interface {
         Ok(wanted.into_iter().map(|net| (net, Some(gateway))).collect())
     }
 
-    /// What is there already is left as it is: the address brings a route of its own.
+    /// Existing routes are kept: the address adds one itself.
     fn add_routes(
         &mut self,
         routes: &[(Ipv4Net, Option<Ipv4Addr>)],
@@ -287,7 +293,7 @@ impl Interface {
     }
 }
 
-/// A route as the stock plugin makes it: of scope global also on the link.
+/// A route as the stock plugin makes it: with global scope also on the link.
 fn route(oif: u32, dst: Ipv4Net, via: Option<Ipv4Addr>, mtu: Option<u32>) -> Route {
     Route {
         gateway: via.map(Into::into),
@@ -319,7 +325,7 @@ fn create_veth(
         batch.add_link(&LinkAdd { mtu_bytes: mtu, ..LinkAdd::veth(name.clone(), peer) });
         match host.execute(&batch) {
             Ok(()) => return Ok(name),
-            // Either name: that of the pod's end was free a moment ago.
+            // One of the names exists: that of the pod's end was free a moment ago.
             Err(error) if error.is_exists() => {}
             Err(error) => return Err(doing("create the veth")(error.into())),
         }

@@ -1,9 +1,10 @@
-//! How `serde` sees types of netlink's, which knows no formats: an interface is written into the agent's journal as a whole.
+//! `serde` forms of types of the netlink crate, which has no formats: an interface is written into
+//! the agent's journal as a whole.
 
 use russet_netlink::{BridgePort, Scope};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// How a bridge treats a port.
+/// The options of a port of a bridge.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "BridgePort")]
 pub(crate) struct BridgePortFields {
@@ -26,7 +27,7 @@ enum ScopeName {
 #[derive(Serialize, Deserialize)]
 struct Wrapped(#[serde(with = "ScopeName")] Scope);
 
-/// A scope that may be the kernel's choice.
+/// A scope that the kernel may choose.
 pub(crate) mod optional_scope {
     use super::*;
 

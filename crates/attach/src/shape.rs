@@ -1,5 +1,6 @@
-//! Limits on a pod's traffic, as the reference plugin `bandwidth` sets them (cni-runtime.md section 5): a token bucket on the host end for what goes to
-//! the pod, and for what comes from it another one on an `ifb` through which it is sent.
+//! Limits on a pod's traffic, as the reference plugin `bandwidth` sets them (cni-runtime.md section
+//! 5): a token bucket on the host end for packets to the pod, and another one on an `ifb` device
+//! through which packets from the pod are sent.
 
 use russet_addr::{IfName, Mac, NetworkName};
 use russet_linux::NetNs;
@@ -11,22 +12,22 @@ use crate::{detach, inspect};
 /// The limits of one interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
-    /// Whose it is.
+    /// The owner.
     pub owner: Owner,
     /// The interface inside the pod.
     pub ifname: IfName,
     /// The name of the `ifb`.
     pub device: IfName,
-    /// What may go to the pod.
+    /// The limit of traffic to the pod.
     pub ingress: Option<Limit>,
-    /// What may come from it.
+    /// The limit of traffic from the pod.
     pub egress: Option<Limit>,
 }
 
 /// A limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
-    /// Bytes a second.
+    /// Bytes per second.
     pub rate_bytes: u64,
     /// Bytes that may pass at once.
     pub burst_bytes: u32,
@@ -44,15 +45,15 @@ pub enum ShapeError {
     /// It lacks a feature.
     #[error("{source}: this kernel was built without {option}")]
     Kernel {
-        /// The option of its configuration.
+        /// The kernel configuration option.
         option: &'static str,
-        /// What it said.
+        /// The kernel's error.
         source: NetlinkError,
     },
-    /// Some of what is no longer valid is still there; the rest is gone.
+    /// Some limits that are no longer valid could not be removed; the others were.
     #[error("{}", errors.join("; "))]
     Left {
-        /// What went wrong, in order.
+        /// The errors, in order.
         errors: Vec<String>,
     },
     /// There is nothing to limit.
@@ -60,15 +61,15 @@ pub enum ShapeError {
     NoPeer(IfName),
 }
 
-/// Milliseconds that a packet may wait, as with the reference plugin.
+/// How long a packet may wait, in milliseconds, as with the reference plugin.
 const LATENCY_MS: u64 = 25;
 const MS_PER_S: u64 = 1000;
-/// Either lets filters look at what arrives on a link.
+/// Each of these attaches filters to packets that arrive on a link.
 const OPEN: [&str; 2] = ["ingress", "clsact"];
-/// What the alias of an `ifb` of ours begins with. Not that of pods' links: it is none.
+/// Prefix of the alias of an `ifb` of Russet. It differs from that of pods' links.
 const ALIAS_PREFIX: &str = "russet-shaper:";
 
-/// Sets the limits; gives the `ifb`'s MAC, if there is one. What had been done is undone if this fails.
+/// Sets the limits and returns the `ifb`'s MAC, if there is one. A failure undoes the changes.
 pub fn shape(host: &mut Socket, netns: &NetNs, what: &Shape) -> Result<Option<Mac>, ShapeError> {
     let end = host_end(host, netns, &what.ifname)?;
     let mut opened = false;
@@ -79,14 +80,14 @@ pub fn shape(host: &mut Socket, netns: &NetNs, what: &Shape) -> Result<Option<Ma
         if opened {
             batch.delete_ingress(end.index);
         }
-        // The first error is the one to tell; what is not there need not go.
+        // The first error is reported; objects that do not exist need no removal.
         let _ = host.execute_all(&batch);
         let _ = unshape(host, &what.device);
     }
     done
 }
 
-/// Removes the `ifb`; what is set on the host end goes with that link. That there is none is success.
+/// Removes the `ifb`, if it exists; the settings of the host end vanish with that link.
 pub fn unshape(host: &mut Socket, device: &IfName) -> Result<(), NetlinkError> {
     match inspect::by_name(host, device)?.filter(is_ifb) {
         Some(link) => detach::delete(host, link.index),
@@ -94,7 +95,8 @@ pub fn unshape(host: &mut Socket, device: &IfName) -> Result<(), NetlinkError> {
     }
 }
 
-/// Removes what is left of a network's containers that are not valid. Goes on past errors and tells them together.
+/// Removes the limits of a network's containers that are not valid. Continues after errors and
+/// returns them together.
 pub fn collect_shapes(host: &mut Socket, network: &NetworkName, valid: &[Owner]) -> Result<(), ShapeError> {
     let links = host.links()?;
     let stale = |link: &&Link| {
@@ -108,7 +110,7 @@ pub fn collect_shapes(host: &mut Socket, network: &NetworkName, valid: &[Owner])
     if errors.is_empty() { Ok(()) } else { Err(ShapeError::Left { errors }) }
 }
 
-/// The devices that were made to limit what pods send, and whose they are.
+/// The devices that limit what pods send, and their owners.
 pub fn shaped(host: &mut Socket) -> Result<Vec<(IfName, Owner)>, NetlinkError> {
     let device = |link: Link| {
         let owner = owner(&link).filter(|_| is_ifb(&link))?;
@@ -117,7 +119,7 @@ pub fn shaped(host: &mut Socket) -> Result<Vec<(IfName, Owner)>, NetlinkError> {
     Ok(host.links()?.into_iter().filter_map(device).collect())
 }
 
-/// How the limits differ from what they should be, in words.
+/// The differences from the desired limits, as text.
 pub fn check_shape(host: &mut Socket, netns: &NetNs, what: &Shape) -> Result<Vec<String>, ShapeError> {
     let end = host_end(host, netns, &what.ifname)?;
     let mut found = Vec::new();
@@ -150,7 +152,7 @@ fn differs(host: &mut Socket, link: &Link, limit: Option<Limit>) -> Result<Optio
     })
 }
 
-/// `opened` is set once there is an `ingress` that was not there before.
+/// `opened` is set if a new `ingress` was added.
 fn set(host: &mut Socket, end: &Link, what: &Shape, opened: &mut bool) -> Result<Option<Mac>, ShapeError> {
     if let Some(limit) = what.ingress {
         let mut batch = Batch::new();
@@ -169,8 +171,9 @@ fn set(host: &mut Socket, end: &Link, what: &Shape, opened: &mut bool) -> Result
     Ok(device.mac)
 }
 
-/// Lets filters look at what the pod sends; whether that is new. An `ingress` is there after an earlier ADD of the same interface; a `clsact` serves as
-/// well, and is another's: OpenShift's guard stands in it.
+/// Enables filters for packets from the pod; returns whether that is new. An `ingress` exists after
+/// an earlier ADD of the same interface; a `clsact` works as well, and belongs to another part:
+/// OpenShift's guard uses it.
 fn open(host: &mut Socket, end: &Link) -> Result<bool, ShapeError> {
     let mut batch = Batch::new();
     batch.add_ingress(end.index);
@@ -182,7 +185,8 @@ fn open(host: &mut Socket, end: &Link) -> Result<bool, ShapeError> {
         }
         result => return result.map(|()| true),
     }
-    // What an earlier ADD left leads into a device that is gone: add_ifb made a new one. That another process removed it meanwhile is no failure.
+    // The filter of an earlier ADD leads to a device that is gone, because add_ifb created a new
+    // one. Another process may have removed the filter meanwhile.
     let mut batch = Batch::new();
     for stale in host.redirects(end.index)?.iter().filter(|redirect| redirect.to == 0) {
         batch.delete_redirect(end.index, stale);
@@ -194,7 +198,7 @@ fn open(host: &mut Socket, end: &Link) -> Result<bool, ShapeError> {
     }
 }
 
-/// The `ifb`; one that is left of an ADD that was killed makes room.
+/// Creates the `ifb`, and removes that of a killed ADD.
 fn add_ifb(host: &mut Socket, end: &Link, what: &Shape) -> Result<Link, ShapeError> {
     unshape(host, &what.device)?;
     let mut batch = Batch::new();
@@ -216,7 +220,7 @@ fn add_ifb(host: &mut Socket, end: &Link, what: &Shape) -> Result<Link, ShapeErr
 
 fn execute(host: &mut Socket, batch: &Batch, option: &'static str) -> Result<(), ShapeError> {
     host.execute(batch).map_err(NetlinkError::from).map_err(|source| {
-        // ENOENT is how the kernel says that it does not know a discipline, filter or action.
+        // The kernel returns ENOENT for an unknown discipline, filter or action.
         if source.is_unsupported() || source.errno() == Some(libc::ENOENT) {
             ShapeError::Kernel { option, source }
         } else {
@@ -262,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_wait_is_25_ms_and_the_burst() {
+    fn the_queue_limit_is_25_ms_and_the_burst() {
         let bucket = Limit { rate_bytes: 1_000_000, burst_bytes: 100_000 }.bucket();
         assert_eq!(bucket.limit_bytes, 125_000);
         let bucket = Limit { rate_bytes: u64::MAX, burst_bytes: u32::MAX }.bucket();

@@ -1,4 +1,5 @@
-//! An interface of either kind, as it was recorded when it was wired: what the agent's journal keeps, and what CHECK and the repair of drift compare with.
+//! An interface of either kind, as recorded when it was wired: for the agent's journal, CHECK and
+//! drift repair.
 
 use std::net::IpAddr;
 
@@ -63,12 +64,13 @@ impl Wired {
         }
     }
 
-    /// What the host end's alias says.
+    /// The content of the host end's alias.
     pub fn owner(&self) -> Owner {
         Owner::new(self.network(), self.container(), self.ifname())
     }
 
-    /// As it came out: its bridge, should it have to be made again, gets the MAC that pods know.
+    /// The interface with the MAC of its bridge, so that a recreated bridge gets the MAC that pods
+    /// know.
     pub fn as_attached(mut self, bridge_mac: Option<Mac>) -> Self {
         if let Self::Port(port) = &mut self {
             port.bridge.mac = bridge_mac.or(port.bridge.mac);
@@ -76,7 +78,7 @@ impl Wired {
         self
     }
 
-    /// The steps that wire it; as hostile as whatever it was read from.
+    /// The steps that wire it. The recorded values are validated like any input.
     pub fn plan(&self) -> Result<Plan, AttachmentError> {
         match self {
             Self::Routed(attachment) => plan(attachment),

@@ -1,4 +1,5 @@
-//! The bridge that a host end becomes a port of: made, or adapted. Whatever another ADD does at the same time, each looks again at what is there.
+//! The bridge of a host end: created, or adapted. Concurrent ADDs may work on the same bridge, so
+//! each step reads its state again.
 
 use russet_addr::{Family, IpNet, Mac};
 use russet_linux::{random, sysctl};
@@ -11,7 +12,8 @@ use super::request::wire_address;
 use crate::inspect;
 use crate::plan::Bridge;
 
-/// Sees to it that the bridge is there, up, with its gateways' addresses, and that the node forwards for these.
+/// Makes sure that the bridge exists and is up, with its gateways' addresses, and that the node
+/// forwards for these.
 pub(crate) fn prepare_bridge(host: &mut Socket, wanted: &Bridge) -> Result<Link, AttachCause> {
     let link = match inspect::by_name(host, &wanted.name)? {
         Some(link) => link,
@@ -46,7 +48,8 @@ fn create_bridge(host: &mut Socket, wanted: &Bridge) -> Result<Link, AttachCause
     batch.add_link(&LinkAdd {
         up: true,
         mtu_bytes: wanted.mtu,
-        // One that nobody set is the lowest of the ports', and changes as they come and go.
+        // Without an explicit MAC a bridge has the lowest one of its ports, which changes as they
+        // come and go.
         mac: Some(wanted.mac.unwrap_or_else(random_mac)),
         ..LinkAdd::new(wanted.name.clone(), kind)
     });
@@ -83,7 +86,7 @@ fn set_gateways(
         added = true;
     }
     if added && let Some(mac) = link.mac {
-        // What its ports had before; from now on it is its own.
+        // It had the MAC of a port before; from now on it is its own.
         batch.set_link(&LinkSet { mac: Some(mac), ..LinkSet::index(link.index) });
     }
     for family in Family::BOTH {
@@ -98,8 +101,8 @@ fn set_gateways(
     Ok(())
 }
 
-/// As the Go plugin has it: one IPv4 network on a bridge, and IPv6 networks that do not overlap. Other gateways of the same network are not in the
-/// way, nor is what the kernel or somebody else gave the bridge for the link alone.
+/// As in the Go plugin: one IPv4 network on a bridge, and IPv6 networks that do not overlap. Other
+/// gateways of the same network do not conflict, nor do link-local addresses.
 fn is_in_the_way(other: &Address, gateway: IpNet, gateways: &[IpNet]) -> bool {
     let same_family = Family::of_net(&other.net) == Family::of_net(&gateway);
     let overlap = other.net.contains(&gateway.addr()) || gateway.contains(&other.net.addr());
@@ -116,7 +119,7 @@ fn write_if_present(name: &str, value: &str) -> Result<(), AttachCause> {
     }
 }
 
-/// Locally administered, of a single station.
+/// A locally administered unicast MAC.
 fn random_mac() -> Mac {
     let mut octets: [u8; 6] = random::random();
     octets[0] = octets[0] & 0xfc | 0x02;

@@ -1,4 +1,4 @@
-//! The first step: the veth is created in place, found again, or gets its names from links that are in the way.
+//! The first step: creates the veth in place, finds it, or removes links with its names.
 
 use std::os::fd::AsRawFd as _;
 
@@ -7,7 +7,7 @@ use russet_linux::NetNs;
 use russet_netlink::{Batch, Ipv4Conf, Link, LinkAdd, LinkDel, LinkSet, NetlinkError, Peer, Scope, Socket};
 
 use super::AttachCause;
-use super::obstacle::{self, InTheWay, Verdict};
+use super::obstacle::{self, Decision, InTheWay};
 use super::record::Reversal;
 use super::run::{Ends, Run, open_in};
 use crate::detach;
@@ -15,13 +15,13 @@ use crate::inspect::{self, NEWBORN_GROUP};
 use crate::plan::{Plan, Setting, Side};
 use crate::rules;
 
-/// Tries at creating the veth: each removes one link that is in the way, and there are two names.
+/// Attempts to create the veth: each removes one link that is in the way, and there are two names.
 const CREATE_MAX_TRIES: usize = 4;
 
 // === impl Run ===
 
 impl Run<'_> {
-    /// Creates the veth, or finds that it is there; makes room first where that is right.
+    /// Creates the veth, or finds an existing one; removes links in the way where that is allowed.
     pub(super) fn create(&mut self) -> Result<(), AttachCause> {
         if let Some(newborn) = self.newborn.take() {
             return self.adopt_newborn(Some(newborn.host));
@@ -39,7 +39,8 @@ impl Run<'_> {
         Err(AttachCause::Vanished(self.plan.host_name.to_string()))
     }
 
-    /// Writes the owner on a veth that was just created, whose host end is looked for if nobody has seen it yet.
+    /// Writes the owner on a veth that was just created. `seen` is its host end if it is known
+    /// already.
     fn adopt_newborn(&mut self, seen: Option<Link>) -> Result<(), AttachCause> {
         let name = &self.plan.host_name;
         self.record.push(Reversal::DeleteLink(LinkDel::Name(name.clone())));
@@ -58,7 +59,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Deals with what has our names; true when the veth is there already.
+    /// Handles links that have our names; true if the veth exists already.
     fn make_room(&mut self) -> Result<bool, AttachCause> {
         let pod_socket = open_in(&mut self.pod, self.netns)?;
         let host = inspect::by_name(self.host, &self.plan.host_name)?;
@@ -67,19 +68,20 @@ impl Run<'_> {
             Some(index) => inspect::by_index(self.host, index)?,
             None => None,
         };
-        match obstacle::judge(self.plan, InTheWay { host, pod, peer }, self.netns.path()) {
-            Verdict::Retry => Ok(false),
-            Verdict::Refuse(cause) => Err(cause),
-            Verdict::Reuse { host, pod } if self.is_another(&host, &pod)? => {
+        match obstacle::decide(self.plan, InTheWay { host, pod, peer }, self.netns.path()) {
+            Decision::Retry => Ok(false),
+            Decision::Refuse(cause) => Err(cause),
+            Decision::Reuse { host, pod } if self.is_another(&host, &pod)? => {
                 self.remove(&host, Some(&pod)).map(|()| false)
             }
-            Verdict::Reuse { host, pod } => self.reuse(host, pod).map(|()| true),
-            Verdict::Remove { host, pod } => self.remove(&host, pod.as_ref()).map(|()| false),
+            Decision::Reuse { host, pod } => self.reuse(host, pod).map(|()| true),
+            Decision::Remove { host, pod } => self.remove(&host, pod.as_ref()).map(|()| false),
         }
     }
 
-    /// Whether the veth has a MAC or an address that this attachment has not: then it is another one. (Correcting a
-    /// MAC would flush the link's neighbours, and could not be undone without remembering them.)
+    /// Whether the veth has a MAC or an address that differs from this attachment: then it belongs
+    /// to another one. (Correcting a MAC would flush the link's neighbours, and could not be undone
+    /// without remembering them.)
     fn is_another(&mut self, host: &Link, pod: &Link) -> Result<bool, AttachCause> {
         if host.mac != Some(Mac::GATEWAY) || pod.mac != Some(self.plan.pod_mac) {
             return Ok(true);
@@ -89,7 +91,7 @@ impl Run<'_> {
         Ok(found.iter().any(|a| a.scope == Scope::Universe && !wanted.contains(&a.net)))
     }
 
-    /// Keeps a veth that is there, with MTU and owner as they should be.
+    /// Keeps an existing veth, and corrects its MTU and owner.
     fn reuse(&mut self, host: Link, pod: Link) -> Result<(), AttachCause> {
         let (alias, mtu) = (self.plan.owner.to_string(), self.plan.mtu);
         if host.alias.as_ref() != Some(&alias) {
@@ -115,7 +117,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Removes what is in the way. This alone is not reversed: it belonged to a sandbox that is gone.
+    /// Removes a link in the way. Only this is not reversed: it belonged to a sandbox that is gone.
     fn remove(&mut self, host: &Link, pod: Option<&Link>) -> Result<(), AttachCause> {
         let pod = match pod {
             Some(pod) => {
@@ -139,7 +141,7 @@ impl Run<'_> {
     }
 }
 
-/// Creates a plan's veth, each end in its place.
+/// Creates a plan's veth, each end in its namespace.
 pub(crate) fn create_veth(host: &mut Socket, plan: &Plan, netns: &NetNs) -> Result<(), AttachCause> {
     if inspect::is_own(netns)? {
         return Err(AttachCause::OwnNamespace(netns.path().to_owned()));
@@ -161,7 +163,7 @@ pub(crate) fn create_veth(host: &mut Socket, plan: &Plan, netns: &NetNs) -> Resu
     host.execute(&batch).map_err(|error| NetlinkError::from(error).into())
 }
 
-/// Whether the message that names a newborn host end's owner has this setting of it already.
+/// Whether the message that writes the owner of a precreated host end includes this setting.
 pub(super) fn is_born_with(host_name: &IfName, setting: &Setting) -> bool {
     ipv4_conf(host_name, setting).is_some() || is_proxy_delay(host_name, setting)
 }
@@ -175,7 +177,7 @@ fn is_proxy_delay(host_name: &IfName, setting: &Setting) -> bool {
     file_below(setting, "net/ipv4/neigh/", host_name) == Some("proxy_delay") && setting.value == "0"
 }
 
-/// The file of the link's own directory below `directory`.
+/// The file name in the link's own directory below `directory`.
 fn file_below<'s>(setting: &'s Setting, directory: &str, link: &IfName) -> Option<&'s str> {
     let (owner, file) = setting.path.strip_prefix(directory)?.rsplit_once('/')?;
     (owner == link.as_str() && !setting.lasting).then_some(file)

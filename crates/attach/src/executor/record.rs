@@ -1,4 +1,4 @@
-//! The reversals of what has been done, in order; run backwards when a step fails.
+//! The reversals of the changes so far, in order; run backwards when a step fails.
 
 use russet_linux::{NetNs, sysctl};
 use russet_netlink::{Batch, LinkDel, LinkSet, NetlinkError, Socket};
@@ -9,11 +9,11 @@ use crate::plan::{Op, Side};
 /// How to reverse one change.
 #[derive(Debug)]
 pub(super) enum Reversal {
-    /// Delete the veth, and with it all that hangs on it.
+    /// Delete the veth with everything that depends on it.
     DeleteLink(LinkDel),
     /// Reverse a message.
     Op { side: Side, ifindex: u32, op: Op },
-    /// Give a link back what it had.
+    /// Restore a link's properties.
     Link { side: Side, old: LinkSet },
     /// Write the old value.
     Sysctl { side: Side, path: String, value: String },
@@ -38,12 +38,12 @@ pub(super) struct World<'w> {
 // === impl Record ===
 
 impl Record {
-    /// Remembers how to reverse what has just been done.
+    /// Adds the reversal of a change.
     pub fn push(&mut self, reversal: Reversal) {
         self.0.push(reversal);
     }
 
-    /// Reverses everything, newest first; goes on after an error and returns them all.
+    /// Reverses everything, newest first; continues after an error and returns all errors.
     pub fn run(&mut self, world: &mut World<'_>) -> Vec<String> {
         let mut errors = Vec::new();
         while let Some(reversal) = self.0.pop() {
@@ -76,7 +76,7 @@ impl World<'_> {
         self.send(side, &batch)
     }
 
-    /// Sends; what is gone already needs no reversal.
+    /// Sends; an object that is gone already needs no reversal.
     fn send(&mut self, side: Side, batch: &Batch) -> Result<(), String> {
         let socket = match (side, &mut self.pod) {
             (Side::Host, _) => &mut *self.host,

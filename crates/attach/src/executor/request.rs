@@ -6,10 +6,10 @@ use russet_netlink::{Address, Batch, LinkSet, Neighbour, NetlinkError, Route, Ro
 use crate::plan::{Op, PermanentNeighbour, PlannedRoute, Via};
 use crate::rules::wire_rule;
 
-/// From here on a net has no broadcast address (RFC 3021).
+/// From this length on a network has no broadcast address (RFC 3021).
 const P2P_PREFIX_LEN: u8 = 31;
 
-/// Appends the request that does `op` to the link `ifindex`; `bridge` is the index of the plan's bridge.
+/// Appends the request for `op` on the link `ifindex`; `bridge` is the index of the plan's bridge.
 pub(crate) fn push(batch: &mut Batch, op: &Op, ifindex: u32, bridge: Option<u32>, protocol: u8) {
     match op {
         Op::Join => batch.set_link(&LinkSet { master: bridge, ..LinkSet::index(ifindex) }),
@@ -24,7 +24,8 @@ pub(crate) fn push(batch: &mut Batch, op: &Op, ifindex: u32, bridge: Option<u32>
     };
 }
 
-/// Appends the request that reverses `op`, if it needs one: a neighbour that was replaced was ours before.
+/// Appends the request that reverses `op`, if it needs one: a neighbour that was replaced was ours
+/// before.
 pub(super) fn push_reversal(batch: &mut Batch, op: &Op, ifindex: u32, protocol: u8) {
     match op {
         Op::LinkUp => batch.set_link(&LinkSet { up: Some(false), ..LinkSet::index(ifindex) }),
@@ -36,7 +37,7 @@ pub(super) fn push_reversal(batch: &mut Batch, op: &Op, ifindex: u32, protocol: 
     };
 }
 
-/// The route as the kernel is to have it.
+/// The route as a netlink object.
 pub(crate) fn wire_route(route: &PlannedRoute, ifindex: u32, protocol: u8) -> Route {
     let PlannedRoute { net, via, metric, table, scope } = *route;
     let route = match via {
@@ -46,7 +47,7 @@ pub(crate) fn wire_route(route: &PlannedRoute, ifindex: u32, protocol: u8) -> Ro
     Route { metric, protocol, table, scope: scope.unwrap_or(route.scope), ..route }
 }
 
-/// The address as the kernel is to have it, with the broadcast address that everybody expects of IPv4.
+/// The address as a netlink object, with the usual broadcast address of IPv4.
 pub(super) fn wire_address(net: IpNet, ifindex: u32) -> Address {
     let broadcast = match net {
         IpNet::V4(net) if net.prefix_len() < P2P_PREFIX_LEN => Some(net.broadcast()),
@@ -55,8 +56,11 @@ pub(super) fn wire_address(net: IpNet, ifindex: u32) -> Address {
     Address { broadcast, ..Address::new(ifindex, net) }
 }
 
-/// The routes that keep this one out: those of its table with its destination and metric.
-pub(super) fn rivals(socket: &mut Socket, planned: &PlannedRoute) -> Result<Vec<Route>, NetlinkError> {
+/// The routes that conflict with this one: those of its table with its destination and metric.
+pub(super) fn conflicting_routes(
+    socket: &mut Socket,
+    planned: &PlannedRoute,
+) -> Result<Vec<Route>, NetlinkError> {
     let PlannedRoute { net, metric, table, .. } = *planned;
     let filter = RouteFilter { table: Some(table), ..RouteFilter::default() };
     let mut routes = socket.routes_where(Family::of_net(&net), filter)?;
@@ -65,7 +69,7 @@ pub(super) fn rivals(socket: &mut Socket, planned: &PlannedRoute) -> Result<Vec<
     Ok(routes)
 }
 
-/// The metric that the kernel uses where none was given.
+/// The kernel's default metric if none was given.
 fn effective_metric(net: IpNet, metric: Option<u32>) -> u32 {
     metric.unwrap_or(match net {
         IpNet::V4(_) => 0,

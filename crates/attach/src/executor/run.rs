@@ -1,4 +1,4 @@
-//! One attachment on its way: the steps, one by one, and what they have found out so far.
+//! One attachment in progress: the steps, and what they have found so far.
 
 use russet_addr::Mac;
 use russet_linux::NetNs;
@@ -12,16 +12,16 @@ use crate::birth::Newborn;
 use crate::inspect;
 use crate::plan::{Op, Plan, PlannedRoute, Setting, Side, Step, When};
 
-/// An attachment on its way.
+/// An attachment in progress.
 pub(super) struct Run<'r> {
     pub host: &'r mut Socket,
     pub plan: &'r Plan,
     pub netns: &'r NetNs,
-    /// The veth, where it was created ahead.
+    /// The veth, if it was precreated.
     pub newborn: Option<Newborn>,
     /// Opened when it is first needed.
     pub pod: Option<Socket>,
-    /// The bridge, once its step has been done.
+    /// The bridge, after its step.
     pub bridge: Option<Link>,
     pub ends: Option<Ends>,
     pub record: Record,
@@ -33,11 +33,11 @@ pub(super) struct Ends {
     pub host: Link,
     /// The pod's end, in its namespace.
     pub pod_ifindex: u32,
-    /// What the pod's end was like, where the veth was there before.
+    /// The pod's end as it was, if the veth existed before.
     pub reused: Option<Link>,
 }
 
-/// What is missing below here on a kernel without IPv6.
+/// Prefix of the sysctls that do not exist on a kernel without IPv6.
 const IPV6_SYSCTLS: &str = "net/ipv6/";
 
 // === impl Run ===
@@ -47,7 +47,7 @@ impl<'r> Run<'r> {
         Self { host, plan, netns, newborn, pod: None, bridge: None, ends: None, record: Record::default() }
     }
 
-    /// Does all steps, or says which one failed.
+    /// Executes all steps, or returns the one that failed.
     pub fn carry_out(&mut self, hooks: &mut dyn Hooks) -> Result<Attached, (&'r Step, AttachCause)> {
         let mut last = None;
         for step in &self.plan.steps {
@@ -63,7 +63,7 @@ impl<'r> Run<'r> {
         }
     }
 
-    /// Reverses what has been done; returns what could not be.
+    /// Reverses the changes; returns the errors.
     pub fn undo(&mut self) -> Vec<String> {
         let Self { host, pod, netns, plan, record, .. } = self;
         record.run(&mut World { host, pod: pod.as_mut(), netns, protocol: plan.protocol })
@@ -93,7 +93,7 @@ impl<'r> Run<'r> {
         }
     }
 
-    /// Writes what differs, and remembers the old value of what outlives the veth.
+    /// Writes values that differ, and remembers the old ones of settings that outlive the veth.
     fn write(&mut self, side: Side, settings: &[Setting]) -> Result<(), AttachCause> {
         let newborn = self.ends.as_ref().is_some_and(|ends| ends.reused.is_none());
         for setting in settings {
@@ -103,7 +103,8 @@ impl<'r> Run<'r> {
             let Setting { path, value, when, lasting } = setting;
             let written = match (lasting, newborn) {
                 (true, _) => replace(path, value),
-                // What a fresh link has instead is never what is wanted; unless nothing can be written, but that is found out here, too.
+                // A new link never has the desired value already. If sysctls cannot be written,
+                // this finds it out, too.
                 (false, true) => sysctl::write(path, value)
                     .or_else(|_| sysctl::write_if_different(path, value).map(drop))
                     .map(|()| None),
@@ -122,8 +123,8 @@ impl<'r> Run<'r> {
         Ok(())
     }
 
-    /// Sends one batch. On a veth that was there before, what exists already is good if it is ours, and what did
-    /// not is remembered; a new veth takes everything with it when it is deleted.
+    /// Sends one batch. On an existing veth, objects that exist and are ours are kept, and new ones
+    /// are recorded; a new veth takes everything with it when it is deleted.
     fn send(&mut self, side: Side, ops: &[Op]) -> Result<(), AttachCause> {
         let ends = self.ends()?;
         let (ifindex, old) = match side {
@@ -150,7 +151,7 @@ impl<'r> Run<'r> {
         outcome
     }
 
-    /// Whether something that exists already is what was wanted.
+    /// Whether an existing object is the desired one.
     fn existing(
         &mut self,
         side: Side,
@@ -161,7 +162,7 @@ impl<'r> Run<'r> {
         let Op::Route(route @ PlannedRoute { net, .. }) = op else {
             return if matches!(op, Op::Address(_) | Op::Rule(_)) { Ok(()) } else { Err(error.into()) };
         };
-        let holders = request::rivals(self.socket(side)?, route)?;
+        let holders = request::conflicting_routes(self.socket(side)?, route)?;
         match holders.first() {
             Some(holder) if holder.oif == Some(ifindex) => Ok(()),
             Some(holder) => {
@@ -172,7 +173,7 @@ impl<'r> Run<'r> {
         }
     }
 
-    /// A route in words, with its link by name and index.
+    /// A route as text, with its link by name and index.
     fn describe(&mut self, side: Side, route: &Route) -> String {
         let Some(index) = route.oif else { return format!("{route:?}") };
         let link = self.socket(side).ok().and_then(|socket| inspect::by_index(socket, index).ok().flatten());
@@ -180,8 +181,9 @@ impl<'r> Run<'r> {
         format!("it leads to {name} (index {index}, scope {:?}, protocol {})", route.scope, route.protocol)
     }
 
-    /// Reads both ends once more. Carrier changes are finished asynchronously, and until then the pod's packets are
-    /// dropped and the host end has no link-local address; reading a link makes the kernel finish now (since 6.8).
+    /// Reads both ends once more. Carrier changes are finished asynchronously, and until then the
+    /// pod's packets are dropped and the host end has no link-local address; reading a link makes
+    /// the kernel finish now (since 6.8).
     fn settle(&mut self) -> Result<(), AttachCause> {
         let Ends { host, pod_ifindex, .. } = self.ends()?;
         for (side, ifindex) in [(Side::Pod, *pod_ifindex), (Side::Host, host.index)] {
@@ -226,7 +228,7 @@ impl<'r> Run<'r> {
     }
 }
 
-/// Writes a value where there is another one, which it gives.
+/// Writes a value if it differs, and returns the old one.
 fn replace(path: &str, value: &str) -> Result<Option<String>, SysctlError> {
     let old = sysctl::read(path)?;
     if old == value {

@@ -1,43 +1,44 @@
-//! How often this process has changed the table: whoever keeps a picture of it knows by that whether the picture is still what requests made of it, whatever
-//! the kernel told and whatever of that was lost. Written by `change`, read by the agent's repair of drift.
+//! Counts this process's changes of the table. A caller with a snapshot of the table uses the count
+//! to know whether the snapshot is still what our requests left, independent of kernel events,
+//! which may be lost. Written by `change`, read by the agent's drift repair.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What this process does with the table; whichever namespace it is in.
+/// Changes of the table by this process, in any namespace.
 #[derive(Debug)]
 struct Changes {
     made: u64,
-    under_way: u32,
+    in_progress: u32,
 }
 
-/// A commit under way; over, and counted, when this is dropped.
-pub(super) struct UnderWay(());
+/// A commit in progress; it ends, and is counted, when this is dropped.
+pub(super) struct InProgress(());
 
-static CHANGES: Mutex<Changes> = Mutex::new(Changes { made: 0, under_way: 0 });
+static CHANGES: Mutex<Changes> = Mutex::new(Changes { made: 0, in_progress: 0 });
 
-/// How many commits this process has made, also such as failed: of an answer that was lost nobody knows. None while one is under way, which may or may not
-/// be in the kernel.
+/// Number of commits of this process, including failed ones: if the answer was lost, the result is
+/// unknown. None while one is in progress, which may or may not be in the kernel.
 pub fn changes() -> Option<u64> {
     let changes = counted();
-    (changes.under_way == 0).then_some(changes.made)
+    (changes.in_progress == 0).then_some(changes.made)
 }
 
 /// A commit begins.
-pub(super) fn begin() -> UnderWay {
-    counted().under_way += 1;
-    UnderWay(())
+pub(super) fn begin() -> InProgress {
+    counted().in_progress += 1;
+    InProgress(())
 }
 
 fn counted() -> MutexGuard<'static, Changes> {
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// === impl UnderWay ===
+// === impl InProgress ===
 
-impl Drop for UnderWay {
+impl Drop for InProgress {
     fn drop(&mut self) {
         let mut changes = counted();
-        changes.under_way -= 1;
+        changes.in_progress -= 1;
         changes.made += 1;
     }
 }
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_known_while_a_commit_is_under_way() {
+    fn there_is_no_count_while_a_commit_is_in_progress() {
         let before = changes().unwrap();
         let (one, other) = (begin(), begin());
         drop(one);

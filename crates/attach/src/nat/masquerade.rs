@@ -1,4 +1,5 @@
-//! Pods whose packets take the node's address on their way out of their own network: `ipMasq` of the reference plugins.
+//! Pods whose packets get the node's address when they leave the pod's own network: `ipMasq` of the
+//! reference plugins.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,7 +14,8 @@ use crate::owner::Owner;
 
 const CHAIN: &str = "masq-postrouting";
 
-/// Masquerades what `owner`'s addresses send to anywhere but their own networks and groups.
+/// Masquerades packets of `owner`'s addresses, except those to their own networks and to multicast
+/// groups.
 pub fn masquerade(nft: &mut Nft, owner: &Owner, addresses: &[IpNet]) -> Result<(), NatError> {
     let label = owner.label();
     change(nft, "masquerade a pod", &mut |nft| {
@@ -27,7 +29,7 @@ pub fn masquerade(nft: &mut Nft, owner: &Owner, addresses: &[IpNet]) -> Result<(
             }
             for (set, wanted) in [(pods(family), pod_elements(&mine)), (local(family), local_elements(&mine))]
             {
-                // The addresses were given to this owner: what is left of another one is stale.
+                // The addresses are allocated to this owner, so elements of another one are stale.
                 let ours = |element: &Element| {
                     mine.iter().any(|net| element.key.first() == Some(&net.addr().into()))
                 };
@@ -43,19 +45,19 @@ pub fn masquerade(nft: &mut Nft, owner: &Owner, addresses: &[IpNet]) -> Result<(
     })
 }
 
-/// Forgets an owner's addresses; that there are none is success.
+/// Removes an owner's addresses, if there are any.
 pub fn unmasquerade(nft: &mut Nft, owner: &Owner) -> Result<(), NatError> {
     let wanted = owner.label();
     forget(nft, &|element| label(element) == wanted)
 }
 
-/// Forgets the addresses of a network that no valid owner has.
+/// Removes the addresses of a network's owners that are not valid.
 pub fn collect(nft: &mut Nft, network: &NetworkName, valid: &[Owner]) -> Result<(), NatError> {
     let network = Owner::network_label(network);
     forget(nft, &|element| is_stale(element, &network, valid))
 }
 
-/// Whether all of these addresses of the owner's are masqueraded.
+/// Whether all of these addresses of the owner are masqueraded.
 pub fn masqueraded(nft: &mut Nft, owner: &Owner, addresses: &[IpNet]) -> Result<bool, NatError> {
     let wanted = owner.label();
     for net in addresses {
@@ -69,7 +71,7 @@ pub fn masqueraded(nft: &mut Nft, owner: &Owner, addresses: &[IpNet]) -> Result<
     Ok(true)
 }
 
-/// Whose addresses are masqueraded.
+/// The owners of masqueraded addresses.
 pub(super) fn addresses(nft: &mut Nft) -> Result<Vec<(String, Option<IpAddr>)>, NatError> {
     let mut found = Vec::new();
     for family in Family::BOTH {
@@ -81,7 +83,7 @@ pub(super) fn addresses(nft: &mut Nft) -> Result<Vec<(String, Option<IpAddr>)>, 
     Ok(found)
 }
 
-/// Forgets what is labelled so.
+/// Removes the elements with these labels.
 pub(super) fn forget_labelled(nft: &mut Nft, labels: &BTreeSet<String>) -> Result<(), NatError> {
     forget(nft, &|element| labels.contains(label(element)))
 }
@@ -143,7 +145,7 @@ fn local_elements(addresses: &[IpNet]) -> Vec<Element> {
     addresses.iter().map(both).collect()
 }
 
-/// Packets to groups keep their source, as they do with the Go plugin.
+/// Packets to multicast groups keep their source, as with the Go plugin.
 fn groups(family: Family) -> IpNet {
     match family {
         Family::V4 => IpNet::V4(ipnet::Ipv4Net::new_assert(std::net::Ipv4Addr::new(224, 0, 0, 0), 4)),

@@ -1,7 +1,8 @@
-//! Ports of the node that lead to pods: what the plugin `portmap` publishes.
+//! Ports of the node that lead to pods, for the plugin `portmap`.
 //!
-//! A verdict map finds the pod's chain by address, protocol and port, however many are published; a second map stands for all addresses of the node and is
-//! asked after it. A key can be there once, so a port that is taken is an error at ADD and not a matter of age.
+//! A verdict map finds the pod's chain by address, protocol and port, however many are published; a
+//! second map for all addresses of the node is used after it. A key exists only once, so a port
+//! that is in use is an error of ADD, and not silently shadowed.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,19 +17,20 @@ use super::{NatError, change, elements, is_stale, label, table};
 use crate::naming;
 use crate::owner::Owner;
 
-/// What a container publishes.
+/// The ports that a container publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publication {
-    /// Whose it is.
+    /// The owner.
     pub owner: Owner,
     /// The ports.
     pub rules: Vec<PortRule>,
-    /// The pod's addresses with their networks: from there, and from the node's 127.0.0.1, packets get the node's address, or their answers would not
-    /// come back this way. None if nobody wants that.
+    /// The pod's addresses with their networks: packets from there, and from the node's 127.0.0.1,
+    /// get the node's address, because their answers would not come back through the node
+    /// otherwise. None if this is not wanted.
     pub hairpin: Vec<IpNet>,
-    /// Packets from everywhere get the node's address.
+    /// All packets get the node's address.
     pub masquerade_all: bool,
-    /// Packets for which one of these does not hold are left alone.
+    /// Packets that do not match all of these are ignored.
     pub conditions: Vec<Condition>,
 }
 
@@ -47,14 +49,14 @@ pub struct PortRule {
     pub to_port: u16,
 }
 
-/// What a packet must be like.
+/// A condition on a packet's addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Condition {
     /// The prefix.
     pub net: IpNet,
-    /// It is the source's; else the destination's.
+    /// The source must match; otherwise the destination.
     pub source: bool,
-    /// It must not be in it.
+    /// The condition is negated.
     pub not: bool,
 }
 
@@ -64,12 +66,12 @@ pub enum PublishError {
     /// nf_tables.
     #[error(transparent)]
     Nat(#[from] NatError),
-    /// Somebody else has the port.
+    /// Another owner has the port.
     #[error("{port} is published by {owner} already")]
     Taken {
-        /// The port, in words.
+        /// The port as text.
         port: String,
-        /// Whose it is.
+        /// Its owner.
         owner: String,
     },
 }
@@ -78,20 +80,21 @@ const PREROUTING: &str = "ports-prerouting";
 const OUTPUT: &str = "ports-output";
 const POSTROUTING: &str = "ports-postrouting";
 const GUARD: &str = "ports-guard";
-/// Where packets to the node's own addresses are looked up.
+/// The chain that looks up packets to the node's own addresses.
 const LOOKUP: &str = "ports-lookup";
-/// Begins the name of every chain of one container.
+/// Prefix of the chains of one container.
 const CHAIN_PREFIX: &str = "ports-of-";
 /// Digits of a hash in a chain's name.
 const CHAIN_CHARS: usize = 24;
-/// The node's own addresses of which only the node may know.
+/// Addresses of the node that only the node itself may use.
 const LOOPBACK: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
 
-/// Publishes ports; those that the owner had published before go. What is left of containers whose address this one has now goes, too.
+/// Publishes ports and removes earlier ones of the owner, and stale ones of containers that had its
+/// address.
 pub fn publish(nft: &mut Nft, what: &Publication) -> Result<(), PublishError> {
     let mut taken = None;
     let done = change(nft, "publish ports", &mut |nft| {
-        let present = Present::read(nft)?;
+        let present = PublishedPorts::read(nft)?;
         let own = what.owner.label();
         let ours: BTreeSet<IpAddr> = what.rules.iter().map(|rule| rule.to).collect();
         let dead: BTreeSet<&str> = (present.elements.iter())
@@ -127,33 +130,33 @@ pub fn publish(nft: &mut Nft, what: &Publication) -> Result<(), PublishError> {
     Ok(forget_flows(&what.rules)?)
 }
 
-/// Takes back what an owner has published; that there is nothing is success.
+/// Removes the ports of an owner, if there are any.
 pub fn unpublish(nft: &mut Nft, owner: &Owner) -> Result<(), NatError> {
     let wanted = owner.label();
     withdraw(nft, &|element| label(element) == wanted)
 }
 
-/// Takes back what is published for a network's containers that are not valid.
+/// Removes the ports of a network's containers that are not valid.
 pub fn collect_ports(nft: &mut Nft, network: &NetworkName, valid: &[Owner]) -> Result<(), NatError> {
     let network = Owner::network_label(network);
     withdraw(nft, &|element| is_stale(element, &network, valid))
 }
 
-/// Whose ports lead where.
+/// The owners of published ports, and their addresses.
 pub(super) fn addresses(nft: &mut Nft) -> Result<Vec<(String, Option<IpAddr>)>, NatError> {
-    let present = Present::read(nft)?;
+    let present = PublishedPorts::read(nft)?;
     Ok(present.elements.iter().map(|(_, element)| (label(element).to_owned(), target(element))).collect())
 }
 
-/// Takes back what is labelled so.
+/// Removes the elements with these labels.
 pub(super) fn forget(nft: &mut Nft, labels: &BTreeSet<String>) -> Result<(), NatError> {
     withdraw(nft, &|element| labels.contains(label(element)))
 }
 
-/// What is missing of a publication, in words.
+/// What is missing of a publication, as text.
 pub fn unpublished(nft: &mut Nft, what: &Publication) -> Result<Vec<String>, NatError> {
     let own = what.owner.label();
-    let present = Present::read(nft)?;
+    let present = PublishedPorts::read(nft)?;
     let has = |set: &Set, wanted: &Element| {
         let mut all = present.elements.iter();
         all.any(|(s, e)| s.name == set.name && e.key == wanted.key && label(e) == own)
@@ -177,7 +180,7 @@ pub fn unpublished(nft: &mut Nft, what: &Publication) -> Result<Vec<String>, Nat
 fn withdraw(nft: &mut Nft, unwanted: &dyn Fn(&Element) -> bool) -> Result<(), NatError> {
     let mut flows = Vec::new();
     change(nft, "take back published ports", &mut |nft| {
-        let present = Present::read(nft)?;
+        let present = PublishedPorts::read(nft)?;
         let owners: BTreeSet<&str> =
             present.elements.iter().map(|(_, element)| element).filter(|e| unwanted(e)).map(label).collect();
         flows = (present.elements.iter())
@@ -191,7 +194,8 @@ fn withdraw(nft: &mut Nft, unwanted: &dyn Fn(&Element) -> bool) -> Result<(), Na
     forget_flows(&flows)
 }
 
-/// UDP has no end: a client that keeps sending would keep its old way, or its lack of one.
+/// UDP has no end of a connection: packets of an active client would keep their old translation, or
+/// none.
 fn forget_flows(rules: &[PortRule]) -> Result<(), NatError> {
     let udp: Vec<&PortRule> = rules.iter().filter(|rule| rule.protocol == L4::Udp).collect();
     if udp.is_empty() {
@@ -213,15 +217,15 @@ fn forget_flows(rules: &[PortRule]) -> Result<(), NatError> {
     Ok(())
 }
 
-/// All that is published.
-struct Present {
+/// All published ports.
+struct PublishedPorts {
     elements: Vec<(Set, Element)>,
     chains: Vec<String>,
 }
 
-// === impl Present ===
+// === impl PublishedPorts ===
 
-impl Present {
+impl PublishedPorts {
     fn read(nft: &mut Nft) -> Result<Self, NatError> {
         let mut all = Vec::new();
         for set in Family::BOTH.into_iter().flat_map(sets) {
@@ -280,9 +284,9 @@ fn add_chains(transaction: &mut Transaction) {
         let back = back.is_in(&[Field::Saddr(family), Field::Daddr(family)], hairpin.name);
         transaction.add_rule(&back.masquerade(Masquerade::default()));
     }
-    // With route_localnet a neighbour could otherwise reach what listens on 127.0.0.1 only.
-    let strange = Rule::new(&guard).daddr(LOOPBACK).iif_not(&IfName::loopback());
-    transaction.add_rule(&strange.drop());
+    // With route_localnet a neighbour could otherwise reach listeners on 127.0.0.1.
+    let foreign_loopback = Rule::new(&guard).daddr(LOOPBACK).iif_not(&IfName::loopback());
+    transaction.add_rule(&foreign_loopback.drop());
 }
 
 fn add_rules(transaction: &mut Transaction, what: &Publication) {
@@ -345,7 +349,7 @@ fn wanted(what: &Publication) -> Vec<(Set, Element)> {
     all
 }
 
-/// Ports of one address; ports of all; sources and pods between which the node's address is needed.
+/// Ports of one address; ports of all addresses; pairs that need the node's address as source.
 fn sets(family: Family) -> [Set; 3] {
     let (addressed, any, hairpin) = match family {
         Family::V4 => ("ports-addressed4", "ports-any4", "ports-hairpin4"),
@@ -368,12 +372,12 @@ fn chain_name(label: &str) -> String {
     format!("{CHAIN_PREFIX}{}", naming::hex(label.as_bytes(), CHAIN_CHARS))
 }
 
-/// The pod's address that an element's comment names.
+/// The pod's address in an element's comment.
 fn target(element: &Element) -> Option<IpAddr> {
     element.comment.as_deref()?.split_once(' ')?.1.parse().ok()
 }
 
-/// The port that an element stands for; the pod's own is not in it.
+/// The port of an element; the pod's own port is not in it.
 fn port_rule(element: &Element) -> Option<PortRule> {
     let number = |part: &KeyPart| part.bytes().0.to_vec();
     let (host_ip, protocol, port) = match element.key.as_slice() {
@@ -386,7 +390,7 @@ fn port_rule(element: &Element) -> Option<PortRule> {
     Some(PortRule { protocol, host_ip, host_port, to: target(element)?, to_port: 0 })
 }
 
-/// In words, for errors.
+/// As text, for errors.
 fn shown(element: &Element) -> String {
     match port_rule(element) {
         Some(PortRule { protocol, host_ip: Some(ip), host_port, .. }) => {

@@ -1,8 +1,9 @@
 //! Host ports that the reference plugin `portmap` published in nf_tables: chains that iptables-nft keeps there, and tables called `cni_hostport`
 //! (versions 0.9 to 1.9 write the same chains, 1.6 and later the tables too).
 //!
-//! They are evaluated before ours, so a container that our `portmap` deletes or publishes again takes them along. Rules of legacy iptables are not in
-//! nf_tables: `plugins::portmap` looks at those itself.
+//! They are evaluated before Russet's rules, so our `portmap` also removes them when it deletes a
+//! container or publishes its ports again. Rules of legacy iptables are not in nf_tables:
+//! `plugins::portmap` handles those itself.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +35,7 @@ const HOSTPORTS: &str = "cni_hostport";
 const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];
 const DNAT_CHAINS: [&str; 2] = [CHAINS[0], CHAINS[1]];
 
-/// Removes what the reference plugin has of one container; that there is nothing is success.
+/// Removes the rules of the reference plugin for one container, if there are any.
 pub fn remove_reference_ports(nft: &mut Nft, ports: &ReferencePorts) -> Result<(), NatError> {
     change(nft, "remove host ports of the reference portmap", &mut |nft| {
         let mut transaction = Transaction::new();
@@ -52,7 +53,7 @@ pub fn remove_reference_ports(nft: &mut Nft, ports: &ReferencePorts) -> Result<(
     })
 }
 
-/// How many port translations to addresses of a family packets of one container's ports can reach.
+/// How many port translations of one container can reach addresses of a family.
 pub fn count_reference_ports(
     nft: &mut Nft,
     ports: &ReferencePorts,
@@ -76,7 +77,7 @@ pub fn reference_comments(nft: &mut Nft) -> Result<BTreeSet<String>, NatError> {
     Ok(comments)
 }
 
-/// The containers with rules in the plugin's own tables, which do not say of which network they are.
+/// The containers with rules in the plugin's own tables, which do not name the network.
 pub fn reference_containers(nft: &mut Nft) -> Result<BTreeSet<String>, NatError> {
     let mut containers = BTreeSet::new();
     for (family, chain) in
@@ -88,7 +89,8 @@ pub fn reference_containers(nft: &mut Nft) -> Result<BTreeSet<String>, NatError>
     Ok(containers)
 }
 
-/// The network and the container that a comment names; none if it was cut off at the 255 bytes that iptables keeps.
+/// The network and the container in a comment; none if it was cut off at the 255 bytes that
+/// iptables stores.
 pub fn reference_comment(text: &str) -> Option<(&str, &str)> {
     let rest = text.strip_prefix("dnat name: \"")?;
     let (network, rest) = rest.split_once("\" id: \"")?;
@@ -143,7 +145,7 @@ fn commented(
     Ok(found)
 }
 
-/// Older programs of iptables write an extension where newer ones write nf_tables' own expression.
+/// Older versions of iptables write an extension where newer ones write nf_tables' own expression.
 fn translates(rule: &RuleInfo) -> bool {
     rule.expressions.iter().any(|name| name == "nat" || name == "target DNAT")
 }

@@ -1,4 +1,4 @@
-//! Plans in words: what golden tests compare and what debugging shows.
+//! Plans as text, for golden tests and debugging.
 
 use std::fmt;
 
@@ -67,7 +67,7 @@ impl fmt::Display for Step {
 // === impl Plan ===
 
 impl Plan {
-    /// The one-line description of a step, as it stands in errors and in the plan's text.
+    /// One line for a step, as in errors and in the plan's text.
     fn describe(&self, f: &mut fmt::Formatter<'_>, step: &Step) -> fmt::Result {
         writeln!(f, "{step}")?;
         match step {

@@ -1,4 +1,4 @@
-//! Carries fixes out: sysctls one by one, everything else in batches; goes on after an error.
+//! Applies fixes: sysctls one by one, everything else in batches; continues after an error.
 
 use russet_addr::Mac;
 use russet_linux::NetNsError;
@@ -9,7 +9,7 @@ use super::{Fix, Remedy};
 use crate::executor::{AttachCause, prepare_bridge, push, wire_route};
 use crate::plan::{Bridge, Op};
 
-/// Why something could not be put back.
+/// Why something could not be restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The kernel refused.
@@ -31,7 +31,7 @@ pub enum RestoreError {
     },
 }
 
-/// Puts back what `fixes` say, in order, and says of each how it went. The thread must be in the namespace of `host`.
+/// Applies `fixes` in order and returns each result. The thread must be in the namespace of `host`.
 pub fn restore(host: &mut Socket, fixes: &[Fix]) -> Vec<Result<(), RestoreError>> {
     let mut results = Vec::with_capacity(fixes.len());
     let mut rest = fixes;
@@ -60,7 +60,7 @@ pub fn restore(host: &mut Socket, fixes: &[Fix]) -> Vec<Result<(), RestoreError>
 fn restore_bridge(host: &mut Socket, fix: &Fix, bridge: &Bridge) -> Result<(), RestoreError> {
     let bridge = prepare_bridge(host, bridge)
         .map_err(|cause| RestoreError::Bridge { name: bridge.name.to_string(), cause })?;
-    // Its ports have left a bridge that was deleted.
+    // A bridge that was deleted has lost its ports.
     let mut batch = Batch::new();
     batch.set_link(&LinkSet { master: Some(bridge.index), ..LinkSet::index(fix.ifindex) });
     host.execute(&batch).map_err(|error| NetlinkError::from(error).into())
@@ -76,7 +76,7 @@ fn send(host: &mut Socket, fixes: &[Fix]) -> Vec<Result<(), RestoreError>> {
             Remedy::Mac => batch.set_link(&LinkSet { mac: Some(Mac::GATEWAY), ..link }),
             Remedy::Mtu(mtu) => batch.set_link(&LinkSet { mtu_bytes: Some(*mtu), ..link }),
             Remedy::Join(bridge) => batch.set_link(&LinkSet { master: Some(*bridge), ..link }),
-            // Whatever somebody put in its place gives way.
+            // A route that another program put in its place is replaced.
             Remedy::Op(Op::Route(route)) => {
                 batch.replace_route(&wire_route(route, fix.ifindex, fix.protocol))
             }

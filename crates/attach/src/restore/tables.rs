@@ -1,4 +1,4 @@
-//! The node's tables in one reading, as far as pods' host ends are concerned.
+//! The node's tables in one reading, as far as they concern pods' host ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::inspect;
 use crate::owner::Owner;
 use crate::plan::{Bridge, Op, Plan, Setting};
 
-/// What the kernel holds.
+/// The content of the tables.
 #[derive(Debug, Default)]
 pub struct Tables {
     links: BTreeMap<String, Link>,
@@ -27,7 +27,7 @@ pub struct Tables {
 // === impl Tables ===
 
 impl Tables {
-    /// Reads them: a dump for each, whatever the number of pods.
+    /// Reads them: one dump for each, whatever the number of pods.
     pub fn read(host: &mut Socket) -> Result<Self, NetlinkError> {
         let mut tables = Self::default();
         for link in host.links()? {
@@ -88,7 +88,8 @@ impl Tables {
                 .any(|found| found.address == wanted.address && found.mac == Some(wanted.mac)),
             Op::Route(route) => {
                 let wanted = wire_route(route, link.index, plan.protocol);
-                // Whoever made it is good; the kernel shows IPv6 routes with the metric that it chose.
+                // Any protocol is accepted; the kernel shows IPv6 routes with the metric that it
+                // chose.
                 self.routes.get(&link.index).into_iter().flatten().any(|found| {
                     found.dst == wanted.dst
                         && found.table == wanted.table
@@ -96,12 +97,12 @@ impl Tables {
                         && wanted.metric.is_none_or(|metric| found.metric == Some(metric))
                 })
             }
-            // The node's side of no plan has these.
+            // No plan has these on the node's side.
             Op::Address(_) | Op::Rule(_) => true,
         }
     }
 
-    /// Whether a sysctl of the link is as it should be, where netlink tells it.
+    /// Whether a sysctl of the link has the desired value, if netlink reports it.
     pub(super) fn setting(&self, link: &Link, setting: &Setting) -> Option<bool> {
         let (rest, knob) = setting.path.rsplit_once('/')?;
         let family = match rest.strip_suffix(link.name.as_str())? {
@@ -120,7 +121,7 @@ impl Tables {
     }
 }
 
-/// A kernel without IPv6 has nothing of it.
+/// A kernel without IPv6 has no entries.
 fn listed<T>(result: Result<Vec<T>, NetlinkError>) -> Result<Vec<T>, NetlinkError> {
     match result {
         Err(error) if error.is_unsupported() => Ok(Vec::new()),

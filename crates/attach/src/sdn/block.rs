@@ -1,5 +1,6 @@
-//! What a pod may not reach, in its own nf_tables, as the stock plugin has it: new connections to the machine configuration server, and everything of
-//! the cloud's metadata address but DNS (cni-runtime.md section 4.2, step 9).
+//! The packet filter of a pod, in its own nf_tables, as in the stock plugin: no new connections to
+//! the machine configuration server, and nothing of the cloud's metadata address except DNS
+//! (cni-runtime.md section 4.2, step 9).
 
 use std::net::Ipv4Addr;
 
@@ -14,10 +15,10 @@ use super::{SdnError, doing};
 /// The machine configuration server's ports.
 const MACHINE_CONFIG_PORTS: std::ops::RangeInclusive<u16> = 22623..=22624;
 const DNS_PORT: u16 = 53;
-/// Where a transport header has the destination port, and TCP its flags.
+/// Offsets in the transport header: the destination port, and TCP's flags.
 const DPORT_OFFSET: u32 = 2;
 const TCP_FLAGS_OFFSET: u32 = 13;
-/// FIN, SYN, RST and ACK; a packet that opens a connection has SYN alone.
+/// FIN, SYN, RST and ACK; a packet that opens a connection has only SYN.
 const TCP_FLAGS: u8 = 0x17;
 const TCP_SYN: u8 = 0x02;
 
@@ -26,7 +27,7 @@ fn table() -> Table {
     Table::new(TableFamily::Ip, "openshift-block-output")
 }
 
-/// Puts the table into the thread's namespace, in place of one that is there; whether there was none.
+/// Installs the table in the thread's namespace, or replaces it; returns whether there was none.
 pub(super) fn install(metadata: Ipv4Addr) -> Result<bool, SdnError> {
     let mut nft = Nft::open().map_err(doing("open nf_tables"))?;
     let fresh = !is_there(&mut nft)?;
@@ -48,7 +49,7 @@ pub(super) fn install(metadata: Ipv4Addr) -> Result<bool, SdnError> {
     Ok(fresh)
 }
 
-/// Takes it out again; that there is none is success.
+/// Removes it, if it exists.
 pub(super) fn remove() -> Result<(), SdnError> {
     // A kernel without nf_tables has no table of ours.
     let Ok(mut nft) = Nft::open() else { return Ok(()) };

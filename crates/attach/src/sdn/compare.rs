@@ -1,4 +1,4 @@
-//! How a pod's interface differs from what [`Interface`](super::Interface) made: CHECK.
+//! The differences of a pod's interface from what [`Interface`](super::Interface) made, for CHECK.
 
 use std::net::Ipv4Addr;
 
@@ -10,7 +10,7 @@ use russet_netlink::{RouteFilter, Socket};
 use super::{SdnError, Settings, block, doing, mac_of, route};
 use crate::inspect;
 
-/// Every difference, in words; none when the interface is as it was made. `mtu` is that of both ends, where it is known.
+/// Every difference as text; none if it is unchanged. `mtu` is that of both ends, if it is known.
 pub fn compare(
     netns: &NetNs,
     ifname: &IfName,
@@ -45,7 +45,8 @@ fn lost_routes(pod: &mut Socket, oif: u32, settings: &Settings) -> Result<Vec<St
     let all = pod.routes_where(Family::V4, RouteFilter::default()).map_err(doing("read the pod's routes"))?;
     let lost = |(dst, via): &&(Ipv4Net, Option<Ipv4Addr>)| {
         let wanted = route(oif, *dst, *via, None);
-        // What was there before the interface was left as it is, so that only the destination counts, and the gateway where there is one.
+        // Routes that existed before the interface were kept, so only the destination counts, and
+        // the gateway if there is one.
         !all.iter().any(|route| route.dst == wanted.dst && (via.is_none() || route.gateway == wanted.gateway))
     };
     let shown = |(dst, via): &(Ipv4Net, Option<Ipv4Addr>)| match via {

@@ -1,4 +1,5 @@
-//! A pod's own interface on one of the node's networks, for egress routers (cni-runtime.md section 4.3). The server makes it before the plugin goes on.
+//! A pod's own interface on one of the node's networks, for egress routers (cni-runtime.md section
+//! 4.3). The server creates it before the plugin continues.
 
 use ipnet::IpNet;
 use russet_addr::{Family, IfName};
@@ -12,7 +13,7 @@ use crate::inspect;
 /// Why a macvlan0 could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MacvlanError {
-    /// Nobody said which link, and no route says it either.
+    /// No link was named, and there is no default route.
     #[error("failed to find default route interface")]
     NoDefaultRoute,
     /// There is no such link.
@@ -23,7 +24,7 @@ pub enum MacvlanError {
     Sdn(#[from] SdnError),
 }
 
-/// `IFLA_MACVLAN_MODE` with `MACVLAN_MODE_PRIVATE`: no frame goes from one macvlan of a parent to another.
+/// `IFLA_MACVLAN_MODE` with `MACVLAN_MODE_PRIVATE`: no frames between two macvlans of a parent.
 const PRIVATE_MODE: [u8; 8] = {
     let [a, b] = 8_u16.to_ne_bytes();
     let [c, d] = 1_u16.to_ne_bytes();
@@ -31,7 +32,8 @@ const PRIVATE_MODE: [u8; 8] = {
     [a, b, c, d, e, f, g, h]
 };
 
-/// Puts a macvlan0 into a pod, on `parent` or, without one, on the link of the node's default route. It is down; the plugin raises it.
+/// Adds a macvlan0 to a pod, on `parent` or, without one, on the link of the node's default route.
+/// It is down; the plugin sets it up.
 pub fn add_macvlan(netns: &NetNs, parent: Option<&str>) -> Result<(), MacvlanError> {
     refuse_own(netns)?;
     let mut host = Socket::route().map_err(doing("open a netlink socket"))?;
@@ -52,7 +54,7 @@ pub fn add_macvlan(netns: &NetNs, parent: Option<&str>) -> Result<(), MacvlanErr
     made.map_err(doing("create macvlan0")).map_err(MacvlanError::from)
 }
 
-/// Takes it out again; that there is none is success.
+/// Removes it, if it exists.
 pub fn remove_macvlan(netns: &NetNs) -> Result<(), SdnError> {
     refuse_own(netns)?;
     let mut pod = netns.with(Socket::route)?.map_err(doing("open a netlink socket"))?;

@@ -1,4 +1,4 @@
-//! A node in a namespace of its own, pods in named ones, and what both look like from outside.
+//! A node in its own namespace, pods in named ones, and functions that read their state.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node that forwards and, on purpose, has no default route.
+    /// A node that forwards and deliberately has no default route.
     pub fn new() -> Self {
         testkit::run("ip", &["link", "set", "lo", "up"]);
         for path in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
@@ -69,7 +69,7 @@ pub fn interface(
     }
 }
 
-/// The DEL that belongs to an ADD.
+/// The DEL for an ADD.
 pub fn detachment(attachment: &Attachment, removal: Removal) -> Detachment {
     Detachment {
         container: attachment.container.clone(),

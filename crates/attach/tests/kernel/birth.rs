@@ -11,7 +11,7 @@ fn born(node: &mut Node, netns: &NetNs) -> Option<Newborn> {
 
 #[test]
 #[ignore = "kernel: root and ping"]
-fn what_was_born_without_addresses_becomes_the_interface_that_has_them() {
+fn a_precreated_veth_becomes_the_interface_with_addresses() {
     on_a_node(|node| {
         let pod = namespace("p");
         let newborn = born(node, &pod);
@@ -23,7 +23,7 @@ fn what_was_born_without_addresses_becomes_the_interface_that_has_them() {
         assert_eq!(check(&wanted, &mut node.socket, &pod).unwrap(), []);
         node.attach(&attachment("c2", "db-0", &["10.1.0.2"]), &namespace("other"));
         ping("p", "10.1.0.2");
-        // It is nobody's to forsake any more.
+        // It has an owner and is not deleted any more.
         forsake(&mut node.socket, &newborn.unwrap()).unwrap();
         assert_eq!(check(&wanted, &mut node.socket, &pod).unwrap(), []);
     });
@@ -31,7 +31,7 @@ fn what_was_born_without_addresses_becomes_the_interface_that_has_them() {
 
 #[test]
 #[ignore = "kernel: root"]
-fn what_is_forsaken_leaves_nothing_as_often_as_it_is() {
+fn deleting_a_precreated_veth_is_idempotent() {
     on_a_node(|node| {
         let pod = namespace("p");
         let before = snapshot("p");
@@ -46,7 +46,7 @@ fn what_is_forsaken_leaves_nothing_as_often_as_it_is() {
 
 #[test]
 #[ignore = "kernel: root"]
-fn nothing_is_born_where_something_is_in_the_way() {
+fn no_veth_is_precreated_if_a_link_is_in_the_way() {
     on_a_node(|node| {
         let pod = namespace("p");
         node.attach(&attachment("c1", "web-0", &["10.1.0.1"]), &pod);

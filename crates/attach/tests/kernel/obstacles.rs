@@ -1,4 +1,4 @@
-//! Links that are in the way: ours make room or are kept, anybody else's are an error and stay as they are.
+//! Links in the way: Russet's are removed or kept, foreign ones are an error and stay unchanged.
 
 use russet_attach::{
     Attachment, Dialect, Executor, Hooks, Refusal, Removal, Step, check, detach, list, plan,
@@ -43,7 +43,7 @@ fn in_calicos_dialect_a_link_with_the_host_ends_name_is_replaced() {
 
 #[test]
 #[ignore = "kernel: root"]
-fn in_calicos_dialect_what_calicos_own_plugin_wired_is_replaced_and_removed() {
+fn in_calicos_dialect_interfaces_of_calicos_plugin_are_replaced_and_removed() {
     // calico-cni.md sections 3.3, step 1, and 3.6
     on_a_node(|node| {
         let pod = namespace("p");
@@ -61,7 +61,7 @@ fn in_calicos_dialect_what_calicos_own_plugin_wired_is_replaced_and_removed() {
 
 #[test]
 #[ignore = "kernel: root and ping"]
-fn an_interface_that_somebody_else_put_into_the_pod_is_an_error_and_stays() {
+fn a_foreign_interface_in_the_pod_is_an_error_and_stays() {
     on_a_node(|node| {
         let (p, b) = (namespace("p"), namespace("b"));
         node.attach(&attachment("c1", "web-0", &["10.1.0.1"]), &p);
@@ -86,7 +86,7 @@ fn an_interface_that_somebody_else_put_into_the_pod_is_an_error_and_stays() {
 
 #[test]
 #[ignore = "kernel: root and ping"]
-fn the_old_sandbox_of_the_same_pod_makes_room() {
+fn the_link_of_an_old_sandbox_of_the_same_pod_is_removed() {
     // calico-cni.md sections 3.1 and 5.1, oracle 47
     on_a_node(|node| {
         let (old, new, b) = (namespace("old"), namespace("new"), namespace("b"));
@@ -144,7 +144,7 @@ fn a_route_that_leads_elsewhere_is_an_error_that_names_its_holder() {
 
 #[test]
 #[ignore = "kernel: root"]
-fn a_pods_path_that_leads_to_the_node_by_now_is_refused() {
+fn a_netns_path_that_leads_to_the_node_is_refused() {
     // cni-runtime.md, plugins#714: a PID was reused
     on_a_node(|node| {
         let own = NetNs::current().unwrap();
@@ -173,7 +173,7 @@ fn two_interfaces_of_a_container_cannot_share_a_host_end() {
     });
 }
 
-/// Stops after the veth exists, the way a killed process does: nothing is undone.
+/// Stops once the veth exists, like a killed process: nothing is undone.
 struct Killed;
 
 impl Hooks for Killed {
@@ -197,7 +197,7 @@ fn what_a_killed_add_left_makes_room() {
         node.attach(&wanted, &pod);
         assert_eq!(check(&wanted, &mut node.socket, &pod).unwrap(), []);
         detach(&mut node.socket, &detachment(&wanted, Removal::Synchronous), Some(&pod)).unwrap();
-        // Killed even before the alias was written: the link says only that it is newborn.
+        // Killed before the alias was written: the link is only precreated.
         let make = ["link", "add", "russa4fc3c48bd8", "address", "ee:ee:ee:ee:ee:ee", "group", "7272"];
         run("ip", &[&make[..], &["type", "veth", "peer", "name", "eth0", "netns", "p"]].concat());
         node.attach(&wanted, &pod);

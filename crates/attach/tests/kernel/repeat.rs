@@ -1,4 +1,4 @@
-//! An ADD repeated: the same veth comes back, with whatever was missing.
+//! A repeated ADD finds the same veth and restores what was missing.
 
 use russet_attach::{Attachment, Executor, Hooks, Refusal, Step, adopt, check, plan};
 use russet_testkit::run;
@@ -84,7 +84,7 @@ impl Hooks for FailAt {
 
 #[test]
 #[ignore = "kernel: root"]
-fn a_second_add_that_fails_leaves_the_first_as_it_was() {
+fn a_second_add_that_fails_leaves_the_first_unchanged() {
     // calico-cni.md section 5.1, oracle 21
     on_a_node(|node| {
         let pod = namespace("p");
@@ -114,18 +114,18 @@ fn fail(node: &mut Node, attachment: &Attachment, step: usize) {
 
 #[test]
 #[ignore = "kernel: root"]
-fn what_is_completely_wired_is_taken_over_as_it_was_wired_and_nothing_else() {
+fn adopt_returns_complete_wirings_only() {
     on_a_node(|node| {
         let wanted = attachment("c1", "web-0", &["10.1.0.1", "fd00::1"]);
         node.attach(&wanted, &namespace("p"));
         let half = attachment("c2", "web-1", &["10.1.0.2"]);
         node.attach(&half, &namespace("q"));
-        // Up last: this one's ADD was killed before that.
+        // The host end comes up last: this one's ADD was killed before that.
         run("ip", &["link", "set", half.host_name.as_str(), "down"]);
         let adopted = adopt(&mut node.socket).unwrap();
         assert_eq!(adopted.len(), 1, "{adopted:?}");
         let mut taken = adopted[0].attachment.clone().unwrap();
-        // The kernel does not know pods.
+        // The kernel has no pod names.
         assert_eq!((taken.pod.take(), taken.sync_delete), (None, false));
         assert_eq!(taken, Attachment { pod: None, sync_delete: false, ..wanted });
     });

@@ -1,4 +1,4 @@
-//! What something else takes from the node's side of pods, and how it comes back.
+//! What other programs remove from pods' host ends, and how it is restored.
 
 use russet_attach::restore::{Depth, Fix, Tables, differences, restore};
 use russet_attach::{
@@ -14,7 +14,7 @@ fn compare(host: &mut Socket, plans: &[Plan], depth: Depth) -> Vec<Fix> {
     differences(plans, &Tables::read(host).unwrap(), depth)
 }
 
-/// Compares, restores, and finds nothing afterwards; gives what was found.
+/// Compares, restores, and checks that no difference is left; returns the differences found.
 #[track_caller]
 fn repaired(host: &mut Socket, plans: &[Plan], depth: Depth) -> Vec<String> {
     let fixes = compare(host, plans, depth);
@@ -34,7 +34,7 @@ fn two_pods(dialect: Dialect) -> [Attachment; 2] {
 
 #[test]
 #[ignore = "kernel: root, ip and ping"]
-fn whatever_somebody_takes_from_a_host_end_comes_back() {
+fn everything_removed_from_a_host_end_is_restored() {
     for dialect in [Dialect::Native, Dialect::Calico] {
         on_a_node(|node| {
             let pods = two_pods(dialect);
@@ -54,7 +54,7 @@ fn whatever_somebody_takes_from_a_host_end_comes_back() {
                 (&["link", "set", name, "mtu", "1400"], Depth::Tables, 1),
                 (&["link", "set", name, "address", "02:00:00:00:00:07"], Depth::Tables, 1),
                 (&["link", "set", name, "alias", ""], Depth::Tables, 1),
-                // Its routes, and its neighbours, vanish with that.
+                // Its routes and neighbours vanish with that.
                 (&["link", "set", name, "down"], Depth::Tables, 3),
                 (&["link", "set", name, "name", "vandal0"], Depth::Tables, 1),
             ] {
@@ -70,7 +70,7 @@ fn whatever_somebody_takes_from_a_host_end_comes_back() {
 
 #[test]
 #[ignore = "kernel: root"]
-fn what_an_agent_takes_over_at_its_start_is_kept_as_it_is_also_with_a_mac_that_somebody_chose() {
+fn an_adopted_interface_has_no_differences_even_with_a_configured_mac() {
     for dialect in [Dialect::Native, Dialect::Calico] {
         on_a_node(|node| {
             let [pod, other] = two_pods(dialect);
@@ -101,14 +101,14 @@ fn sysctls_of_host_ends_come_back() {
         let name = pods[0].host_name.as_str();
         let mut host = Socket::route().unwrap();
         for (path, bad, depth) in [
-            // The kernel tells these by netlink.
+            // The kernel reports these by netlink.
             (format!("net/ipv4/conf/{name}/forwarding"), "0", Depth::Tables),
             (format!("net/ipv4/conf/{name}/proxy_arp"), "0", Depth::Tables),
             (format!("net/ipv4/conf/{name}/rp_filter"), "2", Depth::Tables),
             (format!("net/ipv6/conf/{name}/forwarding"), "0", Depth::Tables),
             (format!("net/ipv6/conf/{name}/accept_ra"), "1", Depth::Everything),
             (format!("net/ipv4/neigh/{name}/proxy_delay"), "80", Depth::Everything),
-            // Its IPv6 addresses and routes go with that, which is what is seen.
+            // Its IPv6 addresses and routes vanish with that, which is noticed.
             (format!("net/ipv6/conf/{name}/disable_ipv6"), "1", Depth::Tables),
         ] {
             let good = sysctl::read(&path).unwrap();
@@ -123,7 +123,7 @@ fn sysctls_of_host_ends_come_back() {
 
 #[test]
 #[ignore = "kernel: root"]
-fn what_is_gone_or_on_its_way_out_or_anothers_is_left_alone() {
+fn missing_doomed_and_foreign_links_are_not_restored() {
     on_a_node(|node| {
         let (a, b) = (namespace("a"), namespace("b"));
         let gone = attachment("c1", "web-0", &["10.1.0.1"]);
@@ -140,7 +140,7 @@ fn what_is_gone_or_on_its_way_out_or_anothers_is_left_alone() {
         let next = attachment("c3", "web-1", &["10.1.0.3"]);
         node.attach(&next, &namespace("c"));
         assert_eq!(compare(&mut host, &plans, Depth::Everything), Vec::new());
-        // Somebody's link that has the name by chance.
+        // A foreign link that has the name by coincidence.
         run("ip", &["link", "add", gone.host_name.as_str(), "type", "bridge"]);
         assert_eq!(compare(&mut host, &plans, Depth::Everything), Vec::new());
     });
@@ -178,7 +178,7 @@ fn a_bridge_and_its_ports_come_back() {
             Executor::new(&mut node.socket).attach(plan, &namespace(netns)).unwrap().bridge_mac
         });
         let mac = mac.last().unwrap();
-        // What a record of it says from then on.
+        // What its record says from then on.
         let known = |port: &Port| Wired::Port(port.clone()).as_attached(mac).plan().unwrap();
         let plans = ports.each_ref().map(known);
         let name = ports[0].host_name.as_str();
@@ -202,7 +202,7 @@ fn a_bridge_and_its_ports_come_back() {
 
 #[test]
 #[ignore = "kernel: root; prints how long a comparison takes"]
-fn a_comparison_costs_a_handful_of_dumps_whatever_the_number_of_pods() {
+fn a_comparison_costs_a_handful_of_dumps_for_any_number_of_pods() {
     on_a_node(|node| {
         let pods: Vec<Attachment> = (1..=100)
             .map(|n| attachment(&format!("c{n}"), &format!("web-{n}"), &[&format!("10.1.0.{n}")]))

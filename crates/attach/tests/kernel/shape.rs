@@ -1,4 +1,5 @@
-//! Limits on a pod's traffic, alone and beside the guard that OpenShift's data path has at the same host end.
+//! Limits on a pod's traffic, alone and together with the guard of OpenShift's data path at the
+//! same host end.
 
 use russet_attach::{Attachment, Limit, Owner, Shape, check_shape, shape, unshape};
 use russet_linux::NetNs;
@@ -60,11 +61,11 @@ fn disciplines(host: &Attachment) -> Vec<String> {
 
 #[test]
 #[ignore = "kernel: root, ifb and ping; tool: tc"]
-fn a_pods_shape_is_set_and_taken_back_whole_where_nobody_guards_it() {
+fn limits_are_set_and_removed_completely_without_a_guard() {
     // cni-runtime.md section 5
     on_a_node(|node| {
         let (wanted, pod, limits) = limited(node);
-        // Another's link has the name of the `ifb`.
+        // A foreign link has the name of the `ifb`.
         run("ip", &["link", "add", DEVICE, "type", "bridge"]);
         shape(&mut node.socket, &pod, &limits).unwrap_err();
         assert_eq!(disciplines(&wanted), [""; 0]);
@@ -79,7 +80,7 @@ fn a_pods_shape_is_set_and_taken_back_whole_where_nobody_guards_it() {
 
 #[test]
 #[ignore = "kernel: root, ifb and ping; tool: tc"]
-fn a_pods_shape_stands_beside_a_guard_which_it_leaves_alone() {
+fn limits_do_not_change_an_existing_guard() {
     on_a_node(|node| {
         let (wanted, pod, limits) = limited(node);
         guard(&wanted);
@@ -96,7 +97,7 @@ fn a_pods_shape_stands_beside_a_guard_which_it_leaves_alone() {
             assert!(passed() > 0, "nothing went through the ifb");
             assert_guarded(&wanted);
         }
-        // Who takes the guard and puts it back takes the limit with it.
+        // A program that removes the guard and adds it again removes the limit, too.
         tc(&wanted, "qdisc del dev HOST clsact");
         guard(&wanted);
         let found = check_shape(&mut node.socket, &pod, &limits).unwrap();
@@ -107,10 +108,11 @@ fn a_pods_shape_stands_beside_a_guard_which_it_leaves_alone() {
     });
 }
 
-/// Found by a reader: `DELTFILTER` of what was not there failed the ADD, and at priority 1 it took another's filter away.
+/// Regression: `DELTFILTER` of a filter that did not exist failed the ADD, and at priority 1 it
+/// removed a foreign filter.
 #[test]
 #[ignore = "kernel: root, ifb and ping; tool: tc"]
-fn a_filter_of_somebody_elses_beside_a_guard_stays_and_passes_for_no_limit() {
+fn a_foreign_filter_beside_a_guard_stays_and_does_not_count_as_a_limit() {
     const NOWHERE: &str = "192.0.2.99/32";
     on_a_node(|node| {
         let (wanted, pod, limits) = limited(node);

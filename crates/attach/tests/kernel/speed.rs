@@ -32,7 +32,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 #[test]
 #[ignore = "kernel: root"]
-fn sixty_pods_come_and_go_and_all_their_links_are_reaped() {
+fn sixty_pods_are_added_and_deleted_and_all_their_links_reaped() {
     for (title, v6) in [("IPv4", false), ("dual stack", true)] {
         let (adds, dels) = on_a_node(|node| {
             let (mut adds, mut dels, mut pods) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! DEL from every state, the reaper, and what belongs to whom.
+//! DEL from every state, the reaper, and the owners of links.
 
 use russet_attach::remains::{Mark, remains, remove_link};
 use russet_attach::{
@@ -13,8 +13,8 @@ use crate::bench::{
 
 #[test]
 #[ignore = "kernel: root and ping"]
-fn a_deferred_del_cuts_the_pod_off_and_frees_its_names() {
-    // calico-cni.md section 5.1, oracle 5; ARCHITECTURE.md, "Time budgets"
+fn a_deferred_del_disconnects_the_pod_and_frees_its_names() {
+    // DESIGN section 7; calico-cni.md section 5.1, oracle 5
     on_a_node(|node| {
         let (a, b) = (namespace("a"), namespace("b"));
         let wanted = attachment("c1", "a", &["10.1.0.1", "fd00::1"]);
@@ -33,7 +33,7 @@ fn a_deferred_del_cuts_the_pod_off_and_frees_its_names() {
         assert_eq!(run("ip", &["-6", "route", "show", "dev", &name]), "");
         assert!(!pings("b", &["10.1.0.1"]));
         assert_ne!(check(&wanted, &mut node.socket, &a).unwrap(), []);
-        // The same pod again, at once; then the reaper takes only what is doomed.
+        // The same pod again, at once; then the reaper deletes only what is doomed.
         node.attach(&wanted, &a);
         ping("b", "10.1.0.1");
         let reaped = reap(&mut node.socket).unwrap();
@@ -43,7 +43,7 @@ fn a_deferred_del_cuts_the_pod_off_and_frees_its_names() {
     });
 }
 
-/// What an ADD leaves that is killed right after it made the veth: a link that says only that it is newborn.
+/// What an ADD leaves that is killed right after it created the veth: a precreated link.
 fn give_birth(netns: &str) {
     let make = ["link", "add", "russa4fc3c48bd8", "address", "ee:ee:ee:ee:ee:ee", "group", "7272"];
     run("ip", &[&make[..], &["type", "veth", "peer", "name", "eth0", "netns", netns]].concat());
@@ -51,7 +51,7 @@ fn give_birth(netns: &str) {
 
 #[test]
 #[ignore = "kernel: root"]
-fn what_an_add_left_that_was_killed_at_birth_goes_with_del_and_at_the_agents_start() {
+fn a_precreated_veth_of_a_killed_add_is_removed_by_del_and_at_the_agents_start() {
     on_a_node(|node| {
         let (pod, other) = (namespace("p"), namespace("other"));
         let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
@@ -76,9 +76,9 @@ fn what_an_add_left_that_was_killed_at_birth_goes_with_del_and_at_the_agents_sta
 
 #[test]
 #[ignore = "kernel: root"]
-fn what_an_add_left_that_was_killed_at_birth_goes_also_while_an_earlier_interface_of_the_pod_waits_for_its_end()
- {
-    // Seen once in 10,000 operations with 500 kills: DEL, ADD, the agent dies, DEL, all within 250 ms.
+fn a_precreated_veth_of_a_killed_add_is_removed_while_an_earlier_interface_is_doomed() {
+    // Seen once in 10,000 operations with 500 kills: DEL, ADD, the agent dies, DEL, all within 250
+    // ms.
     on_a_node(|node| {
         let pod = namespace("p");
         let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
@@ -86,7 +86,7 @@ fn what_an_add_left_that_was_killed_at_birth_goes_also_while_an_earlier_interfac
             node.attach(&wanted, &pod);
             detach(&mut node.socket, &detachment(&wanted, Removal::Deferred), Some(&pod)).unwrap();
             give_birth("p");
-            // Whatever becomes of it before the next DEL.
+            // Whatever happens to it before the next DEL.
             run("ip", &["link", "set", "russa4fc3c48bd8", "up"]);
             detach(&mut node.socket, &detachment(&wanted, removal), Some(&pod)).unwrap();
             let left = links(Some("p"));
@@ -99,15 +99,14 @@ fn what_an_add_left_that_was_killed_at_birth_goes_also_while_an_earlier_interfac
 
 #[test]
 #[ignore = "kernel: root"]
-fn what_an_add_left_that_was_killed_at_birth_is_listed_and_removed_and_no_veth_of_others_that_is_much_like_it()
- {
+fn a_precreated_veth_of_a_killed_add_is_listed_and_removed_and_similar_foreign_veths_are_not() {
     on_a_node(|node| {
         let _pods = (namespace("p"), namespace("q"));
         give_birth("p");
         let newborn = ["address", "ee:ee:ee:ee:ee:ee", "group", "7272"];
         let mut others = Vec::new();
         for (settings, changed) in [
-            // Calico's; somebody's who has chosen the same group; one with its other end on the node.
+            // Calico's; a foreign one in the same group; one with its other end on the node.
             (&newborn[..2], &[][..]),
             (&newborn[2..], &[]),
             (&newborn, &["alias", "mine"]),
@@ -129,12 +128,12 @@ fn what_an_add_left_that_was_killed_at_birth_is_listed_and_removed_and_no_veth_o
         let found = remains(&mut node.socket).unwrap().links;
         let [left] = &found[..] else { panic!("{found:?}") };
         assert_eq!((left.name.as_str(), &left.mark, &left.owner), ("russa4fc3c48bd8", &Mark::Newborn, &None));
-        // None of the others, even if somebody asked for it.
+        // None of the others, even if it is requested.
         for link in node.socket.links().unwrap() {
             let is_other = others.contains(&link.name);
             is_other.then(|| remove_link(&mut node.socket, link.index, &Mark::Newborn).unwrap());
         }
-        // An ADD that was under way after all has named it.
+        // An ADD that was in progress after all has written its owner.
         run("ip", &["link", "set", "russa4fc3c48bd8", "alias", "russet:net/c1/eth0"]);
         remove_link(&mut node.socket, left.ifindex, &left.mark).unwrap();
         assert_eq!(links(None).len(), others.len() + 1);
@@ -165,7 +164,7 @@ fn del_succeeds_any_number_of_times_and_from_any_state() {
             let pod = namespace("p");
             gone(node, None);
             gone(node, Some(&pod));
-            // Whole; whole, without the namespace; without the name.
+            // Complete; complete, without the namespace; without the name.
             node.attach(&wanted, &pod);
             gone(node, Some(&pod));
             node.attach(&wanted, &pod);
@@ -198,7 +197,7 @@ fn del_succeeds_any_number_of_times_and_from_any_state() {
 
 #[test]
 #[ignore = "kernel: root"]
-fn a_del_after_a_gc_takes_the_pods_end_from_its_name_as_well() {
+fn a_del_after_a_gc_also_renames_the_pods_end() {
     on_a_node(|node| {
         let pod = namespace("p");
         let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
@@ -210,7 +209,7 @@ fn a_del_after_a_gc_takes_the_pods_end_from_its_name_as_well() {
             detach(&mut node.socket, &detachment(&wanted, Removal::Deferred), Some(&pod)).unwrap();
             assert_eq!(links(Some("p")), ["lo".to_owned(), format!("rsx{inside}")]);
         }
-        // Its name is free before the reaper comes.
+        // Its name is free before the reaper runs.
         node.attach(&wanted, &pod);
         assert_eq!(reap(&mut node.socket).unwrap().count, 1);
         assert_eq!(check(&wanted, &mut node.socket, &pod).unwrap(), []);
@@ -269,7 +268,7 @@ fn del_touches_only_its_own_container_and_interface() {
 
 #[test]
 #[ignore = "kernel: root"]
-fn a_veth_without_an_owner_goes_by_its_name_only_where_that_is_said_and_nobody_owns_it() {
+fn a_veth_without_an_owner_is_removed_by_its_name_only_on_request() {
     // calico-cni.md section 2.5.3: what Calico's own plugin wired
     on_a_node(|node| {
         let (old, _next) = (namespace("old"), namespace("next"));
@@ -281,12 +280,12 @@ fn a_veth_without_an_owner_goes_by_its_name_only_where_that_is_said_and_nobody_o
             run("ip", &["link", "add", &name, "type", "veth", "peer", "name", "eth0", "netns", "old"]);
         };
         go_wires();
-        // A late DEL, which cannot see into the namespace any more: the link may be the next sandbox's.
+        // A late DEL, which cannot open the namespace any more: the link may be the next sandbox's.
         detach(&mut node.socket, &del, None).unwrap();
         assert_eq!(links(Some("old")), ["eth0", "lo"]);
         detach(&mut node.socket, &by_name, None).unwrap();
         assert_eq!((links(Some("old")), links(None)), (vec!["lo".to_owned()], vec!["lo".to_owned()]));
-        // Another living container's: ours by its owner, or a device that is no pod's.
+        // Another running container's: ours by its owner, or a device that is no pod's.
         let other = interface(Dialect::Calico, "c2", "eth0", "web-0", &["10.1.0.2"]);
         node.attach(&other, &old);
         detach(&mut node.socket, &by_name, None).unwrap();
@@ -322,7 +321,7 @@ fn thirty_deferred_deletions_are_reaped_at_once() {
 
 #[test]
 #[ignore = "kernel: root"]
-fn a_foreign_link_in_the_group_of_the_doomed_survives() {
+fn a_foreign_link_in_the_doomed_group_survives() {
     on_a_node(|node| {
         let pod = namespace("p");
         let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
@@ -355,7 +354,7 @@ fn the_list_says_whose_each_link_is() {
         assert_eq!(check(&long, &mut node.socket, &b).unwrap(), []);
         detach(&mut node.socket, &detachment(&long, Removal::Synchronous), Some(&b)).unwrap();
         assert_eq!(list(&mut node.socket).unwrap().len(), 1);
-        // GC goes by the list alone, and a second time in vain.
+        // GC uses only the list, and finds nothing the second time.
         assert!(detach_owned(&mut node.socket, &owned[0], Removal::Deferred).unwrap());
         assert!(list(&mut node.socket).unwrap()[0].doomed);
         assert!(detach_owned(&mut node.socket, &owned[0], Removal::Synchronous).unwrap());

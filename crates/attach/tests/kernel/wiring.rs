@@ -1,4 +1,4 @@
-//! What a wired pod looks like, and that it works.
+//! The state of a wired pod, and whether it works.
 
 use russet_attach::{
     Attachment, Dialect, Executor, Hooks, Pending, PodRoutes, Refusal, Removal, check, detach, loopback, plan,
@@ -27,7 +27,7 @@ fn two_pods_of_a_node_without_default_route_reach_each_other_at_once() {
 
 #[test]
 #[ignore = "kernel: root"]
-fn the_host_end_is_as_calicos_plugin_leaves_it() {
+fn the_host_end_looks_like_that_of_calicos_plugin() {
     // calico-cni.md section 5.1, oracle 3; section 3.4
     for (dialect, name) in [(Dialect::Native, "russa4fc3c48bd8"), (Dialect::Calico, "calia4fc3c48bd8")] {
         on_a_node(|node| {
@@ -124,7 +124,7 @@ fn a_node_and_a_pod_with_ipv6_disabled_by_default_carry_ipv6() {
         node.attach(&attachment("c1", "a", &["fd00::1"]), &a);
         node.attach(&attachment("c2", "b", &["fd00::2"]), &b);
         ping("a", "fd00::2");
-        // An IPv4 pod has no use for it: nothing is switched on.
+        // An IPv4 pod does not need it: it stays disabled.
         let c = namespace("c");
         c.with(|| sysctl::write_if_different("net/ipv6/conf/all/disable_ipv6", "1")).unwrap().unwrap();
         node.attach(&attachment("c3", "c", &["10.1.0.3"]), &c);
@@ -134,7 +134,7 @@ fn a_node_and_a_pod_with_ipv6_disabled_by_default_carry_ipv6() {
 
 #[test]
 #[ignore = "kernel: root and ping"]
-fn both_ends_have_the_mtu_and_the_mac_that_were_asked_for() {
+fn both_ends_have_the_requested_mtu_and_mac() {
     // calico-cni.md section 5.1, oracles 28 and 46
     on_a_node(|node| {
         let (a, b) = (namespace("a"), namespace("b"));
@@ -216,7 +216,7 @@ fn a_pod_cannot_send_with_an_address_that_is_not_its_own() {
     });
 }
 
-/// Looks at the world in front of the gate, and decides.
+/// Reads the state in front of the gate, and decides.
 struct Gatekeeper {
     opens: bool,
     host_state: String,
@@ -270,7 +270,8 @@ fn loopback_goes_up_and_down() {
     });
 }
 
-/// Does to `shop/web-0` what Calico's own plugin does, release 1.11 or a current one (calico-cni.md sections 3.2 to 3.5).
+/// Wires `shop/web-0` like Calico's own plugin, release 1.11 or a current one (calico-cni.md
+/// sections 3.2 to 3.5).
 fn wire_as_calicos_plugin(pod: &NetNs, mac: &str, release_1_11: bool) {
     const HOST: &str = "calia4fc3c48bd8";
     let create = format!("link add {HOST} address ee:ee:ee:ee:ee:ee type veth peer name eth0 netns p");
@@ -327,7 +328,7 @@ fn check_accepts_what_calicos_plugin_makes_and_finds_what_it_lacks_afterwards() 
             assert!(missing.len() == 1 && missing[0].to_string().contains("10.1.0.1"), "{missing:?}");
         });
     }
-    // What Russet wired has an alias and neighbours: its MAC tells it apart.
+    // What Russet wired has an alias and neighbours, and is recognised by its MAC.
     on_a_node(|node| {
         let pod = namespace("p");
         let ours = interface(Dialect::Calico, "c1", "eth0", "web-0", &["10.1.0.1"]);
