@@ -7,8 +7,8 @@
 mod atomic;
 mod core;
 mod core_watch;
-mod mirror;
 mod ttl;
+mod watched;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,32 +16,36 @@ use std::time::Duration;
 use russet_model::{HandleId, Key};
 
 use crate::{BoxFuture, Event, Revision, Step, Store, Watch};
-use mirror::Mirror;
+use watched::WatchedRecords;
 
-/// Longest wait for anything that must happen by itself. Real servers on a busy machine included.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Limit of a wait for anything that happens without a request, including real servers on a busy
+/// machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A fresh, empty store under test.
+/// A new, empty store to test.
 pub trait Subject {
-    /// A client of it. Every call gives a client of the same store, where the engine has several, through a connection of its own.
+    /// A client of the store. Each call returns another client, through its own connection if the
+    /// engine has connections.
     fn store(&self) -> Rc<dyn Store>;
 
-    /// Lets time pass, as leases see it.
+    /// Lets time pass for leases.
     fn pass(&self, time: Duration) -> BoxFuture<'_, ()> {
         Box::pin(tokio::time::sleep(time))
     }
 
-    /// Breaks what watches rely on: compacts the log, cuts connections, restarts the server. The store itself stays.
+    /// Interrupts watches: compacts the log, cuts connections, restarts the server. The records
+    /// stay.
     fn interrupt(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }
 
-    /// A value as it compares after a round trip, for engines that store a different spelling.
+    /// A value in the form in which it compares after a round trip, for engines that store another
+    /// spelling.
     fn canonical(&self, value: &[u8]) -> Vec<u8> {
         value.to_vec()
     }
 
-    /// How many records "many" are.
+    /// Number of records that count as "many".
     fn many(&self) -> usize {
         10_000
     }
@@ -55,7 +59,7 @@ pub(crate) struct Bench<'a> {
 
 type Case = for<'a> fn(&'a Bench<'a>) -> BoxFuture<'a, ()>;
 
-/// Runs the core part; `fresh` makes an empty store for each case.
+/// Runs the core part; `fresh` creates an empty store for each case.
 pub async fn core<S: Subject>(fresh: impl AsyncFn() -> S) {
     run(core::CASES, &fresh).await;
     run(core_watch::CASES, &fresh).await;
@@ -80,12 +84,12 @@ async fn run<S: Subject>(cases: &[(&str, Case)], fresh: &impl AsyncFn() -> S) {
     }
 }
 
-/// The key of the nth handle: handles exist in every engine and nobody else's data depends on them.
+/// The key of the nth handle: every engine has handles, and no other record depends on them.
 fn key(n: usize) -> Key {
     Key::handle(&HandleId::new(format!("k8s-pod-network.{n:06}")).unwrap())
 }
 
-/// A handle's value that says `count`.
+/// A handle's value with this count.
 fn value(count: usize) -> Vec<u8> {
     format!(r#"{{"block":{{"10.1.0.16/29":{count}}},"deleted":false}}"#).into_bytes()
 }
@@ -120,7 +124,7 @@ impl Bench<'_> {
 
 /// The next event, or a failed case.
 async fn next(watch: &mut Box<dyn Watch>) -> Event {
-    tokio::time::timeout(PATIENCE, watch.next()).await.expect("the watch has an event to tell").unwrap()
+    tokio::time::timeout(TIMEOUT, watch.next()).await.expect("the watch has an event").unwrap()
 }
 
 #[cfg(test)]

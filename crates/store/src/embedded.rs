@@ -1,5 +1,6 @@
-//! The embedded engine: a redb file that one process owns. Writes go to a thread of its own, which lets commits that wait together share one disk
-//! sync; reads happen on the caller's thread. Used by the agent (which also serves it to others, see `service`), and by a plugin that finds no agent.
+//! The embedded engine: a redb file that one process owns. A dedicated thread writes, so that
+//! concurrent commits share one disk sync; reads run on the caller's thread. Used by the agent
+//! (which also serves it to other processes, see `service`), and by a plugin without an agent.
 
 mod disk;
 mod tables;
@@ -32,40 +33,44 @@ use tables::Failure;
 use watch::EmbeddedWatch;
 use writer::Job;
 
-/// Memory that redb may use for pages. The agent as a whole has 10 MB; a node's working set (its blocks and handles) is below this.
+/// Limit of redb's page cache. The whole agent has 10 MB; a node's working set (its blocks and
+/// handles) is smaller.
 const CACHE_BYTES: usize = 1 << 20;
-/// Commits that the change log remembers: a watch that is further behind compares a full listing instead. 4,096 rows are below 1 MB.
+/// Commits in the change log. A watch that is further behind compares a complete list instead.
+/// 4,096 rows are below 1 MB.
 const LOG_COMMITS: u64 = 4096;
 /// Requests that may wait for the writer: far above one node's ADDs, so more means that the disk has stopped. Opening the store allocates room for all.
 const QUEUE_MAX: usize = 1024;
 
-/// The embedded store. Cloning is cheap; the file is closed when the last clone and the last watch are gone.
+/// The embedded store. Clones share it; the file is closed when the last clone and the last watch
+/// are dropped.
 #[derive(Clone)]
 pub struct Embedded {
     inner: Arc<Inner>,
 }
 
-/// How to open an embedded store. The default is what production uses.
+/// Options for opening an embedded store. Production uses the default.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Time that every disk sync takes in addition: edge flash costs 5 ms. For benchmarks.
+    /// Additional time of every disk sync, for benchmarks: edge flash needs 5 ms.
     pub sync_delay: Duration,
-    /// The file may not grow beyond this many bytes; more is answered as a full disk is.
+    /// Limit of the file's size in bytes; beyond it, writes fail as on a full disk.
     pub max_bytes: Option<u64>,
-    /// Whether every page's checksum is verified when opening: an altered file is then refused, and not found out later. Costs three more syncs.
+    /// Whether to verify every page's checksum when opening: a modified file is then refused at
+    /// once. Costs three more syncs.
     pub verify: bool,
-    /// How many commits a watch may be behind and still resume without a full listing.
+    /// How many commits a watch may be behind and still resume without a complete list.
     pub log_commits: u64,
 }
 
-/// What an embedded store did since it was opened.
+/// Counters since the store was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
-    /// Commits asked for that took effect.
+    /// Requested commits that took effect.
     pub commits: u64,
-    /// Transactions that carried them.
+    /// Transactions for these commits.
     pub transactions: u64,
-    /// Disk syncs, those of opening included.
+    /// Disk syncs, including those of opening.
     pub syncs: u64,
 }
 
@@ -75,24 +80,24 @@ struct Inner {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the writer thread and the readers share.
+/// The state that the writer thread and the readers share.
 struct Shared {
     path: PathBuf,
     options: Options,
-    /// Empty only while the file could not be opened again after a disk error.
+    /// None only if the file could not be opened again after a disk error.
     database: RwLock<Option<Database>>,
     counters: Arc<Counters>,
     commits: AtomicU64,
     transactions: AtomicU64,
-    /// Commits handed to the writer and not answered yet.
+    /// Commits that the writer has not answered yet.
     waiting: AtomicUsize,
-    /// Those of them whose callers gave up: a read that decides what became of them must come after them.
+    /// Those of them whose callers gave up: a read that checks their outcome must come after them.
     abandoned: AtomicUsize,
-    /// The last revision, for watches to wait on.
+    /// The last revision, for watches.
     revision: signal::Sender<Revision>,
 }
 
-/// A commit that the writer has and has not answered.
+/// A commit that the writer has not answered.
 pub(crate) struct Waiting {
     answer: oneshot::Receiver<Result<Revision, CommitError>>,
     answered: bool,
@@ -110,7 +115,8 @@ impl Default for Options {
 // === impl Embedded ===
 
 impl Embedded {
-    /// Opens the store at `path`, creating file (0600) and directory (0700) when missing. Fails at once when another process has it open.
+    /// Opens the store at `path`, and creates the file (0600) and directory (0700) if missing.
+    /// Fails at once if another process has it open.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         Self::open_with(path, Options::default())
     }
@@ -149,7 +155,7 @@ impl Embedded {
         Ok(Self { inner: Arc::new(Inner { jobs: Some(jobs), shared, thread: Some(thread) }) })
     }
 
-    /// Counts of what happened since the store was opened.
+    /// The counters since the store was opened.
     pub fn stats(&self) -> Stats {
         let shared = &self.inner.shared;
         Stats {
@@ -174,12 +180,12 @@ impl Embedded {
         self.inner.shared.counters.max_bytes.store(max_bytes.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// A signal that changes with each commit.
+    /// Notified at each commit.
     pub(crate) fn revisions(&self) -> signal::Receiver<Revision> {
         self.inner.shared.revision.subscribe()
     }
 
-    /// What came after `since` under a prefix, and up to which revision this tells.
+    /// The changes after `since` under a prefix, and the revision up to which they are complete.
     pub(crate) async fn follow(
         &self,
         prefix: &Prefix,
@@ -189,7 +195,8 @@ impl Embedded {
             .await
     }
 
-    /// Reads on this thread. A disk error latches redb, so the first one makes the writer open the file again, and the read is done once more.
+    /// Reads on this thread. After a disk error redb refuses everything, so the first error makes
+    /// the writer open the file again, and the read is repeated once.
     async fn read<T>(
         &self,
         operation: impl Fn() -> String,
@@ -207,16 +214,17 @@ impl Embedded {
         self.inner.shared.read(&query).map_err(|error| classify(error, &operation()))
     }
 
-    /// Reads row by row, on this thread. After a disk error it is not done again, because rows were handed out.
+    /// Reads row by row, on this thread. Not repeated after a disk error, because rows were passed
+    /// on already.
     async fn scan_rows(&self, prefix: &Prefix, take: &mut dyn FnMut(Record)) -> Result<Revision, StoreError> {
         let operation = || format!("scan {prefix}");
-        // As every read: after abandoned commits, and from a file that can be read.
+        // Like every read: after abandoned commits, and from a readable file.
         self.read(operation, tables::revision).await?;
         let scanned = self.inner.shared.read(|transaction| tables::scan(transaction, prefix, take));
         scanned.map_err(|error| classify(error, &operation()))
     }
 
-    /// Hands a commit to the writer, in the order of the calls.
+    /// Passes a commit to the writer, in the order of the calls.
     pub(crate) fn submit(&self, steps: Vec<Step>) -> Result<Waiting, CommitError> {
         check_steps(&steps)?;
         let count = steps.len();
@@ -231,7 +239,7 @@ impl Embedded {
         Ok(Waiting { answer, answered: false, shared })
     }
 
-    /// Returns when every commit that was handed over before is decided; at once when there is none.
+    /// Returns when every earlier commit is decided; at once if there is none.
     pub(crate) async fn settle(&self) -> Result<(), StoreError> {
         match self.inner.shared.waiting.load(Ordering::Acquire) {
             0 => Ok(()),
@@ -239,7 +247,7 @@ impl Embedded {
         }
     }
 
-    /// Hands a job to the writer and waits for its answer.
+    /// Passes a job to the writer and waits for its answer.
     async fn ask<T>(
         &self,
         operation: impl Fn() -> String,
@@ -281,7 +289,8 @@ impl Drop for Waiting {
         if self.answered {
             return;
         }
-        // Counted before the channel closes: the writer takes it off again when it finds the channel closed.
+        // Counted before the channel closes: the writer decrements the count when it finds the
+        // channel closed.
         self.shared.abandoned.fetch_add(1, Ordering::AcqRel);
         self.answer.close();
         if self.answer.try_recv().is_ok() {
@@ -356,7 +365,8 @@ impl Store for Embedded {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // The writer ends when the queue does, after what was queued is on disk. Whoever opens the file next finds it closed.
+        // The writer ends after the queue is empty and on disk, so a process that opens the file
+        // next finds it closed.
         self.jobs = None;
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -404,7 +414,8 @@ fn open_database(
     }
 }
 
-/// Opens or creates the file for its owner only; a file that others may read is closed to them.
+/// Opens or creates the file with access for its owner only; wider permissions of an existing file
+/// are removed.
 fn open_file(path: &Path) -> io::Result<File> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -412,7 +423,7 @@ fn open_file(path: &Path) -> io::Result<File> {
     let file =
         OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     if file.metadata()?.len() == 0 {
-        // A new name survives a power cut only when its directory is synced, too.
+        // A new name survives a power cut only if its directory is synced, too.
         let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
         File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
     }
@@ -422,12 +433,13 @@ fn open_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether redb answers nothing more until the file is opened again.
+/// Whether redb refuses everything until the file is opened again.
 fn latches(error: &redb::Error) -> bool {
     matches!(error, redb::Error::Io(_) | redb::Error::PreviousIo | redb::Error::DatabaseClosed)
 }
 
-/// Sorts an error of the file into what callers decide by. All of them mean that nothing was written; the writer knows better where that is open.
+/// Maps an error of the file to the classes that callers use. All of them mean that nothing was
+/// written; if that is uncertain, the writer knows.
 fn classify(error: redb::Error, operation: &str) -> StoreError {
     let operation = operation.to_owned();
     match error {

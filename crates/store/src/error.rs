@@ -1,4 +1,5 @@
-//! How a store fails. The classes are what callers decide by: lost a race, surely not done, perhaps done, or broken.
+//! The errors of a store, in the classes that callers use: lost a race, certainly not done,
+//! possibly done, or broken.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,71 +8,72 @@ use russet_model::Key;
 
 use crate::LeaseId;
 
-/// What lies beneath a failure. Shared, because one failed disk write answers every request that waited for it.
+/// The cause of an error. It is shared, because one failed disk write answers every request that
+/// waited for it.
 #[derive(Clone)]
 pub struct Cause(Arc<dyn std::error::Error + Send + Sync>);
 
-/// Why a store did not do as asked.
+/// Why a request to the store failed.
 #[derive(Debug, Clone)]
 pub enum StoreError {
-    /// The record is no longer at the revision that the guard names: somebody else wrote it. Read again.
+    /// The record is no longer at the guard's revision: another writer changed it. Read it again.
     Conflict {
-        /// Which record.
+        /// The record's key.
         key: Key,
     },
-    /// The record to be created is there already.
+    /// The record to create exists already.
     AlreadyExists {
-        /// Which record.
+        /// The record's key.
         key: Key,
     },
-    /// The record to be changed is not there.
+    /// The record to change does not exist.
     NotFound {
-        /// Which record.
+        /// The record's key.
         key: Key,
     },
-    /// The lease has run out or never was.
+    /// The lease has expired or never existed.
     NoLease {
-        /// Which lease.
+        /// The lease.
         lease: LeaseId,
     },
-    /// Nobody knows whether it was done: re-read, look for our own mark, then decide.
+    /// It is unknown whether it was done: read again, look for your own write, then decide.
     Unknown {
-        /// What was being done.
+        /// The operation.
         operation: String,
-        /// What came between.
+        /// What interrupted it.
         source: Cause,
     },
-    /// Surely not done: the store cannot be reached, or did not answer a read in time.
+    /// Certainly not done: the store cannot be reached, or did not answer a read in time.
     Unavailable {
-        /// What was to be done.
+        /// The operation.
         operation: String,
-        /// Why not.
+        /// The cause.
         source: Cause,
     },
     /// What is stored cannot be read.
     Corrupt {
-        /// What was being read, and what the operator can do.
+        /// The operation, and what the operator can do.
         operation: String,
-        /// What is wrong with it.
+        /// The cause.
         source: Cause,
     },
-    /// No room on the disk. Not done; reads still work, and writes work again once there is room.
+    /// The disk is full. Not done; reads still work, and writes work again once there is space.
     Full {
-        /// What was to be written.
+        /// The operation.
         operation: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: Cause,
     },
-    /// The request itself can never be carried out.
+    /// The request can never succeed.
     Invalid {
-        /// What was asked.
+        /// The operation.
         operation: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// The engine does not claim this.
+    /// The engine does not support this.
     Unsupported {
-        /// What was asked.
+        /// The operation.
         operation: String,
     },
 }
@@ -79,11 +81,12 @@ pub enum StoreError {
 /// A commit that failed.
 #[derive(Debug, Clone)]
 pub struct CommitError {
-    /// How many steps surely took effect; always 0 on an atomic engine.
+    /// The number of steps that certainly took effect; always 0 on an atomic engine.
     pub done: usize,
-    /// The step that failed. With an `Unknown` error this one may have taken effect, or on an atomic engine all of them.
+    /// The step that failed. With an `Unknown` error it may have taken effect, or on an atomic
+    /// engine all of them.
     pub failed: usize,
-    /// Why.
+    /// The error.
     pub error: StoreError,
 }
 
@@ -95,7 +98,7 @@ impl Cause {
         Self(Arc::new(error))
     }
 
-    /// A cause that is only a sentence.
+    /// A cause that is only a text.
     pub fn text(text: impl Into<String>) -> Self {
         let boxed: Box<dyn std::error::Error + Send + Sync> = text.into().into();
         Self(Arc::from(boxed))
@@ -122,17 +125,18 @@ impl fmt::Debug for Cause {
 // === impl StoreError ===
 
 impl StoreError {
-    /// Whether the same request, unchanged, may succeed later. A lost race is not among them: it needs a fresh read first.
+    /// Whether the same request may succeed later unchanged. A lost race is not included: it needs
+    /// a new read first.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::Full { .. })
     }
 
-    /// Whether a guard failed: somebody else was there first, and a fresh read tells what they did.
+    /// Whether a guard failed: another writer was faster, and a new read shows its change.
     pub fn lost_race(&self) -> bool {
         matches!(self, Self::Conflict { .. } | Self::AlreadyExists { .. } | Self::NotFound { .. })
     }
 
-    /// Whether the request may have been carried out although it failed.
+    /// Whether the request may have taken effect although it failed.
     pub fn outcome_unknown(&self) -> bool {
         matches!(self, Self::Unknown { .. })
     }
@@ -151,7 +155,7 @@ impl StoreError {
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Conflict { key } => write!(f, "{key} was changed by somebody else"),
+            Self::Conflict { key } => write!(f, "{key} was changed by another writer"),
             Self::AlreadyExists { key } => write!(f, "{key} exists already"),
             Self::NotFound { key } => write!(f, "{key} does not exist"),
             Self::NoLease { lease } => write!(f, "lease {} has run out or does not exist", lease.0),
@@ -166,7 +170,7 @@ impl fmt::Display for StoreError {
 }
 
 impl std::error::Error for StoreError {
-    // The text above already carries the cause, so the chain goes on beneath it.
+    // The text above includes the cause, so the chain continues below it.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.cause().and_then(|cause| cause.error().source())
     }

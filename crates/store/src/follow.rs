@@ -1,4 +1,5 @@
-//! How a watch stays exact: what it has told so far, and what to tell next. Used by the watches of every engine; no I/O, no clock.
+//! How a watch stays exact: what it has reported so far, and what to report next. Used by the
+//! watches of every engine; no I/O, no clock.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,7 +7,7 @@ use russet_model::{Key, Prefix};
 
 use crate::{Event, Record, Revision, Snapshot};
 
-/// One line of a change log: at this revision the record was written or removed.
+/// One entry of a change log: the record was written or removed at this revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) revision: Revision,
@@ -14,16 +15,16 @@ pub(crate) struct Change {
     pub(crate) deleted: bool,
 }
 
-/// What follows a revision in a store.
+/// The changes after a revision of a store.
 #[derive(Debug)]
 pub(crate) enum Followed {
-    /// Changes in order, possibly with some that the watcher knows or never knew.
+    /// Changes in order, possibly including some that the watcher has reported or never needs.
     Events(Vec<Event>),
     /// The log does not reach back that far: all records, to be compared.
     Snapshot(Snapshot),
 }
 
-/// What a watcher has been told: enough to tell only differences after a gap.
+/// The records that a watcher has reported, to report only differences after a gap.
 #[derive(Debug)]
 pub struct Known {
     started: bool,
@@ -33,17 +34,18 @@ pub struct Known {
 // === impl Known ===
 
 impl Known {
-    /// Nothing told yet.
+    /// Nothing reported yet.
     pub fn new() -> Self {
         Self { started: false, revisions: BTreeMap::new() }
     }
 
-    /// Told, so far, that there is nothing.
+    /// An empty listing was reported.
     pub fn nothing() -> Self {
         Self { started: true, revisions: BTreeMap::new() }
     }
 
-    /// Takes in a full listing: the first becomes the snapshot event, a later one only what differs.
+    /// Applies a complete list: the first becomes the snapshot event, a later one only the
+    /// differences.
     pub fn absorb(&mut self, snapshot: Snapshot) -> VecDeque<Event> {
         let next = snapshot.records.iter().map(|record| (record.key.clone(), record.revision)).collect();
         let previous = std::mem::replace(&mut self.revisions, next);
@@ -63,12 +65,14 @@ impl Known {
         changed.into_iter().map(Event::Put).chain(deleted).collect()
     }
 
-    /// Takes in a record of the first listing, told record by record instead of as a snapshot.
+    /// Applies a record of the first list, which is reported record by record instead of as a
+    /// snapshot.
     pub fn learn(&mut self, record: &Record) {
         self.revisions.insert(record.key.clone(), record.revision);
     }
 
-    /// Takes in one change; `None` when the watcher knows it already, or never knew what is now gone.
+    /// Applies one change; `None` if it was reported already, or removes a record that was never
+    /// reported.
     pub fn admit(&mut self, event: Event) -> Option<Event> {
         match event {
             Event::Snapshot(_) => None,
@@ -98,7 +102,8 @@ impl Default for Known {
     }
 }
 
-/// Turns log lines into events. Only the line of a record's last change counts: earlier versions are no longer there to be told.
+/// Turns log entries into events. Only a record's last entry counts: earlier versions no longer
+/// exist.
 pub(crate) fn events_of(
     prefix: &Prefix,
     changes: impl IntoIterator<Item = Change>,

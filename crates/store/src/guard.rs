@@ -1,8 +1,9 @@
-//! What each step demands of the record as it stands (calico-ipam.md section 2.1). Used by the engines that hold the records themselves.
+//! The condition of each step on the current record (calico-ipam.md section 2.1). Used by the engines that
+//! store the records themselves.
 
 use crate::{Revision, Step, StoreError};
 
-/// Checks one step against the record's current revision, `None` when there is none.
+/// Checks one step against the record's current revision, `None` if it does not exist.
 pub(crate) fn check(step: &Step, current: Option<Revision>) -> Result<(), StoreError> {
     let key = || step.key().clone();
     match (step, current) {

@@ -1,7 +1,8 @@
-//! The store: one trait, its engines, and the suite that every engine passes.
+//! The store: one trait, its engines, and the test suite that every engine passes.
 //!
-//! All state of Russet lives behind [`Store`] (ARCHITECTURE.md, "The store"). The allocator, the leases, the overlay and the policy
-//! read and write typed records through it and never know which engine answers.
+//! All state of Russet is accessed through [`Store`] (ARCHITECTURE.md, "The store"). The allocator, the
+//! leases, the overlay and the policy read and write typed records through it, independent of the
+//! engine.
 
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
@@ -34,9 +35,11 @@ pub use traits::{BoxFuture, MARKED_RECORDS, Store, Watch, check_steps};
 
 /// Largest value of one record. A block of 4,096 addresses with its attributes is about 1.2 MB, and etcd refuses requests above 1.5 MiB.
 pub const MAX_VALUE_BYTES: usize = 1_400_000;
-/// Largest sum of keys and values in one commit: what still fits a default etcd server's request.
+/// Limit of the sum of keys and values in one commit: what fits into a request of a default etcd
+/// server.
 pub const MAX_COMMIT_BYTES: usize = 1_450_000;
-/// Most steps in one commit: etcd's default limit of operations in a transaction.
+/// Limit of steps in one commit: etcd's default limit of operations in a transaction.
 pub const MAX_STEPS: usize = 128;
-/// Longest key in bytes. Calico's longest (a workload endpoint of two 253-byte names) stays below.
+/// Limit of a key in bytes. Calico's longest (a workload endpoint with two 253-byte names) is
+/// shorter.
 pub const MAX_KEY_BYTES: usize = 1024;

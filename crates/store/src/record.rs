@@ -1,33 +1,35 @@
-//! What a store holds and what is asked of it: records, snapshots, steps and events. Plain values, used by every engine and every caller.
+//! The data of a store and its requests: records, snapshots, steps and events. Plain values, used
+//! by every engine and every caller.
 
 use russet_model::Key;
 
-/// When a record was last written, on the store's own clock: 0 is before the first write. Only ever compared for equality by guards;
-/// the order says what came first within one store.
+/// When a record was last written, on the store's own clock: 0 is before the first write. Guards
+/// compare it only for equality; the order shows what came first within one store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Revision(pub u64);
 
-/// A lease that [`crate::Store::grant`] gave: records tied to it vanish when it runs out. Never 0.
+/// A lease from [`crate::Store::grant`]: its records vanish when it expires. Never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub u64);
 
-/// How long a record stays.
+/// How long a record exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tenure {
-    /// For ever: nothing ends it but a deletion.
+    /// Until it is deleted.
     Forever,
-    /// As long as a lease is kept alive: which, where the store can tell. On the etcd v2 API only this process's leases have names.
+    /// As long as a lease is kept alive; the lease, if the store knows it. On the etcd v2 API only
+    /// this process's leases have IDs.
     Leased(Option<LeaseId>),
 }
 
-/// One record as it stands in the store.
+/// One record of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Where it is.
+    /// The record's key.
     pub key: Key,
-    /// What it says.
+    /// The new value.
     pub value: Vec<u8>,
-    /// Its last modification: the guard for the next one.
+    /// The revision of its last change: the guard for the next one.
     pub revision: Revision,
 }
 
@@ -45,44 +47,44 @@ pub struct Snapshot {
 pub enum Step {
     /// Writes a record that must not exist, else `AlreadyExists`.
     Create {
-        /// Where.
+        /// The record's key.
         key: Key,
-        /// What.
+        /// The new value.
         value: Vec<u8>,
-        /// The lease that it lives by, if any.
+        /// Its lease, if any.
         lease: Option<LeaseId>,
     },
-    /// Replaces a record that must still be at `revision`, else `Conflict`, or `NotFound` when it is gone. Without a lease it lives on
-    /// for ever, whatever it was tied to before.
+    /// Replaces a record that must still be at `revision`, else `Conflict`, or `NotFound` if it is
+    /// gone. Without a lease the record has none any more, whatever it had before.
     Update {
-        /// Where.
+        /// The record's key.
         key: Key,
-        /// What.
+        /// The new value.
         value: Vec<u8>,
         /// The revision that was read.
         revision: Revision,
-        /// The lease that it lives by from now on, if any.
+        /// Its new lease, if any.
         lease: Option<LeaseId>,
     },
     /// Removes a record that must exist (`NotFound`) and, with a revision, must still be at it (`Conflict`).
     Delete {
-        /// Where.
+        /// The record's key.
         key: Key,
-        /// The revision that was read; `None` removes whatever is there.
+        /// The revision that was read; `None` removes any.
         revision: Option<Revision>,
     },
-    /// Writes a record whatever is there.
+    /// Writes a record unconditionally.
     Put {
-        /// Where.
+        /// The record's key.
         key: Key,
-        /// What.
+        /// The new value.
         value: Vec<u8>,
-        /// The lease that it lives by, if any.
+        /// Its lease, if any.
         lease: Option<LeaseId>,
     },
 }
 
-/// What an engine promises beyond the core.
+/// What an engine supports beyond the core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claims {
     /// A commit of several steps is all or nothing.
@@ -91,18 +93,19 @@ pub struct Claims {
     pub ttl: bool,
 }
 
-/// What a watch tells.
+/// An event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The state to start from: always the first event, and only the first.
+    /// The initial state: always the first event, and only the first.
     Snapshot(Snapshot),
-    /// A record was created or changed. Versions overwritten before the watcher came to them may be left out, the last one never.
+    /// A record was created or changed. Versions that were overwritten meanwhile may be left out,
+    /// the last one never.
     Put(Record),
-    /// A record that this watch has told of is gone.
+    /// A record that this watch has reported was removed.
     Deleted {
-        /// Which.
+        /// The record's key.
         key: Key,
-        /// When; after a gap in the watch, the moment at which it was found missing.
+        /// The revision; after a gap in the watch, that at which it was found missing.
         revision: Revision,
     },
 }
@@ -130,7 +133,7 @@ impl Step {
         Self::Put { key, value: value.into(), lease: None }
     }
 
-    /// The same step with its record tied to `id`. A removal stays as it is.
+    /// The same step with its record tied to `id`. A removal is unchanged.
     #[must_use]
     pub fn with_lease(mut self, id: LeaseId) -> Self {
         match &mut self {
@@ -142,7 +145,7 @@ impl Step {
         self
     }
 
-    /// The record that the step is about.
+    /// The record's key.
     pub fn key(&self) -> &Key {
         match self {
             Self::Create { key, .. }

@@ -1,8 +1,10 @@
-//! What is logged of stored records that are not used. Others write to the store, some of them by mistake or with bad intent, so what they can put into
-//! the log has limits: each record is named once until it is refused for another reason, a few lines a minute for each kind of refusal, and no more of a
-//! key or a reason than can be read. What is left out is counted, and the count is logged.
+//! Logs stored records that are not used. Other programs write to the store, sometimes by mistake
+//! or with bad intent, so their share of the log is limited: each record is logged once until the
+//! reason changes, a few lines per minute for each kind of refusal, and only the beginning of a key
+//! or a reason. The number of suppressed lines is logged.
 //!
-//! Called wherever a listed or watched record is passed over: the allocator, leases, the agent's and flanneld's loops.
+//! Called wherever a listed or watched record is skipped: the allocator, leases, the agent's and
+//! flanneld's loops.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -11,46 +13,47 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What was logged of one kind of refusal.
+/// The log lines of one kind of refusal.
 #[derive(Debug, Default)]
 struct Kind {
     /// Hashes of the records, each with that of its reason.
     known: BTreeMap<u64, u64>,
-    /// Since when lines are counted.
+    /// When the current interval began.
     since: Option<Instant>,
     lines: u32,
     /// Refusals that were not logged.
     left_out: u64,
 }
 
-/// What is to be logged.
+/// What to log.
 #[derive(Debug, PartialEq, Eq)]
 enum Line {
-    /// A line of its own, after so many that were left out.
+    /// A line, after so many that were suppressed.
     Refusal { left_out: u64 },
-    /// That the following ones are left out.
+    /// That the following ones are suppressed.
     Last,
     /// Nothing.
     None,
 }
 
-/// Lines that one kind of refusal may take in each [`LINES_TIME`]: enough for a mistake to be understood.
+/// Lines of one kind of refusal in each [`LINES_TIME`]: enough to recognise a mistake.
 const LINES_MAX: u32 = 10;
 const LINES_TIME: Duration = Duration::from_secs(60);
-/// Records that are remembered for each kind. Where more are refused, those that come again may be logged again, within the limit.
+/// Records that are remembered for each kind. If more are refused, some may be logged again, within
+/// the limit.
 const KNOWN_MAX: usize = 8192;
-/// Characters of a key and of a reason.
+/// Limit of the characters of a key and of a reason.
 const TEXT_MAX_CHARS: usize = 256;
 
 static KINDS: Mutex<BTreeMap<&'static str, Kind>> = Mutex::new(BTreeMap::new());
 
-/// Logs that a record is not used: `what` becomes of it, which record it is, and why.
+/// Logs that a record is not used: `what` happens instead, the record, and why.
 pub fn refused(what: &'static str, record: impl Display, reason: impl Display) {
     let (record, reason) = (record.to_string(), reason.to_string());
     let mut kinds = KINDS.lock().unwrap_or_else(PoisonError::into_inner);
     let line = kinds.entry(what).or_default().note(&record, &reason, Instant::now());
     drop(kinds);
-    // What others stored must not write lines of its own.
+    // Stored text must not be able to add lines to the log.
     let (record, reason) = (cut(record.escape_debug().to_string()), cut(reason.escape_debug().to_string()));
     match line {
         Line::Refusal { left_out: 0 } => tracing::warn!(%record, %reason, "{what}"),
@@ -120,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_takes_a_few_lines_a_minute_and_is_counted() {
+    fn a_flood_is_logged_with_a_few_lines_per_minute_and_counted() {
         let (mut kind, now) = (Kind::default(), Instant::now());
         let lines = |kind: &mut Kind, at: Instant, from: u32| {
             (from..from + 100_000).filter(|n| kind.note(&n.to_string(), "", at) != Line::None).count()
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_says_that_others_are_left_out() {
+    fn the_last_line_says_that_others_are_suppressed() {
         let (mut kind, now) = (Kind::default(), Instant::now());
         let last = (0..LINES_MAX).map(|n| kind.note(&n.to_string(), "", now)).last();
         assert_eq!(last, Some(Line::Last));

@@ -1,8 +1,11 @@
-//! The client's side of the unix socket: a store that another process owns. Used by plugins and commands while the agent runs.
+//! The client's side of the unix socket: a store that another process owns. Used by plugins and
+//! commands while the agent runs.
 //!
-//! It connects when first needed and again whenever the connection breaks, each call within its deadline. A read is sent again by itself; a commit whose
-//! answer did not come is `Unknown`, one that was surely not sent is `Unavailable`. The owner does not begin a commit after its caller's deadline, and
-//! reads come after the commits under way, so a read after an `Unknown` tells for good.
+//! It connects at first use and again whenever the connection breaks, each call within its
+//! deadline. A read is sent again automatically; a commit without an answer is `Unknown`, one that
+//! was certainly not sent is `Unavailable`. The owner does not start a commit after its caller's
+//! deadline, and reads come after the commits in progress, so a read after an `Unknown` shows the
+//! final result.
 
 #[cfg(test)]
 pub(crate) mod owner;
@@ -28,12 +31,12 @@ use crate::{
 use session::Session;
 use watch::RemoteWatch;
 
-/// How long a call may take, the time to connect included.
+/// Limit of a call, including the time to connect.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 /// Calls that may wait for the connection.
 const QUEUE_MAX: usize = 1024;
 
-/// A client of the process that owns the store. Cloning is cheap.
+/// A client of the process that owns the store. Clones share it.
 #[derive(Clone)]
 pub struct Remote {
     commands: mpsc::Sender<Command>,
@@ -42,10 +45,10 @@ pub struct Remote {
     deadline: Duration,
 }
 
-/// What the session is asked to do.
+/// The session's commands.
 enum Command {
     Call(PendingCall),
-    Watch { id: u64, prefix: Prefix, since: Option<Revision>, told: mpsc::Sender<Told> },
+    Watch { id: u64, prefix: Prefix, since: Option<Revision>, messages: mpsc::Sender<WatchMessage> },
     Unwatch { id: u64 },
 }
 
@@ -57,20 +60,21 @@ struct PendingCall {
     reply: oneshot::Sender<Completed>,
 }
 
-/// A whole answer: listings are put together by the session.
+/// A complete answer: the session assembles lists.
 enum Completed {
     Reply(Reply),
     Listing(Snapshot),
 }
 
-/// What a watch is told.
-enum Told {
+/// A message to a watch.
+enum WatchMessage {
     Snapshot(Snapshot),
     Events { events: Vec<crate::Event>, at: Revision },
     Failed(StoreError),
 }
 
-/// Whether a call was sent: decided once, by whoever comes first, the session that sends it or the caller that gives up.
+/// Whether a call was sent: decided once, either by the session that sends it or by the caller that
+/// gives up.
 #[derive(Default)]
 struct Ticket(AtomicU8);
 
@@ -81,18 +85,18 @@ const CANCELLED: u8 = 2;
 // === impl Ticket ===
 
 impl Ticket {
-    /// The session is about to send it; false when the caller has given up.
+    /// Called before the session sends it; false if the caller has given up.
     fn send(&self) -> bool {
         self.0.compare_exchange(QUEUED, SENT, Ordering::AcqRel, Ordering::Acquire).is_ok()
             || self.0.load(Ordering::Acquire) == SENT
     }
 
-    /// The connection broke before a byte of it had left.
+    /// The connection broke before a byte of it was sent.
     fn unsend(&self) {
         let _ = self.0.compare_exchange(SENT, QUEUED, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// The caller gives up; true when it is certain that the call is not sent.
+    /// The caller gives up; true if the call is certainly not sent.
     fn cancel(&self) -> bool {
         self.0.compare_exchange(QUEUED, CANCELLED, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
@@ -101,7 +105,8 @@ impl Ticket {
 // === impl Remote ===
 
 impl Remote {
-    /// A client of the owner whose socket is at `path`. Connects when first used. Must be called inside a tokio runtime.
+    /// A client of the owner with the socket `path`. Connects at first use. Must be called inside a
+    /// tokio runtime.
     pub fn connect(path: impl AsRef<Path>) -> Self {
         Self::connect_with(path, CALL_DEADLINE)
     }
@@ -263,7 +268,7 @@ fn failed(operation: &str, completed: Completed) -> StoreError {
     }
 }
 
-/// An answer that does not fit its question: nothing is known about what the owner did.
+/// An answer that does not match its request: what the owner did is unknown.
 fn unexpected(operation: &str) -> StoreError {
     StoreError::Unknown {
         operation: operation.to_owned(),

@@ -1,4 +1,5 @@
-//! The owner's side of the unix socket: other processes on the same machine work on the embedded store through it. Run by the agent.
+//! The owner's side of the unix socket, through which other processes on the same machine use the
+//! embedded store. Run by the agent.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -24,7 +25,8 @@ use crate::{
     Cause, CommitError, Embedded, Event, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError, Tenure,
 };
 
-/// Clients: the agent's helpers and as many plugins as a node starts at once. One that is closed while it is idle connects anew with its next request.
+/// Limit of clients: the agent's helpers and as many plugins as a node starts at once. A client
+/// whose idle connection was closed connects again at its next request.
 pub const LISTENER: Limits = Limits {
     name: "store",
     connections: 64,
@@ -46,23 +48,25 @@ const GUESTS_TIMEOUT: Duration = Duration::from_millis(250);
 const LAST_GUESTS_TIMEOUT: Duration = Duration::from_millis(1);
 /// Of a greeting: its length, and one byte each for number, kind and version.
 const GREETING_MIN_BYTES: usize = 7;
-/// Requests of one connection that are worked on at a time; the next one is read when one is answered.
+/// Requests of one connection in progress; the next one is read when one is answered.
 const IN_FLIGHT_MAX: usize = 64;
-/// Watches of one connection.
+/// Limit of watches of one connection.
 const WATCHES_MAX: usize = 64;
-/// Frames that wait to be written to one client. Watches hold no queue beyond this: they read the change log when there is room again.
+/// Frames that wait to be written to one client. Watches have no further queue: they read the
+/// change log when there is space again.
 const OUTGOING_MAX: usize = 8;
 /// One read from a socket.
 const READ_BYTES: usize = 16 << 10;
-/// A client that takes nothing for this long is cut off; it resumes by itself when it wakes up.
+/// A client that reads nothing for this long is cut off; it resumes by itself.
 const STALL: Duration = Duration::from_secs(30);
 
-/// Serves `store` until `shutdown`. Only root and our own user are answered. Needs a tokio runtime; runs its tasks on the calling thread.
+/// Serves `store` until `shutdown`. Only root and the same user are answered. Needs a tokio
+/// runtime; runs its tasks on the calling thread.
 pub async fn serve(store: Embedded, listener: UnixListener, shutdown: impl Future<Output = ()>) {
     serve_within(store, listener, Admission::new(LISTENER), shutdown).await;
 }
 
-/// The same, for who counts its connections.
+/// The same with connection metrics.
 pub async fn serve_within(
     store: Embedded,
     listener: UnixListener,
@@ -182,7 +186,8 @@ async fn write_frames(
     Ok(())
 }
 
-/// Reads calls and starts their work until the client goes. Work under way ends with the connection; a commit that reached the writer happens anyway.
+/// Reads calls and starts their work until the client disconnects. Work in progress ends with the
+/// connection; a commit that reached the writer takes effect anyway.
 async fn read_calls(
     store: Embedded,
     mut reader: ReadHalf<Connection<UnixStream>>,
@@ -257,7 +262,7 @@ async fn greet(client: &Client, call: Option<Call>) -> Result<(), Cut> {
     }
 }
 
-/// One connection, as its tasks see it.
+/// One connection, as its tasks use it.
 struct Client {
     store: Embedded,
     outgoing: mpsc::Sender<Vec<u8>>,
@@ -266,7 +271,7 @@ struct Client {
 // === impl Client ===
 
 impl Client {
-    /// Queues a frame. When the connection is gone there is nobody left to tell.
+    /// Queues a frame. If the connection is closed, the frame is dropped.
     async fn send(&self, id: u64, reply: Reply) {
         let mut frame = Vec::new();
         match wire::encode(&Answer { id, reply }, &mut frame) {
@@ -281,7 +286,8 @@ impl Client {
         self.send(id, Reply::Failed(CommitError::from(error).into())).await;
     }
 
-    /// One request, from start to answer. Not an `async fn`: a commit is handed over before the next request is read.
+    /// One request, from start to answer. Not an `async fn`: a commit is passed to the writer
+    /// before the next request is read.
     fn work(
         self: Rc<Self>,
         id: u64,
@@ -314,7 +320,7 @@ impl Client {
     }
 
     async fn answer(&self, id: u64, request: Request) {
-        // Somebody may be asking what became of a commit that is still under way.
+        // A caller may be checking the outcome of a commit that is still in progress.
         if let Err(error) = self.store.settle().await {
             return self.fail(id, error).await;
         }
@@ -368,13 +374,14 @@ impl Client {
         self.send(id, Reply::Part { records: part, revision, last: true }).await;
     }
 
-    /// Tells what changes after `since` until the client takes no more.
+    /// Sends the changes after `since` until the client disconnects.
     async fn watch(self: Rc<Self>, id: u64, prefix: Prefix, since: Option<Revision>) {
         let mut signal = self.store.revisions();
         let mut at = since;
         while !self.outgoing.is_closed() {
             let last = *signal.borrow_and_update();
-            // Not "behind", but "elsewhere": a client may come from a store that was since replaced by an older copy.
+            // Compared for equality, not order: a client may come from a store that was replaced by
+            // an older copy.
             if at == Some(last) {
                 if signal.changed().await.is_err() {
                     return;
@@ -384,14 +391,14 @@ impl Client {
             match self.store.follow(&prefix, at).await {
                 Ok((followed, now)) => {
                     at = Some(now);
-                    self.tell(id, followed, now).await;
+                    self.send_changes(id, followed, now).await;
                 }
                 Err(error) => return self.fail(id, error).await,
             }
         }
     }
 
-    async fn tell(&self, id: u64, followed: Followed, now: Revision) {
+    async fn send_changes(&self, id: u64, followed: Followed, now: Revision) {
         let events = match followed {
             Followed::Snapshot(snapshot) => return self.send_snapshot(id, snapshot).await,
             Followed::Events(events) => events,
@@ -407,7 +414,7 @@ impl Client {
                 Event::Snapshot(_) => continue,
             };
             if bytes + size > PART_BYTES && !part.is_empty() {
-                // Complete only up to the revision before the one that goes on.
+                // Complete only up to the revision before the one that continues.
                 self.send(
                     id,
                     Reply::Events { events: std::mem::take(&mut part), at: revision.0.saturating_sub(1) },
@@ -424,7 +431,7 @@ impl Client {
     }
 }
 
-/// About what a record takes in a frame.
+/// The approximate size of a record in a frame.
 fn record_bytes(record: &Record) -> usize {
     record.key.as_str().len() + record.value.len() + 16
 }

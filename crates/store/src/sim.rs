@@ -1,8 +1,9 @@
-//! The simulated engine: a store in memory whose every fault is chosen by a seed or a script, so that a run can be replayed. Single-threaded and without
-//! a clock of its own. Used by the conformance suite, by the allocator's tests and by the whole-cluster simulation.
+//! The simulated engine: a store in memory whose faults are chosen by a seed or a script, so that a
+//! run can be replayed. Single-threaded and without a clock of its own. Used by the conformance
+//! suite, by the allocator's tests and by the cluster simulation.
 //!
-//! Every operation has a point to be dropped at before it takes effect and one after it, and in non-atomic mode around each step: a driver that stops
-//! polling there has crashed its node.
+//! Every operation can be dropped before it takes effect and afterwards, and in non-atomic mode
+//! around each step: a driver that stops polling there has crashed its node.
 
 mod chance;
 mod state;
@@ -33,22 +34,23 @@ pub struct Sim {
     atomic: bool,
 }
 
-/// What can go wrong with one operation.
+/// The possible faults of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing does.
     None,
-    /// Somebody else rewrites the first guarded record just before, so that the guard fails for a real reason.
+    /// Another writer changes the first guarded record just before, so that the guard fails.
     Conflict,
     /// It takes effect, and the answer is lost: `Unknown`.
     LostReply,
-    /// It is lost on the way, which the client cannot tell from a lost answer: `Unknown`. A read is `Unavailable`.
+    /// The request is lost, which the client cannot distinguish from a lost answer: `Unknown`. A
+    /// read is `Unavailable`.
     LostRequest,
-    /// The store is known to be away: `Unavailable`.
+    /// The store is known to be unavailable: `Unavailable`.
     Unavailable,
 }
 
-/// How often each fault happens by itself, in thousandths.
+/// The probability of each random fault, in thousandths.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
     /// `Fault::Conflict`.
@@ -67,9 +69,9 @@ pub struct Faults {
 
 struct Inner {
     state: State,
-    chance: Chance,
+    rng: Chance,
     faults: Faults,
-    /// Faults for the next writes, before chance decides.
+    /// Faults of the next writes; afterwards they are random.
     script: std::collections::VecDeque<Fault>,
     operations: u64,
 }
@@ -82,7 +84,7 @@ impl Sim {
         Self::new(seed, true)
     }
 
-    /// An empty store that executes the steps of a commit one by one, as Kubernetes does.
+    /// An empty store that applies the steps of a commit one by one, as Kubernetes does.
     pub fn non_atomic(seed: u64) -> Self {
         Self::new(seed, false)
     }
@@ -90,7 +92,7 @@ impl Sim {
     fn new(seed: u64, atomic: bool) -> Self {
         let inner = Inner {
             state: State::default(),
-            chance: Chance::new(seed),
+            rng: Chance::new(seed),
             faults: Faults::default(),
             script: std::collections::VecDeque::new(),
             operations: 0,
@@ -98,22 +100,23 @@ impl Sim {
         Self { inner: Rc::new(RefCell::new(inner)), atomic }
     }
 
-    /// Lets faults happen by chance from now on.
+    /// Enables random faults.
     pub fn set_faults(&self, faults: Faults) {
         self.inner.borrow_mut().faults = faults;
     }
 
-    /// Decides the faults of the next writes, one for each step where steps are executed one by one; after them chance decides again.
+    /// Sets the faults of the next writes, one for each step if steps are applied one by one;
+    /// afterwards they are random again.
     pub fn script(&self, faults: impl IntoIterator<Item = Fault>) {
         self.inner.borrow_mut().script.extend(faults);
     }
 
-    /// Forgets the change log: every watch has to compare a full listing.
+    /// Clears the change log: every watch has to compare a complete list.
     pub fn compact(&self) {
         self.inner.borrow_mut().state.compact();
     }
 
-    /// Moves the clock; leases that run out end in order of their end.
+    /// Advances the clock; leases expire in the order of their deadlines.
     pub fn advance(&self, time: Duration) {
         self.inner.borrow_mut().state.advance(time);
     }
@@ -123,7 +126,7 @@ impl Sim {
         self.inner.borrow().state.now
     }
 
-    /// Every record, without faults and without a point to be dropped at.
+    /// Every record, without faults and without a point at which the call can be dropped.
     pub fn records(&self) -> BTreeMap<Key, Record> {
         self.inner
             .borrow()
@@ -134,12 +137,12 @@ impl Sim {
             .collect()
     }
 
-    /// Operations so far: what a test of cost counts.
+    /// Number of operations so far, for tests of cost.
     pub fn operations(&self) -> u64 {
         self.inner.borrow().operations
     }
 
-    /// The state as text, the same for the same seed and the same callers.
+    /// The state as text, identical for the same seed and callers.
     pub fn dump(&self) -> String {
         let inner = self.inner.borrow();
         let mut text = format!("revision {} at {:?}\n", inner.state.revision.0, inner.state.now);
@@ -164,7 +167,7 @@ impl Sim {
             (faults.lost_request, Fault::LostRequest),
             (faults.unavailable, Fault::Unavailable),
         ];
-        let mut drawn = inner.chance.below(1000);
+        let mut drawn = inner.rng.below(1000);
         for (odds, fault) in odds {
             if drawn < u64::from(odds) {
                 return fault;
@@ -174,7 +177,7 @@ impl Sim {
         Fault::None
     }
 
-    /// A read: it can only fail as unavailable, and a script for writes leaves it alone.
+    /// A read: it can only fail as unavailable, and ignores a script for writes.
     async fn read<T>(
         &self,
         operation: impl FnOnce() -> String,
@@ -186,7 +189,7 @@ impl Sim {
             inner.operations += 1;
             let odds =
                 u64::from(inner.faults.unavailable + inner.faults.lost_request + inner.faults.lost_reply);
-            if inner.chance.below(1000) < odds {
+            if inner.rng.below(1000) < odds {
                 return Err(unavailable(operation()));
             }
             query(&inner.state)
@@ -195,7 +198,8 @@ impl Sim {
         Ok(value)
     }
 
-    /// A write: `work` takes effect between the two points at which the caller can be dropped, unless the fault says otherwise.
+    /// A write: `work` takes effect between the two points at which the caller can be dropped,
+    /// unless the fault says otherwise.
     async fn write<T>(
         &self,
         operation: &str,
@@ -216,7 +220,7 @@ impl Sim {
                 }
                 Fault::None => work(&mut inner.state),
                 Fault::LostReply => {
-                    // Whether it worked stays between the store and the wire.
+                    // The result stays on the store's side.
                     let _ = work(&mut inner.state);
                     Err(unknown(operation).into())
                 }
@@ -291,7 +295,7 @@ impl Store for Sim {
     }
 }
 
-/// A point at which the driver may turn to another node, or drop this one.
+/// A point at which the driver may continue with another node, or drop this one.
 async fn pause() {
     let mut paused = false;
     poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! The trait that every engine implements and every caller of the store holds.
+//! The trait that every engine implements and every caller of the store uses.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,25 +11,27 @@ use crate::{
     Revision, Snapshot, Step, StoreError, Tenure,
 };
 
-/// A boxed future. Not `Send`: an engine's callers live on one thread.
+/// A boxed future. Not `Send`: an engine's callers run on one thread.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// How many records should lie between two marks of [`Store::scan_marked`]: small ones, such as handles, are then a page of 2 to 3 MB.
+/// The approximate number of records between two marks of [`Store::scan_marked`]: small ones, such
+/// as handles, are then a page of 2 to 3 MB.
 pub const MARKED_RECORDS: usize = 16_384;
 
-/// Typed records with revisions, guarded commits and watches.
+/// A store of typed records with revisions, guarded commits and watches.
 pub trait Store {
-    /// What this engine promises beyond the core.
+    /// What this engine supports beyond the core.
     fn claims(&self) -> Claims;
 
-    /// Reads one record. Sees every commit that was answered before the call.
+    /// Reads one record. Includes every commit that was answered before the call.
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>>;
 
     /// Reads every record under a prefix, at one moment.
     fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>>;
 
-    /// Hands every record under a prefix to `take`, as they were at one moment, and answers with that moment: for listings that would fill memory.
-    /// In key order. Where it fails, what was handed out before counts for nothing: begin anew.
+    /// Passes every record under a prefix to `take`, as of one revision, and returns that revision:
+    /// for lists that would need too much memory. In key order. After an error, the records that
+    /// were passed on are void: start again.
     fn scan<'a>(
         &'a self,
         prefix: &'a Prefix,
@@ -42,10 +44,11 @@ pub trait Store {
         })
     }
 
-    /// The same as `scan` for a caller who can tell where keys are: an engine that reads page by page may then ask for several at a time, and
-    /// need not search. `marks` is asked at the first key, and again when the scan has come to the last mark that it gave; all records before
-    /// that were handed out by then. It answers with keys behind that one, in order and about [`MARKED_RECORDS`] apart; with none where it knows
-    /// of none. However wrong they are, every record is handed out once.
+    /// The same as `scan` for a caller that knows where keys are: an engine that reads page by page
+    /// may then request several pages at a time. `marks` is called at the first key, and again when
+    /// the scan has reached the last mark that it returned; all records before that were passed on
+    /// by then. It returns keys after that one, in order and about [`MARKED_RECORDS`] records
+    /// apart; or none if it knows none. However wrong they are, every record is passed on once.
     fn scan_marked<'a>(
         &'a self,
         prefix: &'a Prefix,
@@ -55,7 +58,7 @@ pub trait Store {
         self.scan(prefix, take)
     }
 
-    /// The keys under a prefix at one moment, in order: for whoever only asks which records there are.
+    /// The keys under a prefix at one revision, in order, for callers that need no values.
     fn keys<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Vec<Key>, StoreError>> {
         Box::pin(async move {
             let mut keys = Vec::new();
@@ -69,16 +72,19 @@ pub trait Store {
         Box::pin(async move { Ok(!self.keys(prefix).await?.is_empty()) })
     }
 
-    /// Executes guarded steps in order and answers with each one's revision. Atomic engines: all or nothing. Others stop at the first
-    /// failure, and `done` says how many surely took effect. Once the future was polled the commit may happen even if it is then dropped.
+    /// Applies guarded steps in order and returns each one's revision. Atomic engines: all or
+    /// nothing. Others stop at the first failure, and `done` says how many certainly took effect.
+    /// Once the future was polled, the commit may take effect even if it is then dropped.
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>>;
 
-    /// Follows a prefix: its snapshot first, then what changes. Survives compaction and lost connections by itself, without losing or
+    /// Follows a prefix: its snapshot first, then the changes. Survives compaction and lost
+    /// connections without losing or repeating a change.
     /// repeating a change.
     fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>>;
 
-    /// The same as `watch`, except that what is there now is handed to `take` instead of being the first event: for prefixes that would fill
-    /// memory. Where it fails, what was handed out before counts for nothing.
+    /// The same as `watch`, except that the existing records are passed to `take` instead of being
+    /// the first event: for prefixes that would need too much memory. After an error, the records
+    /// that were passed on are void.
     fn follow<'a>(
         &'a self,
         prefix: &'a Prefix,
@@ -93,22 +99,22 @@ pub trait Store {
         })
     }
 
-    /// Reads one record and by what it lives.
+    /// Reads one record and its lifetime.
     fn tenure<'a>(&'a self, _key: &'a Key) -> BoxFuture<'a, Result<Option<(Record, Tenure)>, StoreError>> {
         unsupported("read a record's lease")
     }
 
-    /// Opens a lease of at least `ttl`.
+    /// Creates a lease with a TTL of at least `ttl`.
     fn grant(&self, _ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {
         unsupported("grant lease")
     }
 
-    /// Gives a lease its full time again and answers with that time. `NoLease` when it has run out.
+    /// Restarts a lease's TTL and returns it. `NoLease` if it has expired.
     fn keep_alive(&self, _lease: LeaseId) -> BoxFuture<'_, Result<Duration, StoreError>> {
         unsupported("keep lease alive")
     }
 
-    /// Ends a lease now; its records vanish with it. `NoLease` when it has run out.
+    /// Ends a lease now, with its records. `NoLease` if it has expired.
     fn revoke(&self, _lease: LeaseId) -> BoxFuture<'_, Result<(), StoreError>> {
         unsupported("revoke lease")
     }
@@ -116,7 +122,7 @@ pub trait Store {
 
 /// A watch. Dropping it ends it; dropping a pending `next` loses nothing.
 pub trait Watch {
-    /// The next event; the first is always a snapshot. Waits for ever when nothing changes.
+    /// The next event; the first is always a snapshot. Waits while nothing changes.
     fn next<'a>(&'a mut self) -> BoxFuture<'a, Result<Event, StoreError>>;
 }
 
@@ -125,7 +131,8 @@ fn unsupported<'a, T: 'a>(operation: &str) -> BoxFuture<'a, Result<T, StoreError
     Box::pin(async move { Err(error) })
 }
 
-/// Refuses a commit that no engine could carry out, so that all refuse the same ones: too many steps, a key named twice, oversized keys or values.
+/// Refuses a commit that some engine could not apply, so that all refuse the same ones: too many
+/// steps, a repeated key, oversized keys or values.
 pub fn check_steps(steps: &[Step]) -> Result<(), CommitError> {
     let invalid = |failed: usize, reason: String| {
         let error = StoreError::Invalid { operation: format!("commit of {} steps", steps.len()), reason };

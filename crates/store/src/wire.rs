@@ -1,5 +1,6 @@
-//! What the owner of an embedded store and its clients say to each other over the unix socket: frames of a little-endian u32 length and a postcard
-//! value. Both ends are of this project and meet on one machine, so the first frame names a version and anything else is refused.
+//! The protocol between the owner of an embedded store and its clients over the unix socket: frames
+//! of a little-endian u32 length and a postcard value. Both ends are part of this project and run
+//! on one machine, so the first frame has a version, and other versions are refused.
 
 use russet_model::{Key, Prefix};
 use serde::de::DeserializeOwned;
@@ -9,11 +10,11 @@ use crate::{
     Cause, CommitError, LeaseId, MAX_COMMIT_BYTES, MAX_KEY_BYTES, MAX_STEPS, Record, Revision, StoreError,
 };
 
-/// Raised when a frame changes its meaning.
+/// Incremented when a frame changes its meaning.
 pub(crate) const VERSION: u32 = 1;
-/// Largest frame: the largest commit, with the longest keys and some room for numbers around them.
+/// Limit of a frame: the largest commit, with the longest keys and some space for numbers.
 pub(crate) const FRAME_MAX_BYTES: usize = MAX_COMMIT_BYTES + MAX_STEPS * (MAX_KEY_BYTES + 64);
-/// Size at which a listing goes on in the next frame.
+/// Size at which a list continues in the next frame.
 pub(crate) const PART_BYTES: usize = 256 << 10;
 /// The id of the greeting; requests count from 1.
 pub(crate) const HELLO_ID: u64 = 0;
@@ -27,7 +28,7 @@ pub(crate) struct Call {
     pub(crate) request: Request,
 }
 
-/// What a client asks.
+/// A client's request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Request {
     Hello {
@@ -35,7 +36,8 @@ pub(crate) enum Request {
     },
     Get(Key),
     List(Prefix),
-    /// Refused when it comes after `expires_ms` on this machine's monotonic clock: by then its caller has given up, and may have looked.
+    /// Refused if it arrives after `expires_ms` on this machine's monotonic clock: its caller has
+    /// given up by then, and may have checked the outcome.
     Commit {
         steps: Vec<WireStep>,
         expires_ms: u64,
@@ -60,14 +62,14 @@ pub(crate) struct Answer {
     pub(crate) reply: Reply,
 }
 
-/// What the owner answers.
+/// The owner's answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     Hello {
         version: u32,
     },
     Record(Option<WireRecord>),
-    /// A piece of a listing; `last` completes it.
+    /// A part of a list; `last` completes it.
     Part {
         records: Vec<WireRecord>,
         revision: u64,
@@ -77,13 +79,13 @@ pub(crate) enum Reply {
     Lease(u64),
     TtlMs(u64),
     Done,
-    /// What a watch tells, complete up to revision `at`.
+    /// Events of a watch, complete up to revision `at`.
     Events {
         events: Vec<WireEvent>,
         at: u64,
     },
     Failed(WireError),
-    /// A record and the lease by which it lives, if any.
+    /// A record and its lease, if any.
     Tenure(Option<(WireRecord, Option<u64>)>),
 }
 
@@ -131,11 +133,11 @@ enum Class {
     Unsupported(String),
 }
 
-/// Bytes that are copied as one piece and not one by one.
+/// Bytes that are copied at once and not one by one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Bytes(#[serde(with = "bytes")] pub(crate) Vec<u8>);
 
-/// What is wrong with bytes that came.
+/// What is wrong with received bytes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FrameError {
     #[error("a frame of {0} bytes is above the limit of {FRAME_MAX_BYTES}")]
@@ -146,7 +148,7 @@ pub(crate) enum FrameError {
     Unexpected(&'static str),
 }
 
-/// The clock of deadlines, the same in every process of this machine.
+/// The clock of deadlines, which all processes of this machine share.
 pub(crate) fn monotonic_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + u64::try_from(now.tv_nsec / 1_000_000).unwrap_or(0)
@@ -172,7 +174,8 @@ pub(crate) fn encode(message: &impl Serialize, out: &mut Vec<u8>) -> Result<(), 
     Ok(())
 }
 
-/// Takes the first whole frame off `bytes`: the message and how many bytes it used; `None` when more bytes must come first.
+/// Removes the first complete frame from `bytes`: the message and the number of bytes; `None` if
+/// more bytes are needed.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<Option<(T, usize)>, FrameError> {
     let Some((header, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
         return Ok(None);
@@ -303,11 +306,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostile_bytes_are_an_error_and_never_a_panic() {
-        let mut chance = crate::sim::Chance::new(42);
+    fn invalid_bytes_are_an_error_and_never_panic() {
+        let mut rng = crate::sim::Chance::new(42);
         for _ in 0..20_000 {
-            let length = chance.below(60);
-            let mut bytes: Vec<u8> = (0..length).map(|_| chance.next_u64() as u8).collect();
+            let length = rng.below(60);
+            let mut bytes: Vec<u8> = (0..length).map(|_| rng.next_u64() as u8).collect();
             if let Some(header) = bytes.get_mut(..4) {
                 header.copy_from_slice(&(length as u32 - 4).to_le_bytes());
             }
@@ -318,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_taken_only_when_it_is_whole() {
+    fn a_frame_is_read_only_when_it_is_complete() {
         let mut bytes = Vec::new();
         let value = Bytes(vec![9; 1000]);
         let step = WireStep::Put { key: Key::from_stored("/a"), value, lease: Some(3) };

@@ -1,5 +1,5 @@
 //! The embedded store among processes: kill -9 in the middle of commits, an owner that stands still, several that want the lock. A child process is
-//! this test binary again, told by its environment what to be.
+//! this test binary again, with its role in an environment variable.
 
 #![allow(clippy::unwrap_used)] // the helpers of tests are tests
 
@@ -15,7 +15,7 @@ use russet_store::{
 
 const ROLE: &str = "RUSSET_STORE_TEST_ROLE";
 const DIRECTORY: &str = "RUSSET_STORE_TEST_DIRECTORY";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn key(n: usize) -> Key {
     Key::from_stored(format!("/calico/ipam/v2/handle/h-{n:06}"))
@@ -55,7 +55,7 @@ impl Role {
         self.signal("-STOP");
         let begun = Instant::now();
         while !self.threads_are_stopped() {
-            assert!(begun.elapsed() < PATIENCE, "the child does not stop");
+            assert!(begun.elapsed() < TIMEOUT, "the child does not stop");
             std::thread::yield_now();
         }
     }
@@ -114,7 +114,7 @@ async fn write_for_ever(directory: &Path) {
 }
 
 async fn own(directory: &Path) {
-    let owner = Locked::acquire(directory, PATIENCE).await.unwrap();
+    let owner = Locked::acquire(directory, TIMEOUT).await.unwrap();
     let listener = listen(directory, &owner).unwrap();
     println!("serving now");
     serve(owner.store().clone(), listener, std::future::pending()).await;
@@ -212,10 +212,10 @@ async fn calls_to_a_stopped_owner_time_out_and_work_again_by_themselves() {
     let access = open_or_connect(directory.path(), deadline).await.unwrap();
     assert!(matches!(access, Access::Remote(_)));
     assert!(matches!(access.get(&key(1)).await, Err(StoreError::Unavailable { .. })));
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(begun.elapsed() < TIMEOUT);
 
     owner.signal("-CONT");
-    let found = tokio::time::timeout(PATIENCE, async {
+    let found = tokio::time::timeout(TIMEOUT, async {
         loop {
             match remote.get(&key(2)).await {
                 Ok(found) => return found,
@@ -229,7 +229,7 @@ async fn calls_to_a_stopped_owner_time_out_and_work_again_by_themselves() {
         "its caller had given up before the owner saw it, and a read has said so"
     );
     remote.commit(vec![Step::create(key(3), "after")]).await.unwrap();
-    let event = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
+    let event = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap().unwrap();
     assert!(matches!(event, Event::Put(record) if record.key == key(3)));
 }
 
@@ -238,28 +238,28 @@ async fn a_dead_owner_leaves_the_store_to_the_next_one() {
     let directory = tempfile::tempdir().unwrap();
     let mut owner = Role::start("owner", directory.path());
     owner.said("serving").unwrap();
-    let access = open_or_connect(directory.path(), PATIENCE).await.unwrap();
+    let access = open_or_connect(directory.path(), TIMEOUT).await.unwrap();
     assert!(matches!(access, Access::Remote(_)));
     access.commit(vec![Step::create(key(1), "through the owner")]).await.unwrap();
     assert!(matches!(access.tenure(&key(1)).await, Ok(Some((_, Tenure::Forever)))));
     owner.child.kill().unwrap();
     owner.child.wait().unwrap();
-    let access = open_or_connect(directory.path(), PATIENCE).await.unwrap();
+    let access = open_or_connect(directory.path(), TIMEOUT).await.unwrap();
     assert!(matches!(access, Access::Locked(_)));
     assert_eq!(access.get(&key(1)).await.unwrap().unwrap().value, b"through the owner");
-    access.commit(vec![Step::create(key(2), "alone")]).await.unwrap();
+    access.commit(vec![Step::create(key(2), "single")]).await.unwrap();
     assert!(matches!(access.tenure(&key(2)).await, Ok(Some((_, Tenure::Forever)))));
     drop(access);
     let mut owner = Role::start("owner", directory.path());
     owner.said("serving").unwrap();
-    let access = open_or_connect(directory.path(), PATIENCE).await.unwrap();
+    let access = open_or_connect(directory.path(), TIMEOUT).await.unwrap();
     assert_eq!(access.list(&Prefix::handles()).await.unwrap().records.len(), 2);
 }
 
 #[tokio::test]
 async fn who_waits_in_vain_for_the_lock_learns_who_holds_it() {
     let directory = tempfile::tempdir().unwrap();
-    let held = Locked::acquire(directory.path(), PATIENCE).await.unwrap();
+    let held = Locked::acquire(directory.path(), TIMEOUT).await.unwrap();
     let short = Duration::from_millis(50);
     for error in [
         Locked::acquire(directory.path(), short).await.err().unwrap(),
@@ -274,7 +274,7 @@ async fn who_waits_in_vain_for_the_lock_learns_who_holds_it() {
     }
     drop(held);
     // A child that another test is about to run may hold it a little longer.
-    Locked::acquire(directory.path(), PATIENCE).await.unwrap();
+    Locked::acquire(directory.path(), TIMEOUT).await.unwrap();
 }
 
 #[tokio::test]
@@ -284,11 +284,11 @@ async fn plugins_without_an_owner_take_turns() {
     for n in 0..20 {
         let directory = directory.path().to_owned();
         local.spawn_local(async move {
-            let access = open_or_connect(&directory, PATIENCE).await.unwrap();
+            let access = open_or_connect(&directory, TIMEOUT).await.unwrap();
             access.commit(vec![Step::create(key(n), "x")]).await.unwrap();
         });
     }
     local.await;
-    let access = open_or_connect(directory.path(), PATIENCE).await.unwrap();
+    let access = open_or_connect(directory.path(), TIMEOUT).await.unwrap();
     assert_eq!(access.list(&Prefix::handles()).await.unwrap().records.len(), 20);
 }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use russet_model::Prefix;
 
-use super::{Bench, Case, Mirror, count, key, next, value};
+use super::{Bench, Case, WatchedRecords, count, key, next, value};
 use crate::sim::Chance;
 use crate::{MAX_STEPS, Revision, Step, Store, StoreError};
 
@@ -21,8 +21,8 @@ async fn one_revision(bench: &Bench<'_>) {
     let first = bench.create(1, 1).await;
     bench.create(2, 2).await;
     let mut watch = bench.store.watch(&Prefix::handles()).await.unwrap();
-    let mut mirror = Mirror::default();
-    mirror.take(next(&mut watch).await);
+    let mut watched = WatchedRecords::default();
+    watched.take(next(&mut watch).await);
     let steps = vec![
         Step::update(key(1), value(10), first),
         Step::delete(key(2), None),
@@ -37,8 +37,8 @@ async fn one_revision(bench: &Bench<'_>) {
     );
     assert_eq!(revisions[0], revisions[3]);
     assert_eq!(bench.count(2).await, None);
-    mirror.catch_up(bench, &mut watch, 9).await;
-    assert_eq!(mirror.records.keys().cloned().collect::<Vec<_>>(), [key(1), key(3), key(4), key(9)]);
+    watched.catch_up(bench, &mut watch, 9).await;
+    assert_eq!(watched.records.keys().cloned().collect::<Vec<_>>(), [key(1), key(3), key(4), key(9)]);
 }
 
 async fn all_or_nothing(bench: &Bench<'_>) {
@@ -71,7 +71,7 @@ async fn largest(bench: &Bench<'_>) {
     assert_eq!(bench.store.list(&Prefix::handles()).await.unwrap().records.len(), MAX_STEPS);
 }
 
-/// Accounts, what each holds at first, transfers per writer, writers.
+/// Accounts, the initial amount of each, transfers of each writer, writers.
 const ACCOUNTS: usize = 4;
 const DEPOSIT: usize = 100;
 const TRANSFERS: usize = 15;
@@ -110,7 +110,7 @@ async fn no_half_commit(bench: &Bench<'_>) {
     }
 }
 
-/// Records between the two that change together: several pages of any engine. Scans of them.
+/// Records between the two that change together: several pages of any engine.
 const BETWEEN: usize = 400;
 const SCANS: usize = 10;
 
@@ -139,13 +139,13 @@ async fn one_moment(bench: &Bench<'_>) {
         () = write => {}
         () = scans => {}
     }
-    assert!(bench.count(0).await > Some(0), "somebody wrote meanwhile");
+    assert!(bench.count(0).await > Some(0), "another writer wrote meanwhile");
 }
 
-async fn transfer(store: Rc<dyn Store>, mut chance: Chance) {
+async fn transfer(store: Rc<dyn Store>, mut rng: Chance) {
     let mut left = TRANSFERS;
     while left > 0 {
-        let from = usize::try_from(chance.below(ACCOUNTS as u64)).unwrap();
+        let from = usize::try_from(rng.below(ACCOUNTS as u64)).unwrap();
         let to = (from + 1) % ACCOUNTS;
         let (key_from, key_to) = (key(from), key(to));
         let (a, b) =

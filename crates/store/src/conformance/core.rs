@@ -93,7 +93,7 @@ async fn list(bench: &Bench<'_>) {
     }
 }
 
-/// More than one page of any engine, and their neighbours before and after.
+/// More than one page of any engine, and records with adjacent keys.
 const SCANNED: usize = 300;
 
 async fn scan(bench: &Bench<'_>) {
@@ -110,12 +110,12 @@ async fn scan(bench: &Bench<'_>) {
     let listed = bench.store.list(&Prefix::handles()).await.unwrap();
     assert_eq!((records.len(), revision), (SCANNED, listed.revision));
     assert_eq!(records, listed.records);
-    // What is beside them has directories of its own.
+    // Records of other prefixes have their own directories.
     let around = Prefix::from_stored("/calico/ipam/v2/");
     let mut all = Vec::new();
     bench.store.scan(&around, &mut |record| all.push(record)).await.unwrap();
     assert_eq!((all.len(), &all), (SCANNED + 2, &bench.store.list(&around).await.unwrap().records));
-    // Marks are a hint: good ones, none, and such as lie anywhere.
+    // Marks are hints: correct ones, none, and arbitrary ones.
     let good = [0, 100, 200].map(|n| all[n].key.clone()).to_vec();
     let wrong =
         [all[250].key.clone(), all[3].key.clone(), Key::from_stored("/zzz"), Key::from_stored("/")].to_vec();

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 use russet_addr::{Family, NodeName};
 use russet_model::{Key, Prefix};
 
-use super::{Bench, Case, Mirror, count, key, next, value};
+use super::{Bench, Case, WatchedRecords, count, key, next, value};
 use crate::sim::Chance;
 use crate::{Event, Step, Watch};
 
@@ -38,7 +38,9 @@ async fn snapshot_then_events(bench: &Bench<'_>) {
     assert_eq!((record.key, record.revision, count(&record.value)), (key(3), updated, 4));
 
     bench.one(Step::delete(key(1), None)).await;
-    let Event::Deleted { key: gone, revision } = next(&mut watch).await else { panic!("a removal is told") };
+    let Event::Deleted { key: gone, revision } = next(&mut watch).await else {
+        panic!("a removal is reported")
+    };
     assert!(gone == key(1) && revision > updated);
 }
 
@@ -53,7 +55,7 @@ async fn following(bench: &Bench<'_>) {
     let Event::Put(record) = next(&mut watch).await else { panic!("the first event is a change") };
     assert_eq!((record.key, record.revision, count(&record.value)), (key(1), updated, 4));
     bench.one(Step::delete(key(2), None)).await;
-    let Event::Deleted { key: gone, .. } = next(&mut watch).await else { panic!("a removal is told") };
+    let Event::Deleted { key: gone, .. } = next(&mut watch).await else { panic!("a removal is reported") };
     assert_eq!(gone, key(2), "what was handed out is known");
 }
 
@@ -71,17 +73,18 @@ async fn other_prefixes(bench: &Bench<'_>) {
 
 async fn dropped_next(bench: &Bench<'_>) {
     let mut watch = watch_handles(bench).await;
-    let mut mirror = Mirror::default();
-    mirror.take(next(&mut watch).await);
+    let mut watched = WatchedRecords::default();
+    watched.take(next(&mut watch).await);
     for n in 0..20 {
-        // A poll that finds nothing yet, and is given up, as `select!` does; it may as well find something.
+        // A poll that is dropped before it finds anything, as `select!` does; it may also find
+        // something.
         if let Poll::Ready(event) = watch.next().as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            mirror.take(event.unwrap());
+            watched.take(event.unwrap());
         }
         bench.create(n, n).await;
     }
-    mirror.catch_up(bench, &mut watch, 99).await;
-    assert_eq!(mirror.records.len(), 21);
+    watched.catch_up(bench, &mut watch, 99).await;
+    assert_eq!(watched.records.len(), 21);
 }
 
 /// Rounds of changes and interruptions, and changes in each.
@@ -92,28 +95,28 @@ const SENTINEL: usize = 999;
 async fn interruptions(bench: &Bench<'_>) {
     let seed = 20_260_101;
     eprintln!("seed {seed}");
-    let mut chance = Chance::new(seed);
-    let mut mirror = Mirror::default();
+    let mut rng = Chance::new(seed);
+    let mut watched = WatchedRecords::default();
     let mut watch = watch_handles(bench).await;
     for _ in 0..ROUNDS {
         for _ in 0..CHANGES {
-            change_something(bench, &mut chance).await;
-            if chance.below(6) == 0 {
+            change_something(bench, &mut rng).await;
+            if rng.below(6) == 0 {
                 bench.subject.interrupt().await;
             }
-            if chance.below(4) == 0 {
-                mirror.catch_up(bench, &mut watch, SENTINEL).await;
+            if rng.below(4) == 0 {
+                watched.catch_up(bench, &mut watch, SENTINEL).await;
             }
         }
         bench.subject.interrupt().await;
-        mirror.catch_up(bench, &mut watch, SENTINEL).await;
+        watched.catch_up(bench, &mut watch, SENTINEL).await;
     }
 }
 
-async fn change_something(bench: &Bench<'_>, chance: &mut Chance) {
-    let n = usize::try_from(chance.below(10)).unwrap();
+async fn change_something(bench: &Bench<'_>, rng: &mut Chance) {
+    let n = usize::try_from(rng.below(10)).unwrap();
     let step = match bench.count(n).await {
-        Some(_) if chance.below(3) == 0 => Step::delete(key(n), None),
+        Some(_) if rng.below(3) == 0 => Step::delete(key(n), None),
         Some(count) => Step::update(key(n), value(count + 1), bench.revision(n).await),
         None => Step::create(key(n), value(0)),
     };
@@ -125,8 +128,8 @@ async fn long_absence(bench: &Bench<'_>) {
         bench.create(n, n).await;
     }
     let mut watch = watch_handles(bench).await;
-    let mut mirror = Mirror::default();
-    mirror.take(next(&mut watch).await);
+    let mut watched = WatchedRecords::default();
+    watched.take(next(&mut watch).await);
     bench.subject.interrupt().await;
     for n in 0..10 {
         bench.one(Step::delete(key(n), None)).await;
@@ -134,6 +137,6 @@ async fn long_absence(bench: &Bench<'_>) {
         bench.create(n + 100, n).await;
     }
     bench.subject.interrupt().await;
-    mirror.catch_up(bench, &mut watch, SENTINEL).await;
-    assert_eq!(mirror.events, 1 + 30 + 1, "each of the 30 differences once, and the last record");
+    watched.catch_up(bench, &mut watch, SENTINEL).await;
+    assert_eq!(watched.events, 1 + 30 + 1, "each of the 30 differences once, and the last record");
 }

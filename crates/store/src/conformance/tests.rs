@@ -8,7 +8,7 @@ use crate::remote::owner::Owner;
 use crate::sim::Faults;
 use crate::{Embedded, Remote, Sim};
 
-/// An embedded store in a directory of its own.
+/// An embedded store in its own directory.
 struct OnDisk {
     store: Embedded,
     directory: tempfile::TempDir,
@@ -16,7 +16,8 @@ struct OnDisk {
 
 struct Simulated(Sim);
 
-/// An embedded store behind its owner's socket; each client has a connection of its own, and an interruption is a restart of the owner.
+/// An embedded store behind its owner's socket. Each client has its own connection, and an
+/// interruption restarts the owner.
 struct Served {
     disk: OnDisk,
     owner: RefCell<Owner>,
@@ -72,7 +73,7 @@ impl Served {
 
 impl Subject for Served {
     fn store(&self) -> Rc<dyn Store> {
-        Rc::new(Remote::connect_with(self.disk.socket(), PATIENCE))
+        Rc::new(Remote::connect_with(self.disk.socket(), TIMEOUT))
     }
 
     fn interrupt(&self) -> BoxFuture<'_, ()> {

@@ -1,14 +1,14 @@
-//! The part about leases: records that live as long as somebody keeps them alive.
+//! The part about leases: records that exist as long as their lease is kept alive.
 
 use std::time::Duration;
 
 use russet_model::Prefix;
 
-use super::{Bench, Case, Mirror, PATIENCE, key, next, value};
+use super::{Bench, Case, TIMEOUT, WatchedRecords, key, next, value};
 use crate::{Event, LeaseId, Step, StoreError, Tenure, Watch};
 
-/// A lease that every engine grants exactly: etcd counts whole seconds, and rounds small ones up to its election time. It is long
-/// enough for a few writes to a busy disk.
+/// A TTL that every engine grants exactly: etcd counts whole seconds, and rounds small ones up to
+/// its election timeout. It is long enough for a few writes to a busy disk.
 const TTL: Duration = Duration::from_secs(5);
 
 pub(super) const CASES: &[(&str, Case)] = &[
@@ -24,26 +24,26 @@ pub(super) const CASES: &[(&str, Case)] = &[
 async fn until(
     bench: &Bench<'_>,
     watch: &mut Box<dyn Watch>,
-    mirror: &mut Mirror,
-    gone: impl Fn(&Mirror) -> bool,
+    watched: &mut WatchedRecords,
+    gone: impl Fn(&WatchedRecords) -> bool,
 ) {
     let step = Duration::from_millis(200);
     let mut passed = Duration::ZERO;
-    while !gone(mirror) {
-        assert!(passed < PATIENCE, "the lease has not run out");
+    while !gone(watched) {
+        assert!(passed < TIMEOUT, "the lease has not run out");
         tokio::select! {
             biased;
-            event = next(watch) => mirror.take(event),
+            event = next(watch) => watched.take(event),
             () = bench.subject.pass(step) => passed += step,
         }
     }
 }
 
-async fn watch(bench: &Bench<'_>) -> (Box<dyn Watch>, Mirror) {
+async fn watch(bench: &Bench<'_>) -> (Box<dyn Watch>, WatchedRecords) {
     let mut watch = bench.store.watch(&Prefix::handles()).await.unwrap();
-    let mut mirror = Mirror::default();
-    mirror.take(next(&mut watch).await);
-    (watch, mirror)
+    let mut watched = WatchedRecords::default();
+    watched.take(next(&mut watch).await);
+    (watch, watched)
 }
 
 async fn expiry(bench: &Bench<'_>) {
@@ -53,9 +53,9 @@ async fn expiry(bench: &Bench<'_>) {
     let steps =
         vec![Step::create(key(1), value(1)).with_lease(lease), Step::put(key(2), value(2)).with_lease(lease)];
     bench.store.commit(steps).await.unwrap();
-    let (mut watch, mut mirror) = watch(bench).await;
-    assert_eq!(mirror.records.len(), 3);
-    until(bench, &mut watch, &mut mirror, |mirror| mirror.records.len() == 1).await;
+    let (mut watch, mut watched) = watch(bench).await;
+    assert_eq!(watched.records.len(), 3);
+    until(bench, &mut watch, &mut watched, |watched| watched.records.len() == 1).await;
     assert_eq!((bench.count(1).await, bench.count(2).await, bench.count(9).await), (None, None, Some(9)));
     let error = bench.store.keep_alive(lease).await.unwrap_err();
     assert!(matches!(error, StoreError::NoLease { lease: named } if named == lease), "{error}");
@@ -68,13 +68,13 @@ async fn kept_alive(bench: &Bench<'_>) {
         bench.subject.pass(TTL / 2).await;
         assert!(bench.store.keep_alive(lease).await.unwrap() >= TTL);
     }
-    assert_eq!(bench.count(1).await, Some(1), "twice its time has passed, and it was kept alive");
+    assert_eq!(bench.count(1).await, Some(1), "twice its TTL has passed, and it was kept alive");
     bench.store.revoke(lease).await.unwrap();
 }
 
 async fn revoked(bench: &Bench<'_>) {
     let (mine, other) =
-        (bench.store.grant(PATIENCE).await.unwrap(), bench.store.grant(PATIENCE).await.unwrap());
+        (bench.store.grant(TIMEOUT).await.unwrap(), bench.store.grant(TIMEOUT).await.unwrap());
     assert_ne!(mine, other);
     bench.one(Step::create(key(1), value(1)).with_lease(mine)).await;
     bench.one(Step::create(key(2), value(2)).with_lease(other)).await;
@@ -87,7 +87,7 @@ async fn revoked(bench: &Bench<'_>) {
 }
 
 async fn freed(bench: &Bench<'_>) {
-    let lease = bench.store.grant(PATIENCE).await.unwrap();
+    let lease = bench.store.grant(TIMEOUT).await.unwrap();
     let first = bench.one(Step::create(key(1), value(1)).with_lease(lease)).await;
     bench.one(Step::put(key(2), value(1)).with_lease(lease)).await;
     bench.one(Step::put(key(3), value(1)).with_lease(lease)).await;
@@ -107,7 +107,7 @@ async fn tenure(bench: &Bench<'_>) {
         })
     };
     let (first, second) =
-        (bench.store.grant(PATIENCE).await.unwrap(), bench.store.grant(PATIENCE).await.unwrap());
+        (bench.store.grant(TIMEOUT).await.unwrap(), bench.store.grant(TIMEOUT).await.unwrap());
     assert_eq!(of(1).await, None);
     bench.one(Step::put(key(1), value(1)).with_lease(first)).await;
     assert_eq!(of(1).await, Some(Tenure::Leased(Some(first))));

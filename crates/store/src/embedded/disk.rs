@@ -1,4 +1,5 @@
-//! The file under the embedded engine: redb's own file backend, with what we add: reserved space, counted syncs, a size limit, a slow disk to test with.
+//! The file of the embedded engine: redb's own file backend with reserved space, counted syncs, a
+//! size limit, and a slow disk for tests.
 
 use std::fs::File;
 use std::io;
@@ -12,14 +13,14 @@ use redb::{BackendError, StorageBackend};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-/// What happened to the file since it was opened.
+/// Counters and limits of the file.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     /// fdatasync calls.
     pub(super) syncs: AtomicU64,
-    /// Largest size allowed, in bytes; 0 is no limit. Can be changed while the store is open.
+    /// Limit of the size in bytes; 0 is no limit. It can be changed while the store is open.
     pub(super) max_bytes: AtomicU64,
-    /// A sync failed: what the kernel's cache shows is no proof of what the disk holds.
+    /// A sync failed, so the kernel's cache does not show what is on the disk.
     pub(super) sync_failed: AtomicBool,
 }
 
@@ -27,7 +28,7 @@ pub(super) struct Counters {
 #[derive(Debug)]
 pub(super) struct Disk {
     inner: FileBackend,
-    /// The same open file, for what redb's backend does not offer.
+    /// The same open file, for calls that redb's backend does not offer.
     file: File,
     counters: Arc<Counters>,
     sync_delay: Duration,
@@ -45,7 +46,8 @@ impl Disk {
         Ok(Self { inner: FileBackend::new(file)?, file: clone, counters, sync_delay })
     }
 
-    /// Reserves the blocks, so that a full disk shows here, before anything was written, and never in the middle of a commit.
+    /// Reserves the blocks, so that a full disk fails here, before anything was written, and never
+    /// in the middle of a commit.
     fn reserve(&self, old_bytes: u64, new_bytes: u64) -> io::Result<()> {
         let max_bytes = self.counters.max_bytes.load(Ordering::Relaxed);
         if max_bytes != 0 && new_bytes > max_bytes {
@@ -54,7 +56,8 @@ impl Disk {
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), old_bytes, new_bytes - old_bytes) {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             Err(error) => {
-                // Some of the blocks may be there: give them back, and let redb find the length that it knows.
+                // Some of the blocks may be allocated: release them, and restore the length that
+                // redb expects.
                 self.inner.set_len(old_bytes)?;
                 Err(error.into())
             }
@@ -124,7 +127,7 @@ impl StorageBackend for Disk {
     }
 }
 
-/// The delay stands for the device itself, so it must block the thread as the device would.
+/// The delay simulates the device, so it must block the thread as the device would.
 #[allow(clippy::disallowed_methods)]
 fn pretend_slow_flash(delay: Duration) {
     std::thread::sleep(delay);

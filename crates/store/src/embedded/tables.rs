@@ -1,4 +1,5 @@
-//! What is in the redb file, and every read and write of it inside one transaction. Called by the reading side on any thread and by the writer thread.
+//! The tables of the redb file, and every read and write of them inside one transaction. Called by
+//! readers on any thread and by the writer thread.
 
 use redb::{ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use russet_model::{Key, Prefix};
@@ -8,11 +9,12 @@ use crate::{CommitError, LeaseId, Record, Revision, Snapshot, Step, StoreError, 
 
 /// key -> (revision, lease or 0, value)
 const RECORDS: TableDefinition<'_, &str, (u64, u64, &[u8])> = TableDefinition::new("records");
-/// revision -> postcard of [(key, deleted)]: what each commit changed. Its last row is the store's revision, so no commit writes a counter.
+/// revision -> postcard of [(key, deleted)]: the changes of each commit. The revision of the last
+/// row is the store's, so commits need no counter.
 const LOG: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("log");
 /// lease -> time to live in milliseconds
 const LEASES: TableDefinition<'_, u64, u64> = TableDefinition::new("leases");
-/// (lease, key): which records live by it
+/// (lease, key): the records of each lease
 const LEASED: TableDefinition<'_, (u64, &str), ()> = TableDefinition::new("leased");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
@@ -20,16 +22,17 @@ const FORMAT: u64 = 1;
 const META_FORMAT: &str = "format";
 const META_LAST_LEASE: &str = "last_lease";
 
-/// Most log rows that one step of a watch reads, and the values' bytes after which it stops: what a burst may cost in memory.
+/// Limits of the log rows and of the values' bytes that one step of a watch reads, which bound the
+/// memory of a burst.
 const FOLLOW_ROWS: usize = 256;
 const FOLLOW_BYTES: usize = 1 << 20;
 
-/// Why a step of a transaction did not happen.
+/// Why a step of a transaction failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// A guard said no: nothing was written.
+    /// A guard failed: nothing was written.
     Refused(CommitError),
-    /// The file: the transaction is to be dropped.
+    /// An error of the file: the transaction has to be dropped.
     Disk(redb::Error),
 }
 
@@ -39,7 +42,7 @@ impl<E: Into<redb::Error>> From<E> for Failure {
     }
 }
 
-/// Creates the tables of a new file, refuses those of a newer program.
+/// Creates the tables of a new file, and refuses those of a newer version.
 pub(super) fn prepare(db: &redb::Database) -> Result<(), Failure> {
     if let Ok(table) = db.begin_read()?.open_table(META) {
         return match table.get(META_FORMAT)?.map(|row| row.value()) {
@@ -97,7 +100,7 @@ pub(super) fn list(transaction: &ReadTransaction, prefix: &Prefix) -> Result<Sna
     Ok(Snapshot { records, revision })
 }
 
-/// Hands out every record under a prefix, row by row.
+/// Passes on every record under a prefix, row by row.
 pub(super) fn scan(
     transaction: &ReadTransaction,
     prefix: &Prefix,
@@ -114,7 +117,7 @@ pub(super) fn scan(
     revision(transaction)
 }
 
-/// What came after `since`, and the revision up to which it was read.
+/// The changes after `since`, and the revision up to which they were read.
 pub(super) fn follow(
     transaction: &ReadTransaction,
     prefix: &Prefix,
@@ -139,12 +142,12 @@ pub(super) fn follow(
                 None
             }
         };
-        let told = events_of(prefix, changes_of(at, changes.value())?, current);
+        let found = events_of(prefix, changes_of(at, changes.value())?, current);
         if let Some(error) = trouble {
             return Err(error.into());
         }
-        bytes += told.iter().map(event_bytes).sum::<usize>();
-        events.extend(told);
+        bytes += found.iter().map(event_bytes).sum::<usize>();
+        events.extend(found);
         if bytes > FOLLOW_BYTES {
             break;
         }
@@ -224,7 +227,7 @@ fn append_log<'a>(
     Ok(())
 }
 
-/// Forgets what the log holds beyond its newest `keep` rows.
+/// Removes all but the newest `keep` rows of the log.
 pub(super) fn trim_log(transaction: &WriteTransaction, last: Revision, keep: u64) -> Result<(), Failure> {
     let mut log = transaction.open_table(LOG)?;
     let end = (last.0 + 1).saturating_sub(keep.max(1));

@@ -40,7 +40,7 @@ async fn commits_that_wait_together_share_one_disk_sync() {
     let local = tokio::task::LocalSet::new();
     for n in 0..128 {
         let store = store.clone();
-        // Every fourth one loses its guard: it must not take its neighbours with it.
+        // Every fourth one fails at its guard, which must not affect the others.
         let step = if n % 4 == 0 { Step::create(key(900), "y") } else { Step::create(key(n), "x") };
         local.spawn_local(async move { assert_eq!(store.commit(vec![step]).await.is_ok(), n % 4 != 0) });
     }
@@ -52,7 +52,7 @@ async fn commits_that_wait_together_share_one_disk_sync() {
 }
 
 #[tokio::test]
-async fn a_refused_commit_costs_no_disk_sync() {
+async fn a_refused_commit_needs_no_disk_sync() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&directory, Options::default());
     store.commit(vec![Step::create(key(1), "x")]).await.unwrap();
@@ -63,7 +63,7 @@ async fn a_refused_commit_costs_no_disk_sync() {
 }
 
 #[tokio::test]
-async fn what_was_committed_is_there_after_reopening_and_revisions_go_on() {
+async fn commits_survive_reopening_and_revisions_continue() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&directory, Options::default());
     let lease = store.grant(Duration::from_secs(60)).await.unwrap();
@@ -88,7 +88,7 @@ async fn file_and_directory_are_for_their_owner_only() {
 }
 
 #[test]
-fn a_second_open_says_who_may_hold_the_file() {
+fn a_second_open_fails_with_the_likely_holder_of_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&directory, Options::default());
     let error = Embedded::open(store.path()).err().unwrap();
@@ -98,7 +98,7 @@ fn a_second_open_says_who_may_hold_the_file() {
 }
 
 #[test]
-fn a_file_that_is_no_store_is_refused_and_left_as_it_is() {
+fn a_file_that_is_no_store_is_refused_and_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store.redb");
     for content in [b"not a database".repeat(1000), b"x".to_vec(), vec![0; 1 << 16]] {
@@ -112,7 +112,7 @@ fn a_file_that_is_no_store_is_refused_and_left_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_cut_off_store_file_is_refused_and_not_emptied() {
+async fn a_truncated_store_file_is_refused_and_not_emptied() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&directory, Options::default());
     for n in 0..300 {
@@ -129,7 +129,7 @@ async fn a_cut_off_store_file_is_refused_and_not_emptied() {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_writes_keeps_reads_and_heals() {
+async fn a_full_disk_refuses_writes_keeps_reads_and_recovers() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&directory, Options { max_bytes: Some(4 << 20), ..Options::default() });
     let mut watch = store.watch(&Prefix::handles()).await.unwrap();
@@ -152,9 +152,9 @@ async fn a_full_disk_refuses_writes_keeps_reads_and_heals() {
     }
     store.set_max_bytes(None);
     store.commit(vec![Step::create(key(written), vec![9; 100_000])]).await.unwrap();
-    let mut told = 0;
-    while told < written + 1 {
-        told += match watch.next().await.unwrap() {
+    let mut found = 0;
+    while found < written + 1 {
+        found += match watch.next().await.unwrap() {
             crate::Event::Snapshot(snapshot) => snapshot.records.len(),
             _ => 1,
         };
@@ -168,7 +168,7 @@ async fn a_full_disk_refuses_writes_keeps_reads_and_heals() {
 }
 
 #[tokio::test]
-async fn a_read_after_a_commit_that_was_given_up_tells_for_good() {
+async fn a_read_after_an_abandoned_commit_shows_the_final_result() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&directory, Options { sync_delay: Duration::from_millis(20), ..Options::default() });
     for n in 0..20 {
@@ -187,7 +187,7 @@ async fn a_read_after_a_commit_that_was_given_up_tells_for_good() {
 }
 
 #[tokio::test]
-async fn a_flipped_bit_is_refused_or_harmless_and_never_a_panic() {
+async fn a_flipped_bit_is_refused_or_harmless_and_never_panics() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(&directory, Options::default());
     store.commit((0..100).map(|n| Step::create(key(n), vec![1; 2000])).collect()).await.unwrap();
@@ -197,13 +197,13 @@ async fn a_flipped_bit_is_refused_or_harmless_and_never_a_panic() {
     let whole = std::fs::read(&path).unwrap();
     let seed = 5;
     eprintln!("seed {seed}");
-    let mut chance = crate::sim::Chance::new(seed);
+    let mut rng = crate::sim::Chance::new(seed);
     let mut refused = 0;
     for round in 0..80 {
         let mut bytes = whole.clone();
-        // Every other one in the header, which is what everything hangs on.
+        // Every other one in the header, on which everything depends.
         let bound = if round % 2 == 0 { 4096 } else { whole.len() as u64 };
-        bytes[usize::try_from(chance.below(bound)).unwrap()] ^= 1 << chance.below(8);
+        bytes[usize::try_from(rng.below(bound)).unwrap()] ^= 1 << rng.below(8);
         std::fs::write(&path, &bytes).unwrap();
         match Embedded::open(&path) {
             Ok(store) => assert_eq!(store.list(&Prefix::handles()).await.unwrap(), expected),

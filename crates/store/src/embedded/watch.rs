@@ -1,4 +1,5 @@
-//! A watch inside the owning process. It holds no queue: it reads the change log when the revision moves, so a slow watcher costs nothing.
+//! A watch inside the owning process. It has no queue: it reads the change log when the revision
+//! changes, so a slow watcher costs nothing.
 
 use std::collections::VecDeque;
 

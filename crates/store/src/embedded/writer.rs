@@ -1,5 +1,5 @@
-//! The thread that writes: takes the requests that wait together, puts them into one transaction with one disk sync, answers each. It also ends
-//! leases whose time is up, and opens the file again after a disk error.
+//! The writer thread: puts the requests that wait together into one transaction with one disk sync,
+//! and answers each. It also ends leases that expire, and opens the file again after a disk error.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -14,16 +14,17 @@ use super::tables::{self, Failure};
 use super::{Shared, classify, open_database};
 use crate::{Cause, CommitError, LeaseId, Revision, Step, StoreError};
 
-/// Requests that share one transaction: bounds how long the first one waits for the others' work (ARCHITECTURE.md, "The store").
+/// Limit of requests in one transaction: bounds how long the first one waits for the others
+/// (ARCHITECTURE.md, "The store").
 const GROUP_MAX: usize = 32;
-/// Longest wait between two looks at the leases.
+/// The longest interval between two checks of the leases.
 const IDLE: Duration = Duration::from_secs(3600);
-/// Pause before ending a lease is tried again when the disk refused.
+/// Pause before a lease is ended again after a disk error.
 const EXPIRY_RETRY: Duration = Duration::from_secs(1);
-/// Shortest lease: below this a busy disk alone would end it.
+/// The shortest TTL: below this a busy disk alone would end the lease.
 const LEASE_MIN: Duration = Duration::from_millis(100);
 
-/// What the writer can be asked.
+/// The writer's jobs.
 pub(super) enum Job {
     Commit { steps: Vec<Step>, reply: oneshot::Sender<Result<Revision, CommitError>> },
     Grant { ttl: Duration, reply: oneshot::Sender<Result<LeaseId, StoreError>> },
@@ -36,7 +37,8 @@ pub(super) enum Job {
 pub(super) struct Writer {
     shared: Arc<Shared>,
     queue: Receiver<Job>,
-    /// Deadlines live in memory only: after a restart each lease has its full time again, so keeping one alive costs no disk write.
+    /// Deadlines are in memory only: after a restart each lease has its full TTL again, so a
+    /// keep-alive costs no disk write.
     leases: BTreeMap<LeaseId, Lease>,
     last: Revision,
 }
@@ -46,20 +48,20 @@ struct Lease {
     deadline: Instant,
 }
 
-/// What was done inside a transaction.
+/// The result of the work inside a transaction.
 struct Done<T> {
     value: T,
     /// The store's revision from now on.
     last: Revision,
-    /// Whether there is anything to make durable.
+    /// Whether anything has to be made durable.
     changed: bool,
 }
 
 /// How far a transaction came before it failed.
 enum Trouble<T> {
-    /// Before the commit: surely not on disk.
+    /// Before the commit: certainly not on disk.
     Before(redb::Error),
-    /// During the commit: to be found out.
+    /// During the commit: unknown.
     During(Done<T>, redb::Error),
     /// The file is not open.
     Closed,
@@ -78,7 +80,7 @@ impl Writer {
         Self { shared, queue, leases, last }
     }
 
-    /// Works until every handle to the store is gone.
+    /// Runs until every handle of the store is dropped.
     pub(super) fn run(mut self) {
         let mut held_over = None;
         loop {
@@ -101,7 +103,8 @@ impl Writer {
         }
     }
 
-    /// Commits the request together with those that wait behind it. Returns a job of another kind that was met on the way.
+    /// Commits the request together with those that wait behind it. Returns a job of another kind
+    /// if it finds one.
     fn commit_group(
         &mut self,
         steps: Vec<Step>,
@@ -173,7 +176,8 @@ impl Writer {
         }
     }
 
-    /// Runs `work` in one transaction and makes it durable. After a disk error the file is opened again, and what it then holds decides the answer.
+    /// Runs `work` in one transaction and makes it durable. After a disk error the file is opened
+    /// again, and its content decides the answer.
     fn transact<T>(
         &mut self,
         operation: impl Fn() -> String,
@@ -213,7 +217,8 @@ impl Writer {
         }
     }
 
-    /// Opens the file again, because redb gives up on a file after the first error, and learns what it holds.
+    /// Opens the file again, because redb refuses everything after the first error, and reads its
+    /// revision.
     fn reopen(&mut self) -> Result<(), StoreError> {
         tracing::warn!(path = %self.shared.path.display(), "opening the store again after a disk error");
         {
@@ -333,7 +338,7 @@ fn begin(database: &Database) -> Result<redb::WriteTransaction, redb::Error> {
     Ok(transaction)
 }
 
-/// For work that has no guards: every failure is the disk's.
+/// For work without guards: every failure is one of the disk.
 fn disk_only<T>(result: Result<T, Failure>) -> Result<T, redb::Error> {
     result.map_err(|failure| match failure {
         Failure::Disk(error) => error,

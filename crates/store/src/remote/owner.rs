@@ -1,4 +1,4 @@
-//! An owner to test with: it serves on a thread of its own, so that it can be shut down and come back.
+//! An owner for tests: it serves on its own thread, so that it can be stopped and started again.
 
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -22,7 +22,7 @@ impl Owner {
         owner
     }
 
-    /// Serves (again); when this returns, clients can connect.
+    /// Starts to serve (again); when this returns, clients can connect.
     pub(crate) fn restart(&mut self, store: Embedded) {
         self.stop();
         let (stop, stopped) = oneshot::channel();
@@ -43,7 +43,7 @@ impl Owner {
         self.running = Some((stop, thread));
     }
 
-    /// Cuts every connection and goes away.
+    /// Closes every connection and stops.
     pub(crate) fn stop(&mut self) {
         if let Some((stop, thread)) = self.running.take() {
             let _ = stop.send(());

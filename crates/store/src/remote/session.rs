@@ -1,4 +1,5 @@
-//! The task behind every `Remote`: one connection after another, calls out, answers in. It alone touches the socket, and it never waits for a caller.
+//! The task behind every `Remote`: one connection after another, calls out, answers in. Only it
+//! uses the socket, and it never waits for a caller.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -10,15 +11,16 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::{Command, Completed, PendingCall, Told};
+use super::{Command, Completed, PendingCall, WatchMessage};
 use crate::sim::Chance;
 use crate::wire::{self, Answer, Call, FrameError, HELLO_ID, Reply, Request, WireEvent, WireRecord};
 use crate::{CommitError, Event, Record, Revision, Snapshot};
 
-/// First and longest pause between two attempts to connect. An agent's restart takes about a second.
+/// The first and the longest pause between two attempts to connect. An agent's restart takes about
+/// a second.
 const RETRY_MIN: Duration = Duration::from_millis(10);
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// Calls are put together up to this size before they are written.
+/// Calls are combined up to this size before they are written.
 const BATCH_BYTES: usize = 64 << 10;
 /// One read from the socket.
 const READ_BYTES: usize = 64 << 10;
@@ -28,12 +30,13 @@ pub(super) struct Session {
     queue: mpsc::Receiver<Command>,
     /// Sent and not answered.
     pending: HashMap<u64, PendingCall>,
-    /// Those of `pending` of which not one byte has left.
+    /// Those of `pending` of which no byte has been sent.
     unwritten: Vec<u64>,
-    /// To be sent before the queue: what the last connection left, and what woke us.
+    /// To be sent before the queue: calls of the last connection, and the command that ended the
+    /// wait.
     backlog: VecDeque<Command>,
-    watches: HashMap<u64, mpsc::Sender<Told>>,
-    /// Listings that have come in part.
+    watches: HashMap<u64, mpsc::Sender<WatchMessage>>,
+    /// Lists of which parts have arrived.
     listings: HashMap<u64, Vec<Record>>,
     retry: Duration,
     chance: Chance,
@@ -60,7 +63,7 @@ enum Broken {
 
 impl Session {
     pub(super) fn new(path: Arc<PathBuf>, queue: mpsc::Receiver<Command>) -> Self {
-        // Only for jitter: two clients shall not come back at the same moment.
+        // Only for jitter: two clients should not reconnect at the same moment.
         let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)
             ^ u64::from(std::process::id());
         Self {
@@ -115,13 +118,13 @@ impl Session {
 
     async fn pause(&mut self) {
         let half = self.retry / 2;
-        let jitter = self.chance.below(u64::try_from(half.as_micros()).unwrap_or(0));
+        let jitter = self.rng.below(u64::try_from(half.as_micros()).unwrap_or(0));
         tokio::time::sleep(half + Duration::from_micros(jitter)).await;
         self.retry = (self.retry * 2).min(RETRY_MAX);
     }
 
-    /// What did not leave and what only reads is asked again; other commits have an unknown outcome, which their callers learn from the dropped reply;
-    /// watches come back by themselves.
+    /// Repeats calls that were not sent or only read. The outcome of other commits is unknown,
+    /// which their callers learn from the dropped channel; watches subscribe again themselves.
     fn after_loss(&mut self) {
         self.watches.clear();
         self.listings.clear();
@@ -134,7 +137,7 @@ impl Session {
         self.backlog.retain(|command| !matches!(command, Command::Call(call) if call.reply.is_closed()));
     }
 
-    /// Uses one connection until it breaks; `Ok` when nobody needs it any more.
+    /// Uses one connection until it breaks; `Ok` if no caller needs it any more.
     async fn exchange(&mut self, stream: UnixStream) -> Result<(), Broken> {
         let mut outgoing = Vec::new();
         let mut incoming = Vec::new();
@@ -168,7 +171,7 @@ impl Session {
         }
     }
 
-    /// Encodes what waits. From here on a call counts as sent.
+    /// Encodes the waiting calls. From here on a call counts as sent.
     fn submit_backlog(&mut self, outgoing: &mut Vec<u8>) -> Result<(), Broken> {
         while outgoing.len() < BATCH_BYTES {
             let Some(command) = self.backlog.pop_front().or_else(|| self.queue.try_recv().ok()) else {
@@ -183,10 +186,10 @@ impl Session {
                         self.pending.insert(call.id, call);
                     }
                 }
-                Command::Watch { id, prefix, since, told } => {
+                Command::Watch { id, prefix, since, messages } => {
                     let request = Request::Watch { prefix, since: since.map(|since| since.0) };
                     wire::encode(&Call { id, request }, outgoing)?;
-                    self.watches.insert(id, told);
+                    self.watches.insert(id, messages);
                 }
                 Command::Unwatch { id } => {
                     self.listings.remove(&id);
@@ -224,7 +227,7 @@ impl Session {
         Ok(())
     }
 
-    /// Adds a part of a listing; the whole when it was the last.
+    /// Adds a part of a list; returns the list if this was the last part.
     fn assemble(&mut self, id: u64, records: Vec<WireRecord>, revision: u64, last: bool) -> Option<Snapshot> {
         let listing = self.listings.entry(id).or_default();
         listing.extend(records.into_iter().map(Record::from));
@@ -233,7 +236,7 @@ impl Session {
     }
 
     fn complete(&mut self, id: u64, reply: Reply) {
-        // An answer that nobody waits for: its caller gave up, or its watch was dropped.
+        // An answer without a receiver: its caller gave up, or its watch was dropped.
         if !self.pending.contains_key(&id) {
             return;
         }
@@ -250,21 +253,22 @@ impl Session {
         }
     }
 
-    /// Passes on what a watch is told. One that does not keep up is cut off, and resumes from where it is when it has caught up.
+    /// Passes a message to a watch. A watch that is too slow is cut off, and resumes from its
+    /// position when it has caught up.
     fn tell_watch(&mut self, id: u64, reply: Reply, outgoing: &mut Vec<u8>) -> Result<(), Broken> {
-        let told = match reply {
+        let message = match reply {
             Reply::Part { records, revision, last } => match self.assemble(id, records, revision, last) {
-                Some(snapshot) => Told::Snapshot(snapshot),
+                Some(snapshot) => WatchMessage::Snapshot(snapshot),
                 None => return Ok(()),
             },
             Reply::Events { events, at } => {
-                Told::Events { events: events.into_iter().map(event).collect(), at: Revision(at) }
+                WatchMessage::Events { events: events.into_iter().map(event).collect(), at: Revision(at) }
             }
-            Reply::Failed(error) => Told::Failed(CommitError::from(error).error),
+            Reply::Failed(error) => WatchMessage::Failed(CommitError::from(error).error),
             _ => return Err(FrameError::Unexpected("for a watch").into()),
         };
-        let failed = matches!(told, Told::Failed(_));
-        match self.watches.get(&id).map(|watch| watch.try_send(told)) {
+        let failed = matches!(message, WatchMessage::Failed(_));
+        match self.watches.get(&id).map(|watch| watch.try_send(message)) {
             Some(Err(TrySendError::Full(_) | TrySendError::Closed(_))) => {
                 self.watches.remove(&id);
                 wire::encode(&Call { id, request: Request::Unwatch }, outgoing)?;
@@ -285,7 +289,7 @@ fn is_without_listener(error: &io::Error) -> bool {
 // === impl PendingCall ===
 
 impl PendingCall {
-    /// Whether asking it twice is as good as once.
+    /// Whether it can be repeated safely.
     fn only_reads(&self) -> bool {
         matches!(
             self.request,
@@ -311,7 +315,7 @@ fn read_some(stream: &UnixStream, incoming: &mut Vec<u8>) -> Result<(), Broken> 
     }
 }
 
-/// Writes what the socket takes; whether any of it left.
+/// Writes what the socket accepts; returns whether anything was written.
 fn write_some(stream: &UnixStream, outgoing: &mut Vec<u8>) -> Result<bool, Broken> {
     match stream.try_write(outgoing) {
         Ok(written) => {

@@ -1,4 +1,5 @@
-//! Tests of the client's side when the owner is away, comes back, or stands still; what every engine must do is in `conformance`.
+//! Tests of the client's side when the owner is away, comes back, or hangs; what every engine must
+//! do is in `conformance`.
 
 use super::owner::Owner;
 use super::*;
@@ -27,13 +28,13 @@ async fn with_no_owner_every_call_is_unavailable_within_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_call_waits_for_an_owner_that_comes_in_time() {
+async fn a_call_waits_for_an_owner_that_starts_in_time() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("store.sock");
     let remote = Remote::connect(&socket);
     let handle = key(1);
     let mut call = remote.get(&handle);
-    // One poll hands the call over before there is an owner.
+    // One poll queues the call before there is an owner.
     tokio::select! {
         biased;
         _ = &mut call => panic!("there is no owner yet"),
@@ -44,7 +45,7 @@ async fn a_call_waits_for_an_owner_that_comes_in_time() {
 }
 
 #[tokio::test]
-async fn what_was_committed_is_there_after_the_owner_came_back() {
+async fn commits_survive_a_restart_of_the_owner() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("store.sock");
     let mut owner = Owner::start(embedded(&directory), &socket);
@@ -56,7 +57,7 @@ async fn what_was_committed_is_there_after_the_owner_came_back() {
     remote.commit(vec![Step::put(key(1), "y")]).await.unwrap();
 }
 
-/// An owner that takes calls and never answers them, which is what a stopped process looks like from outside.
+/// An owner that accepts calls and never answers, like a stopped process.
 async fn silent_after_greeting(listener: tokio::net::UnixListener) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let (mut stream, _) = listener.accept().await.unwrap();
@@ -87,7 +88,7 @@ async fn a_commit_that_was_sent_and_not_answered_is_unknown_and_a_read_is_unavai
 }
 
 #[tokio::test]
-async fn a_watcher_that_sleeps_is_cut_off_and_misses_nothing() {
+async fn a_slow_watcher_is_cut_off_and_misses_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("store.sock");
     let store = embedded(&directory);
@@ -95,7 +96,8 @@ async fn a_watcher_that_sleeps_is_cut_off_and_misses_nothing() {
     let remote = Remote::connect(&socket);
     let mut watch = remote.watch(&Prefix::handles()).await.unwrap();
     assert!(matches!(watch.next().await.unwrap(), Event::Snapshot(_)));
-    // Far more than the watch's queue holds, one message each: the client reads the socket for its own calls meanwhile.
+    // Far more than the watch's queue can take, one message each: the client reads the socket for
+    // its own calls meanwhile.
     for n in 0..200 {
         store.commit(vec![Step::create(key(n), vec![0; 1000])]).await.unwrap();
         remote.get(&key(n)).await.unwrap();

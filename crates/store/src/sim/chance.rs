@@ -1,4 +1,5 @@
-//! Chance that repeats: a splitmix64 generator. Also used by whoever drives a simulation, so that one seed decides everything.
+//! A splitmix64 generator. Also used by the drivers of simulations, so that one seed determines a
+//! whole run.
 
 /// A seeded source of numbers.
 #[derive(Debug, Clone)]
@@ -23,7 +24,7 @@ impl Chance {
 
     /// A number below `bound`; 0 when `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        // The bias of the remainder is far below what a simulation could notice.
+        // The bias of the remainder is too small to matter in a simulation.
         self.next_u64().checked_rem(bound).unwrap_or(0)
     }
 }

@@ -1,4 +1,4 @@
-//! What the simulated store holds and how it changes. No faults here: they are decided in `sim`.
+//! The content of the simulated store and its changes. Faults are chosen in `sim`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
@@ -9,7 +9,7 @@ use russet_model::{Key, Prefix};
 use crate::follow::{Change, Followed, events_of};
 use crate::{CommitError, LeaseId, Record, Revision, Snapshot, Step, StoreError, Tenure};
 
-/// Changes that the log keeps, so that a long simulation does not grow.
+/// Limit of changes in the log, so that a long simulation does not grow.
 const LOG_MAX: usize = 10_000;
 
 #[derive(Default)]
@@ -18,7 +18,7 @@ pub(super) struct State {
     pub(super) revision: Revision,
     pub(super) now: Duration,
     log: VecDeque<Change>,
-    /// The log holds every change after this.
+    /// The log has every change after this revision.
     log_floor: Revision,
     leases: BTreeMap<LeaseId, Lease>,
     last_lease: u64,
@@ -98,7 +98,8 @@ impl State {
         };
     }
 
-    /// Rewrites the first record that a step guards, as a peer would that came first. Without such a record nothing happens.
+    /// Changes the first record that a step guards, like a faster peer. Without such a record
+    /// nothing happens.
     pub(super) fn touch_first_guarded(&mut self, steps: &[Step]) {
         let guarded = steps
             .iter()
@@ -183,7 +184,7 @@ impl State {
             .collect();
         over.sort();
         for (_, id) in over {
-            // It is there: the list was made from the table a moment ago.
+            // It exists, because the list was made from the table a moment ago.
             let _ = self.revoke(id);
         }
     }

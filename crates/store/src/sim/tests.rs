@@ -37,7 +37,7 @@ fn a_lost_request_is_unknown_and_had_no_effect() {
 }
 
 #[test]
-fn an_injected_conflict_is_a_real_one_and_a_fresh_read_wins() {
+fn an_injected_conflict_is_real_and_a_new_read_succeeds() {
     let sim = Sim::atomic(1);
     let first = run(sim.commit(vec![Step::create(key("a"), "1")])).unwrap()[0];
     sim.script([Fault::Conflict]);
@@ -59,7 +59,7 @@ fn a_non_atomic_commit_that_fails_says_how_many_steps_took_effect() {
 }
 
 #[test]
-fn a_dropped_commit_has_stopped_at_each_possible_step() {
+fn a_dropped_commit_stops_at_each_possible_step() {
     let mut seen = std::collections::BTreeSet::new();
     for polls in 0..12 {
         let sim = Sim::non_atomic(1);

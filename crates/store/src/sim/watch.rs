@@ -1,4 +1,5 @@
-//! A watch of the simulated store: events may come late, and the log may be gone when it looks.
+//! A watch of the simulated store: events may arrive late, and the log may be compacted when it
+//! reads.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -10,7 +11,7 @@ use super::{Sim, pause};
 use crate::follow::{Followed, Known};
 use crate::{BoxFuture, Event, Revision, StoreError, Watch};
 
-/// How many times a delayed event lets everybody else go first, at most.
+/// The maximum number of times that a delayed event lets all other tasks run first.
 const DELAY_MAX: u64 = 20;
 
 pub(super) struct SimWatch {
@@ -44,8 +45,8 @@ impl SimWatch {
     fn delay(&self) -> u64 {
         let inner = &mut *self.sim.inner.borrow_mut();
         let delayed = inner.faults.delayed_event;
-        if delayed != 0 && inner.chance.below(1000) < u64::from(delayed) {
-            inner.chance.below(DELAY_MAX) + 1
+        if delayed != 0 && inner.rng.below(1000) < u64::from(delayed) {
+            inner.rng.below(DELAY_MAX) + 1
         } else {
             0
         }
@@ -66,7 +67,7 @@ impl SimWatch {
     fn collect(&mut self) {
         let inner = &mut *self.sim.inner.borrow_mut();
         let compaction = inner.faults.compaction;
-        if compaction != 0 && inner.chance.below(1000) < u64::from(compaction) {
+        if compaction != 0 && inner.rng.below(1000) < u64::from(compaction) {
             inner.state.compact();
         }
         let followed = inner.state.follow(&self.prefix, self.at);

@@ -1,4 +1,5 @@
-//! What a careful watcher builds from the events, refusing every repeated, unordered or baseless one.
+//! The records that a careful watcher derives from the events. It refuses every repeated, unordered
+//! or unfounded event.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +9,16 @@ use super::{Bench, key, next, value};
 use crate::{Event, Record, Revision, Step, Watch};
 
 #[derive(Default)]
-pub(super) struct Mirror {
+pub(super) struct WatchedRecords {
     pub(super) records: BTreeMap<Key, Record>,
     pub(super) events: usize,
     started: bool,
     last_put: Revision,
 }
 
-// === impl Mirror ===
+// === impl WatchedRecords ===
 
-impl Mirror {
+impl WatchedRecords {
     pub(super) fn take(&mut self, event: Event) {
         self.events += 1;
         match event {
@@ -39,7 +40,7 @@ impl Mirror {
                 let known = self.records.insert(record.key.clone(), record.clone());
                 assert!(
                     known.is_none_or(|known| known.revision < record.revision),
-                    "{record:?} was told twice"
+                    "{record:?} was reported twice"
                 );
             }
             Event::Deleted { key, revision } => {
@@ -53,7 +54,8 @@ impl Mirror {
         }
     }
 
-    /// Writes a last record and takes events until it shows and nothing is missing. After a gap, what vanished is told after what was written.
+    /// Writes a last record and takes events until it arrives and nothing is missing. After a gap,
+    /// removals are reported after writes.
     pub(super) async fn catch_up(&mut self, bench: &Bench<'_>, watch: &mut Box<dyn Watch>, sentinel: usize) {
         let revision = bench.one(Step::put(key(sentinel), value(1))).await;
         while self.records.get(&key(sentinel)).is_none_or(|record| record.revision < revision) {
