@@ -1,4 +1,4 @@
-//! Sandboxes in the interface's words.
+//! Converts sandboxes to messages of CRI.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,7 +9,6 @@ use russet_sandbox::{Config, InterfaceStats, Metadata, Sandbox, State, Stats};
 /// The interface that a pod's default network is on.
 const DEFAULT_INTERFACE: &str = "eth0";
 
-/// What PodSandboxStatus tells of a sandbox.
 pub fn status(sandbox: &Sandbox) -> v1::PodSandboxStatus {
     let config = &sandbox.config;
     v1::PodSandboxStatus {
@@ -27,7 +26,7 @@ pub fn status(sandbox: &Sandbox) -> v1::PodSandboxStatus {
     }
 }
 
-/// What ListPodSandbox tells of a sandbox.
+/// The entry of a sandbox in ListPodSandbox.
 pub fn item(sandbox: &Sandbox) -> v1::PodSandbox {
     let config = &sandbox.config;
     v1::PodSandbox {
@@ -41,7 +40,7 @@ pub fn item(sandbox: &Sandbox) -> v1::PodSandbox {
     }
 }
 
-/// What a sandbox has used.
+/// The resource usage of a sandbox.
 pub fn stats(sandbox: &Sandbox, stats: &Stats) -> v1::PodSandboxStats {
     let config = &sandbox.config;
     let attributes = v1::PodSandboxAttributes {
@@ -74,7 +73,7 @@ fn interface(stats: &InterfaceStats) -> v1::NetworkInterfaceUsage {
     }
 }
 
-/// An empty address tells kubelet that the pod is in the node's network, or has lost its own.
+/// For kubelet, an empty address means that the pod is in the node's network, or has lost its own.
 fn network(sandbox: &Sandbox) -> v1::PodSandboxNetworkStatus {
     let mut addresses = sandbox.addresses.iter().map(ToString::to_string);
     let ip = addresses.next().unwrap_or_default();
@@ -109,7 +108,8 @@ fn map(map: &BTreeMap<String, String>) -> HashMap<String, String> {
     map.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-/// Since 1970, and never 0, which means that nobody knows: a clock that was wrong makes the oldest sandbox there is.
+/// Nanoseconds since 1970, and never 0, which means unknown: a wrong clock yields the oldest
+/// possible sandbox.
 pub fn nanoseconds(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     i64::try_from(since).unwrap_or(i64::MAX).max(1)
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_was_never_made_at_no_time() {
+    fn a_creation_time_is_never_0() {
         assert_eq!(status(&sandbox()).created_at, 1);
         assert_eq!(item(&sandbox()).created_at, 1);
         assert_eq!(nanoseconds(UNIX_EPOCH + Duration::from_secs(2)), 2_000_000_000);

@@ -1,4 +1,5 @@
-//! Connections to the socket, as the gRPC server wants them: those that got a seat, and what says on a request which of them it came by.
+//! Connections to the socket for the gRPC server: those with a connection slot, and the connection
+//! of each request.
 
 use std::io;
 use std::pin::Pin;
@@ -13,18 +14,18 @@ use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-/// One caller.
+/// One client connection.
 pub struct Caller(Connection<UnixStream>);
 
-/// Those who come, as the server wants them.
+/// The accepted connections, as a stream for the server.
 pub struct Arrivals(mpsc::Receiver<io::Result<Caller>>);
 
-/// On each request: what keeps the seat of its connection while it is in progress.
+/// An extension of each request: keeps the connection's slot while the request is in progress.
 #[derive(Clone)]
 pub struct Requests(Arc<dyn Fn() -> Busy + Send + Sync>);
 
-/// kubelet has one or two connections, crictl one for each call; 16 watches of one process, each on a connection of its own, leave room for its calls. The
-/// socket's mode says who may connect.
+/// kubelet has one or two connections, crictl one for each call; 16 watches of one process, each on
+/// a connection of its own, leave room for its calls. The socket's mode restricts who may connect.
 pub const LISTENER: Limits = Limits {
     name: "cri",
     connections: 64,
@@ -34,11 +35,12 @@ pub const LISTENER: Limits = Limits {
     greeting_timeout: Duration::from_secs(10),
     idle_timeout: Some(Duration::from_secs(90)),
 };
-/// Of what every client of HTTP/2 sends first (RFC 9113 section 3.4).
+/// The length of HTTP/2's connection preface (RFC 9113 section 3.4).
 const PREFACE_BYTES: usize = 24;
-/// A caller that has nothing to ask is asked whether it is there, which is not idle if it answers; a third of what a connection may be idle.
+/// How often an idle client gets a PING, whose answer resets the idle time; a third of a
+/// connection's idle limit.
 pub const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// How long it may take to answer that.
+/// How long the answer to a PING may take.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 // === impl Arrivals ===
@@ -75,8 +77,8 @@ impl Stream for Arrivals {
 // === impl Requests ===
 
 impl Requests {
-    /// One is in progress until the answer of this is dropped.
-    pub fn begin(&self) -> Busy {
+    /// A request is in progress until the returned guard is dropped.
+    pub fn start(&self) -> Busy {
         (self.0)()
     }
 }

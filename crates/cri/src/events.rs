@@ -1,4 +1,5 @@
-//! What happens to sandboxes, as a stream for one caller. Each stream has a thread of its own: a caller that reads slowly holds up nobody.
+//! Sandbox events as a stream for one client. Each stream has a thread of its own, so that a slow
+//! reader delays no other.
 
 use std::pin::Pin;
 use std::sync::mpsc::RecvTimeoutError;
@@ -15,37 +16,37 @@ use crate::answer;
 
 type Item = Result<v1::ContainerEventResponse, Status>;
 
-/// The events of one caller, until it leaves or the server stops.
+/// The events for one client, until it leaves or the server stops.
 pub struct Events {
     items: mpsc::Receiver<Item>,
     stopped: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// Events on their way to one caller; more wait where they come from.
+/// Buffered events per client; more wait in the sandboxes' own channel.
 const BUFFERED: usize = 64;
-/// How often a thread without events looks whether its caller is still there.
+/// How often a thread without events checks whether its client is still connected.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 // === impl Events ===
 
 impl Events {
-    /// Begins now. `place` is given back when the caller has left.
-    pub fn begin(
+    /// Starts the stream. `permit` is released when the client has left.
+    pub fn start(
         sandboxes: &Sandboxes,
         mut stopped: watch::Receiver<bool>,
-        place: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
     ) -> Result<Self, Status> {
         let (sender, items) = mpsc::channel(BUFFERED);
-        // Before the answer begins: what the caller does next is among the events.
+        // Before the answer starts: the effects of the client's next calls are among the events.
         let events = sandboxes.events();
-        let told = move || {
-            let _place = place;
-            tell(&events, &sender);
+        let forward_all = move || {
+            let _place = permit;
+            forward(&events, &sender);
         };
-        let thread = std::thread::Builder::new().name("cri-events".into()).spawn(told);
+        let thread = std::thread::Builder::new().name("cri-events".into()).spawn(forward_all);
         thread.map_err(|error| Status::unavailable(format!("start a thread for events: {error}")))?;
         let stopped = Box::pin(async move {
-            // An error means that the server is gone already.
+            // An error means that the server has ended already.
             let _ = stopped.wait_for(|stop| *stop).await;
         });
         Ok(Self { items, stopped })
@@ -63,8 +64,8 @@ impl Stream for Events {
     }
 }
 
-/// Tells one caller.
-fn tell(events: &russet_sandbox::Events, caller: &mpsc::Sender<Item>) {
+/// Forwards events to one client.
+fn forward(events: &russet_sandbox::Events, caller: &mpsc::Sender<Item>) {
     while !caller.is_closed() {
         let item = match events.wait(LOOK_EVERY) {
             Ok(event) => Ok(response(&event)),

@@ -1,9 +1,9 @@
-//! Errors of sandboxes as gRPC's codes. Callers tell a sandbox that is unknown from everything else; people read the message.
+//! Maps errors of sandboxes to gRPC codes. Clients distinguish only an unknown sandbox by its code;
+//! people read the message.
 
 use russet_sandbox::SandboxError;
 use tonic::{Code, Status};
 
-/// The status that says what went wrong.
 pub fn status(error: &SandboxError) -> Status {
     Status::new(code(error), error.to_string())
 }
@@ -17,7 +17,7 @@ fn code(error: &SandboxError) -> Code {
             Code::Unavailable
         }
         SandboxError::Create { source, .. } => match code(source) {
-            // What the creation looked for in vain is not the sandbox that the caller asked for.
+            // A creation that finds something missing must not look like an unknown sandbox.
             Code::NotFound => Code::Internal,
             code => code,
         },
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_sandbox_that_was_asked_for_is_not_found() {
+    fn only_a_missing_requested_sandbox_is_not_found() {
         let missing = || SandboxError::NotFound("ab".repeat(32).parse().unwrap());
         assert_eq!(status(&missing()).code(), Code::NotFound);
         let id = "cd".repeat(32).parse().unwrap();

@@ -1,4 +1,4 @@
-//! What `/metrics` and `/readyz` of `russet cri` tell; docs/metrics.md lists it.
+//! `/metrics` and `/readyz` of `russet cri`; docs/metrics.md lists the metrics.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ use tonic::Code;
 
 use crate::service::Runtime;
 
-/// What is counted of calls; clones share the same numbers.
+/// Metrics of calls; clones share the same numbers.
 #[derive(Debug, Clone)]
 pub struct Calls {
     answered: Family<Answered, Counter>,
@@ -26,38 +26,38 @@ pub struct Calls {
     under_way: Family<Call, Gauge>,
 }
 
-/// A call that has come; it is under way until this is dropped.
+/// A call in progress, until this is dropped.
 pub struct UnderWay {
     calls: Calls,
     call: &'static str,
     began: Instant,
 }
 
-/// A call, and how it ended.
+/// The labels of a finished call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
     call: &'static str,
     code: String,
 }
 
-/// A call.
+/// The labels of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Call {
     call: &'static str,
 }
 
-/// Whether pods can be attached, as Status has it.
+/// Whether pods can be attached, as in the answer to Status.
 #[derive(Clone)]
 pub struct Network {
     runtime: Arc<Runtime>,
-    /// Why health is not served where it should be.
+    /// Why health is not served at its address.
     unserved: Arc<Mutex<Option<String>>>,
 }
 
-/// How many sandboxes there are, counted when somebody asks.
+/// The number of sandboxes, counted at each scrape.
 struct Count(Arc<Sandboxes>);
 
-/// The calls that are served. Names of others come from whoever is connected, and are counted as one.
+/// The served calls. Other names come from clients, and are counted as one.
 const SERVED: [&str; 12] = [
     "Version",
     "RunPodSandbox",
@@ -73,9 +73,10 @@ const SERVED: [&str; 12] = [
     "RuntimeConfig",
 ];
 const OTHER: &str = "other";
-/// What the names of our metrics begin with.
+/// The prefix of our metrics.
 pub const PREFIX: &str = "russet";
-/// Upper bounds of the buckets, in seconds: a look takes less than a millisecond, a sandbox some, a plugin that hangs a minute.
+/// Upper bounds of the buckets, in seconds: a list takes less than a millisecond, a sandbox some, a
+/// plugin that hangs a minute.
 const BUCKETS_S: [f64; 12] = [0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0, 60.0];
 
 // === impl Calls ===
@@ -87,14 +88,14 @@ impl Calls {
         Self { answered: Family::default(), seconds, under_way: Family::default() }
     }
 
-    /// One has come.
-    pub fn begun(&self, name: &str) -> UnderWay {
+    /// A call has arrived.
+    pub fn started(&self, name: &str) -> UnderWay {
         let call = SERVED.into_iter().find(|served| *served == name).unwrap_or(OTHER);
         self.under_way.get_or_create(&Call { call }).inc();
         UnderWay { calls: self.clone(), call, began: Instant::now() }
     }
 
-    /// Everything that a server tells.
+    /// The registry of all metrics of a server.
     pub fn registry(&self, sandboxes: &Arc<Sandboxes>) -> Registry {
         let mut all = Registry::default();
         all.register_collector(Box::new(Process::starting()));
@@ -114,9 +115,10 @@ impl Calls {
 // === impl UnderWay ===
 
 impl UnderWay {
-    /// It was answered: with a stream, when that began. Who drops this without it has been left by the caller.
+    /// The call was answered, or its stream has started. If this is dropped without it, the client
+    /// has left.
     pub fn answered(self, code: Code) {
-        // As gRPC's own words have it: OK, and the others as they are.
+        // gRPC's names of the codes: OK, and the others as they are.
         let code = if code == Code::Ok { "OK".to_owned() } else { format!("{code:?}") };
         let Self { calls, call, began } = &self;
         calls.answered.get_or_create(&Answered { call, code }).inc();
@@ -144,7 +146,7 @@ impl fmt::Debug for Count {
 
 impl Collector for Count {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let help = "Sandboxes, by what they were when somebody looked last";
+        let help = "Sandboxes, by their state at the last check";
         let kind = ConstGauge::new(0_u64).metric_type();
         let mut encoder = encoder.encode_descriptor("sandbox_sandboxes", help, None, kind)?;
         for (state, name) in [(State::Ready, "ready"), (State::NotReady, "not_ready")] {
@@ -202,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// What is ours in documents that are about the agent, too.
+    /// Whether a metric belongs to this server, in documents that are about the agent, too.
     fn is_ours(name: &str) -> bool {
         name.starts_with("russet_sandbox_") || name.starts_with("russet_cri_")
     }
@@ -211,7 +213,8 @@ mod tests {
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
     }
 
-    /// What a server prints, with a value for everything that has labels: kinds by the names that queries use.
+    /// The output of a server with a value for every labelled metric: kinds by the names that
+    /// queries use.
     fn printed() -> BTreeMap<String, String> {
         let dir = tempfile::tempdir().unwrap();
         let sandboxes = Sandboxes::open(Options {
@@ -221,8 +224,8 @@ mod tests {
             runtime: Chains::new(Vec::new(), dir.path().join("cache")),
             networks: Box::new(ConfigDir::new(dir.path())),
             metrics: Metrics::new(),
-            patience: Duration::ZERO,
-            tell_waiting: |_| (),
+            lock_timeout: Duration::ZERO,
+            on_waiting: |_| (),
         });
         let (sandboxes, calls) = (Arc::new(sandboxes.unwrap()), Calls::new());
         let metrics = sandboxes.metrics();
@@ -230,7 +233,7 @@ mod tests {
         metrics.operations.get_or_create(&operation).inc();
         metrics.errors.get_or_create(&operation).inc();
         metrics.seconds.get_or_create(&operation).observe(1.0);
-        calls.begun("Version").answered(Code::Ok);
+        calls.started("Version").answered(Code::Ok);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &calls.registry(&sandboxes)).unwrap();
         assert!(text.contains("russet_sandbox_sandboxes{state=\"ready\"} 0\n"), "{text}");
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn dashboard_and_alerts_ask_for_nothing_that_is_not_printed() {
+    fn dashboard_and_alerts_use_only_printed_metrics() {
         let printed = printed();
         let is_printed = |name: &str| {
             let histogram = |ending| name.strip_suffix(ending).and_then(|name| printed.get(name));
@@ -266,17 +269,17 @@ mod tests {
         for path in ["packaging/grafana/russet-node.json", "packaging/prometheus/russet.rules.yaml"] {
             let text = file(path);
             let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-            let asked: BTreeSet<&str> = words.filter(|word| is_ours(word)).collect();
-            assert!(asked.len() > 1, "{path}: {asked:?}");
-            assert!(asked.iter().all(|name| is_printed(name)), "{path}: {asked:?}");
+            let names: BTreeSet<&str> = words.filter(|word| is_ours(word)).collect();
+            assert!(names.len() > 1, "{path}: {names:?}");
+            assert!(names.iter().all(|name| is_printed(name)), "{path}: {names:?}");
         }
     }
 
     #[test]
-    fn names_that_callers_make_up_are_one_label() {
+    fn unknown_call_names_share_one_label() {
         let calls = Calls::new();
         for name in ["Version", "BakeContainer", "x\"} 1", "CreateContainer"] {
-            calls.begun(name).answered(Code::Unimplemented);
+            calls.started(name).answered(Code::Unimplemented);
         }
         let mut registry = Registry::default();
         registry.register("it", "It", calls.answered.clone());

@@ -1,11 +1,13 @@
-//! What a verbose answer tells besides: JSON under keys that crictl prints and tools of other runtimes read.
+//! The additional contents of verbose answers: JSON under keys that crictl prints and tools of
+//! other runtimes read.
 
 use std::collections::HashMap;
 
 use russet_sandbox::{Sandbox, State};
 use serde_json::{Value, json};
 
-/// Of a sandbox, under `info`, in containerd's words: tools look for `pid` and for the network's path in `runtimeSpec`.
+/// The `info` of a sandbox, in containerd's format: tools look for `pid` and for the network's path
+/// in `runtimeSpec`.
 pub fn of_sandbox(sandbox: &Sandbox) -> HashMap<String, String> {
     let namespaces: Vec<Value> = sandbox
         .netns
@@ -27,14 +29,14 @@ pub fn of_sandbox(sandbox: &Sandbox) -> HashMap<String, String> {
     HashMap::from([("info".to_owned(), info.to_string())])
 }
 
-/// Namespaces that have no path of their own but their process's.
+/// Namespaces without a path of their own, by their process's.
 fn own_namespaces(sandbox: &Sandbox, pid: u32) -> Vec<Value> {
     let namespace = |kind: &str| json!({"type": kind, "path": format!("/proc/{pid}/ns/{kind}")});
     let own = [("uts", !sandbox.config.host_network), ("ipc", !sandbox.config.host_ipc)];
     own.into_iter().filter(|(_, own)| *own).map(|(kind, _)| namespace(kind)).collect()
 }
 
-/// Of the runtime: `config` as it was started with, and how the network is.
+/// The `config` at the start, and the network's state.
 pub fn of_runtime(
     config: &Value,
     network: &Result<(), String>,

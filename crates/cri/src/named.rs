@@ -1,4 +1,5 @@
-//! Calls that are not served are refused by their names: about containers, about images, and those that nobody knows.
+//! Refuses calls that are not served by their names: calls about containers and images, and unknown
+//! ones.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -14,12 +15,12 @@ use tonic::{Code, Status};
 use crate::connection::Requests;
 use crate::health::Calls;
 
-/// `inner` serves [`RUNTIME_SERVICE`]; what it does not know is refused with a reason.
+/// `inner` serves [`RUNTIME_SERVICE`]; calls that it does not know are refused with a reason.
 #[derive(Debug, Clone)]
 pub struct Named<S> {
-    /// What serves.
+    /// The service.
     pub inner: S,
-    /// Where calls are counted.
+    /// The metrics of calls.
     pub calls: Calls,
 }
 
@@ -27,7 +28,7 @@ type Request = http::Request<Body>;
 type Response = http::Response<Body>;
 type Answer = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-/// What a refusal repeats of the call's name.
+/// How much of a call's name a refusal repeats.
 const SHOWN_CHARS: usize = 100;
 
 // === impl Named ===
@@ -49,29 +50,30 @@ where
         let call = request.uri().path().trim_start_matches('/').to_owned();
         let (service, name) = call.split_once('/').unwrap_or((&call, ""));
         if service != RUNTIME_SERVICE {
-            self.calls.begun("").answered(Code::Unimplemented);
+            self.calls.started("").answered(Code::Unimplemented);
             return Box::pin(async move { Ok(refusal(&call)) });
         }
-        let busy = request.extensions().get::<Requests>().map(Requests::begin);
-        let (under_way, answer) = (self.calls.begun(name), self.inner.call(request));
+        let busy = request.extensions().get::<Requests>().map(Requests::start);
+        let (under_way, answer) = (self.calls.started(name), self.inner.call(request));
         Box::pin(async move {
             let answer = answer.await?;
             under_way.answered(code(&answer));
             let answer = if is_bare(&answer) { refusal(&call) } else { answer };
-            Ok(answer.map(|body| Body::new(Held { body, _busy: busy })))
+            Ok(answer.map(|body| Body::new(TrackedBody { body, _busy: busy })))
         })
     }
 }
 
-/// The body of an answer; its request is in progress until the last of it is sent, which for a watch is when the caller leaves.
-struct Held {
+/// The body of an answer; its request is in progress until the last part is sent, which for a watch
+/// is when the client leaves.
+struct TrackedBody {
     body: Body,
     _busy: Option<Busy>,
 }
 
-// === impl Held ===
+// === impl TrackedBody ===
 
-impl HttpBody for Held {
+impl HttpBody for TrackedBody {
     type Data = <Body as HttpBody>::Data;
     type Error = Status;
 
@@ -91,13 +93,13 @@ impl HttpBody for Held {
     }
 }
 
-/// How an answer ended: one that failed says so at once, and nothing follows.
+/// The code of an answer: a failed one has it in its headers, and nothing follows.
 fn code(answer: &Response) -> Code {
     let code = answer.headers().get(Status::GRPC_STATUS);
     code.map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()))
 }
 
-/// How generated code answers a method that it does not have.
+/// Whether this is generated code's answer to an unknown method.
 fn is_bare(answer: &Response) -> bool {
     code(answer) == Code::Unimplemented && !answer.headers().contains_key(Status::GRPC_MESSAGE)
 }

@@ -1,4 +1,4 @@
-//! What callers send, turned into what it means: parsed once, refused here if it means nothing, or something that cannot be had.
+//! Parses clients' requests: invalid and unsupported ones are refused here.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use russet_cri_api as v1;
 use russet_sandbox::{Config, Dns, Filter, Metadata, PortMapping, Protocol, State};
 use tonic::Status;
 
-/// The sandbox that is asked for.
+/// The requested sandbox.
 pub fn config(request: v1::RunPodSandboxRequest) -> Result<Config, Status> {
     let v1::RunPodSandboxRequest { config, runtime_handler } = request;
     let config = config.ok_or_else(|| refused("config", "is missing"))?;
@@ -45,7 +45,7 @@ pub fn config(request: v1::RunPodSandboxRequest) -> Result<Config, Status> {
     })
 }
 
-/// The namespaces that are asked for, if nothing is asked that cannot be had.
+/// The requested namespaces, if they are supported.
 fn namespaces(context: v1::LinuxSandboxSecurityContext) -> Result<v1::NamespaceOption, Status> {
     if context.run_as_group.is_some() && context.run_as_user.is_none() {
         return Err(refused("run_as_group", "is an error without run_as_user"));
@@ -62,7 +62,8 @@ fn namespaces(context: v1::LinuxSandboxSecurityContext) -> Result<v1::NamespaceO
 fn is_host(mode: i32, which: &'static str) -> Result<bool, Status> {
     match v1::NamespaceMode::try_from(mode) {
         Ok(v1::NamespaceMode::Node) => Ok(true),
-        // Kubernetes has no network and no IPC of a single container; for a sandbox both words mean its own.
+        // Kubernetes has no network and no IPC of a single container; for a sandbox both values
+        // mean its own.
         Ok(v1::NamespaceMode::Pod | v1::NamespaceMode::Container) => Ok(false),
         Ok(v1::NamespaceMode::Target) | Err(_) => {
             Err(refused(format!("namespace_options.{which}"), format!("mode {mode} is not one of a sandbox")))
@@ -73,7 +74,8 @@ fn is_host(mode: i32, which: &'static str) -> Result<bool, Status> {
 fn dns(dns: v1::DnsConfig) -> Result<Dns, Status> {
     let (scoped, plain): (Vec<_>, Vec<_>) = dns.servers.into_iter().partition(|server| server.contains('%'));
     if !scoped.is_empty() {
-        // The node's own resolv.conf may have such, which kubelet passes on: `fe80::1%eth0`, by an interface that no pod has.
+        // The node's own resolv.conf may have such an address, which kubelet passes on:
+        // `fe80::1%eth0`, with an interface that no pod has.
         tracing::warn!(
             servers = scoped.join(", ").escape_debug().to_string(),
             "name servers that are reached through an interface of the node are left out"
@@ -108,7 +110,7 @@ fn address(text: &str, which: &'static str) -> Result<IpAddr, Status> {
     text.parse().map_err(|_| refused(which, format!("{text:?} is no address")))
 }
 
-/// Which sandboxes are asked for.
+/// The filter of a list.
 pub fn filter(filter: Option<v1::PodSandboxFilter>) -> Result<Filter, Status> {
     let v1::PodSandboxFilter { id, state, label_selector } = filter.unwrap_or_default();
     let state = match state.map(|value| v1::PodSandboxState::try_from(value.state)) {
@@ -120,13 +122,14 @@ pub fn filter(filter: Option<v1::PodSandboxFilter>) -> Result<Filter, Status> {
     Ok(Filter { id: Some(id).filter(|id| !id.is_empty()), state, labels: sorted(label_selector) })
 }
 
-/// Which sandboxes' numbers are asked for.
+/// The filter of a list of stats.
 pub fn stats_filter(filter: Option<v1::PodSandboxStatsFilter>) -> Filter {
     let v1::PodSandboxStatsFilter { id, label_selector } = filter.unwrap_or_default();
     Filter { id: Some(id).filter(|id| !id.is_empty()), state: None, labels: sorted(label_selector) }
 }
 
-/// The pods' network that kubelet was given: one prefix of each family at most, joined by a comma; none if it is empty.
+/// The pods' network in kubelet's settings: at most one prefix of each family, joined by a comma;
+/// None if it is empty.
 pub fn pod_cidr(request: v1::UpdateRuntimeConfigRequest) -> Result<Vec<IpNet>, Status> {
     let network = request.runtime_config.and_then(|config| config.network_config).unwrap_or_default();
     let parts = network.pod_cidr.split(',').map(str::trim).filter(|part| !part.is_empty());
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubelet_sends_is_taken_over() {
+    fn kubelets_request_is_converted() {
         let made = with(|config| {
             config.log_directory = "/var/log/pods/x".into();
             config.dns_config = Some(v1::DnsConfig {
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_refused() {
+    fn unsupported_requests_are_refused() {
         let user = v1::UserNamespace { mode: v1::NamespaceMode::Pod.into() };
         let options = v1::NamespaceOption { userns_options: Some(user), ..Default::default() };
         assert_eq!(code(with_namespaces(options)), Code::InvalidArgument);
@@ -256,15 +259,15 @@ mod tests {
 
     #[test]
     fn a_pod_cidr_is_one_or_two_prefixes_or_nothing() {
-        let asked = |cidr: &str| {
+        let cidr_of = |cidr: &str| {
             let network_config = Some(v1::NetworkConfig { pod_cidr: cidr.into() });
             pod_cidr(v1::UpdateRuntimeConfigRequest {
                 runtime_config: Some(v1::RuntimeConfig { network_config }),
             })
         };
-        assert_eq!(asked("10.1.0.0/24, fd00::/64").unwrap().len(), 2);
-        assert!(asked("").unwrap().is_empty());
+        assert_eq!(cidr_of("10.1.0.0/24, fd00::/64").unwrap().len(), 2);
+        assert!(cidr_of("").unwrap().is_empty());
         assert!(pod_cidr(v1::UpdateRuntimeConfigRequest::default()).unwrap().is_empty());
-        assert_eq!(asked("10.1.0.0/33").unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(cidr_of("10.1.0.0/33").unwrap_err().code(), Code::InvalidArgument);
     }
 }

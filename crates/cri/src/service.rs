@@ -1,4 +1,4 @@
-//! The calls.
+//! The calls of RuntimeService.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,63 +10,67 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use crate::crew::{Crew, Place};
 use crate::events::Events;
+use crate::keyed_lock::{KeyedLock, LockGuard};
 use crate::server::Options;
-use crate::turns::{Turn, Turns};
+use crate::worker_pool::{Permit, WorkerPool};
 use crate::{answer, failure, info, request};
 
-/// Answers calls about sandboxes.
+/// Serves calls about sandboxes.
 pub struct Runtime {
     sandboxes: Arc<Sandboxes>,
     options: Options,
-    crews: Crews,
-    turns: Turns,
-    /// What the network was like when it was last asked.
+    pools: WorkerPools,
+    locks: KeyedLock,
+    /// The network's state at the last STATUS.
     network: Arc<Mutex<Option<Result<(), String>>>>,
     pod_cidr: Mutex<Vec<String>>,
     watchers: Arc<Semaphore>,
     stopped: watch::Receiver<bool>,
 }
 
-/// Who does what blocks. An ADD that hangs must keep nobody from taking a sandbox down, and nobody from looking.
+/// The pools for blocking work. A hanging ADD must neither delay removals nor lists.
 #[derive(Clone)]
-pub struct Crews {
-    /// Makes sandboxes.
-    run: Crew,
-    /// Stops and removes them.
-    end: Crew,
-    /// Lists and looks at them.
-    look: Crew,
-    /// Asks the network's plugins how they are.
-    ask: Crew,
+pub struct WorkerPools {
+    run: WorkerPool,
+    end: WorkerPool,
+    /// Lists and inspects them.
+    look: WorkerPool,
+    /// Runs STATUS of the network's plugins.
+    ask: WorkerPool,
 }
 
-/// Of the interface between kubelet and runtimes, since it exists.
+/// The version of the interface between kubelet and runtimes, unchanged since its first release.
 const KUBELET_API_VERSION: &str = "0.1.0";
 const RUNTIME_NAME: &str = "russet";
 const RUNTIME_API_VERSION: &str = "v1";
 
-/// Sandboxes that are made at once: kubelet starts pods one for each worker, and plugins spend most of their time waiting.
+/// Concurrent creations: kubelet has one per worker, and plugins spend most of their time waiting.
 const RUNS_MAX: u32 = 24;
-/// Sandboxes that are taken down at once.
+/// Concurrent removals.
 const ENDS_MAX: u32 = 24;
-/// Looks at once: each is short.
+/// Concurrent lists: each is short.
 const LOOKS_MAX: u32 = 12;
-/// Callers that watch events: kubelet, and people.
+/// Clients that watch events: kubelet, and people.
 const WATCHERS_MAX: usize = 16;
-/// How long Status waits for plugins. kubelet waits two minutes, and every other caller with it, so the answer from before must do.
-const NETWORK_PATIENCE: Duration = Duration::from_secs(1);
+/// How long Status waits for plugins. kubelet and its other calls wait with it, so after this the
+/// previous result is used.
+const NETWORK_STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
-// === impl Crews ===
+// === impl WorkerPools ===
 
-impl Crews {
-    /// Those of one server.
+impl WorkerPools {
+    /// The pools of one server.
     pub fn new() -> Self {
-        Self { run: Crew::of(RUNS_MAX), end: Crew::of(ENDS_MAX), look: Crew::of(LOOKS_MAX), ask: Crew::of(1) }
+        Self {
+            run: WorkerPool::of(RUNS_MAX),
+            end: WorkerPool::of(ENDS_MAX),
+            look: WorkerPool::of(LOOKS_MAX),
+            ask: WorkerPool::of(1),
+        }
     }
 
-    /// Has `work` done by one of those who take sandboxes down.
+    /// Runs `work` in the pool for removals.
     pub async fn end<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -74,7 +78,7 @@ impl Crews {
         self.end.execute(work).await
     }
 
-    /// Has `work` done by one of those who look.
+    /// Runs `work` in the pool for lists.
     pub async fn look<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -82,13 +86,13 @@ impl Crews {
         self.look.execute(work).await
     }
 
-    /// Lets nobody change anything any more.
+    /// Lets no further change start.
     pub fn close(&self) {
         self.run.close();
         self.end.close();
     }
 
-    /// Waits for those who are changing something. False if some are still at it at `deadline`.
+    /// Waits for changes in progress. Returns false if some still run at `deadline`.
     pub async fn rest(&self, deadline: Instant) -> bool {
         let (run, end) = tokio::join!(self.run.rest(deadline), self.end.rest(deadline));
         run && end
@@ -98,18 +102,18 @@ impl Crews {
 // === impl Runtime ===
 
 impl Runtime {
-    /// Serves `sandboxes` until `stopped` says so.
+    /// Serves `sandboxes` until `stopped` is set.
     pub fn new(
         sandboxes: Arc<Sandboxes>,
         options: Options,
-        crews: Crews,
+        pools: WorkerPools,
         stopped: watch::Receiver<bool>,
     ) -> Self {
         Self {
             sandboxes,
             options,
-            crews,
-            turns: Turns::default(),
+            pools,
+            locks: KeyedLock::default(),
             network: Arc::default(),
             pod_cidr: Mutex::default(),
             watchers: Arc::new(Semaphore::new(WATCHERS_MAX)),
@@ -117,75 +121,77 @@ impl Runtime {
         }
     }
 
-    /// Has `work` done by one of `crew`.
+    /// Runs `work` in `pool`.
     async fn by<T: Send + 'static>(
         &self,
-        crew: &Crew,
+        pool: &WorkerPool,
         work: impl FnOnce(&Sandboxes) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         let sandboxes = Arc::clone(&self.sandboxes);
-        crew.execute(move || work(&sandboxes)).await?
+        pool.execute(move || work(&sandboxes)).await?
     }
 
-    /// Has `work` done by one of `crew` when it is its turn at `pod`, and nothing else done to that meanwhile.
-    async fn alone_at<T: Send + 'static>(
+    /// Runs `work` in `pool` while it holds the lock of `pod`.
+    async fn run_locked<T: Send + 'static>(
         &self,
         pod: String,
-        crew: &Crew,
+        pool: &WorkerPool,
         work: impl FnOnce(&Sandboxes) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        let (turn, place) = self.turn_and_place(pod, crew).await?;
+        let (guard, permit) = self.lock_and_permit(pod, pool).await?;
         let sandboxes = Arc::clone(&self.sandboxes);
         let work = move || {
             let done = work(&sandboxes);
-            turn.end();
+            guard.unlock();
             done
         };
-        crew.execute_at(place, work).await?
+        pool.execute_at(permit, work).await?
     }
 
-    /// Both at once. Who waits for one has not the other: where all of a crew hang, one who waits for them keeps nobody from its pod's older sandboxes.
-    async fn turn_and_place(&self, pod: String, crew: &Crew) -> Result<(Turn, Place), Status> {
+    /// Acquires both together. A caller that waits for one does not hold the other: if all threads
+    /// of a pool hang, a waiting caller must not block its pod's older sandboxes.
+    async fn lock_and_permit(&self, pod: String, pool: &WorkerPool) -> Result<(LockGuard, Permit), Status> {
         loop {
-            let turn = self.turns.at(pod.clone()).await;
-            if let Some(place) = crew.try_place() {
-                return Ok((turn, place));
+            let guard = self.locks.at(pod.clone()).await;
+            if let Some(permit) = pool.try_acquire() {
+                return Ok((guard, permit));
             }
-            turn.end();
-            let place = crew.place().await?;
-            if let Some(turn) = self.turns.try_at(pod.clone()) {
-                return Ok((turn, place));
+            guard.unlock();
+            let permit = pool.acquire().await?;
+            if let Some(guard) = self.locks.try_at(pod.clone()) {
+                return Ok((guard, permit));
             }
         }
     }
 
-    /// Stops or removes the sandbox that `text` names. What nobody knows is stopped and removed already (cni-runtime.md section 3.2). Looks that hang keep
-    /// nobody from it.
+    /// Stops or removes the sandbox that `text` names. An unknown one counts as stopped and removed
+    /// (cni-runtime.md section 3.2). Lists that hang do not block this.
     async fn end(
         &self,
         text: String,
         how: fn(&Sandboxes, &SandboxId) -> Result<(), SandboxError>,
     ) -> Result<(), Status> {
-        let found = self.by(&self.crews.end, move |sandboxes| {
+        let found = self.by(&self.pools.end, move |sandboxes| {
             Ok(find(sandboxes, &text)?.and_then(|id| sandboxes.pod_key(&id).map(|pod| (id, pod))))
         });
         let Some((id, pod)) = found.await? else { return Ok(()) };
-        let done = self.alone_at(pod, &self.crews.end, move |sandboxes| match how(sandboxes, &id) {
+        let done = self.run_locked(pod, &self.pools.end, move |sandboxes| match how(sandboxes, &id) {
             Ok(()) | Err(SandboxError::NotFound(_)) => Ok(()),
             Err(error) => Err(failure::status(&error)),
         });
         done.await
     }
 
-    /// Whether pods can be attached, as plugins say, or as they said last if they do not answer soon.
+    /// Whether pods can be attached: the plugins' STATUS, or their previous one if they do not
+    /// answer soon.
     pub(crate) async fn network(&self) -> Result<(), String> {
         let (sandboxes, known) = (Arc::clone(&self.sandboxes), Arc::clone(&self.network));
-        let asked = self.crews.ask.execute(move || {
+        let status = self.pools.ask.execute(move || {
             let answer = sandboxes.network_ready();
             *known.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer.clone());
             answer
         });
-        match tokio::time::timeout(NETWORK_PATIENCE, asked).await {
+        match tokio::time::timeout(NETWORK_STATUS_TIMEOUT, status).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(status)) => Err(status.message().to_owned()),
             Err(_elapsed) => {
@@ -196,7 +202,8 @@ impl Runtime {
     }
 }
 
-/// The sandbox that `text` names: by its ID, or by the beginning of it if no other begins so. None if there is none. Nothing is looked at for it.
+/// The sandbox that `text` names: by its ID, or by a unique prefix of it. None if there is none.
+/// Needs no I/O.
 fn find(sandboxes: &Sandboxes, text: &str) -> Result<Option<SandboxId>, Status> {
     if let Ok(id) = text.parse::<SandboxId>() {
         return Ok(Some(id));
@@ -207,11 +214,11 @@ fn find(sandboxes: &Sandboxes, text: &str) -> Result<Option<SandboxId>, Status> 
     let mut found = sandboxes.beginning_with(text);
     match found.len() {
         0 | 1 => Ok(found.pop()),
-        _ => Err(Status::invalid_argument(format!("pod_sandbox_id: several begin with {text:?}"))),
+        _ => Err(Status::invalid_argument(format!("pod_sandbox_id: several IDs begin with {text:?}"))),
     }
 }
 
-/// The same when there must be one.
+/// The same, but a missing one is an error.
 fn find_one(sandboxes: &Sandboxes, text: &str) -> Result<SandboxId, Status> {
     find(sandboxes, text)?.ok_or_else(|| Status::not_found(format!("no sandbox {text:?}")))
 }
@@ -220,7 +227,8 @@ fn stats_of(sandboxes: &Sandboxes, id: &SandboxId) -> Result<v1::PodSandboxStats
     sandboxes.stats(id).map(|(sandbox, stats)| answer::stats(&sandbox, &stats))
 }
 
-/// Those of a list: one that has gone since is not in it, and one whose interfaces cannot be read keeps nobody from hearing of the others.
+/// One entry of a list: a sandbox that is gone is left out, and unreadable interfaces of one must
+/// not fail the whole list.
 fn stats_or_log(sandboxes: &Sandboxes, sandbox: &Sandbox) -> Option<v1::PodSandboxStats> {
     let stats = stats_of(sandboxes, &sandbox.id);
     if let Err(error) = &stats
@@ -249,7 +257,7 @@ impl v1::runtime_service_server::RuntimeService for Runtime {
         request: Request<v1::RunPodSandboxRequest>,
     ) -> Result<Response<v1::RunPodSandboxResponse>, Status> {
         let config = request::config(request.into_inner())?;
-        let made = self.alone_at(config.metadata.pod_key(), &self.crews.run, move |sandboxes| {
+        let made = self.run_locked(config.metadata.pod_key(), &self.pools.run, move |sandboxes| {
             sandboxes.run(config).map_err(|error| failure::status(&error))
         });
         Ok(Response::new(v1::RunPodSandboxResponse { pod_sandbox_id: made.await?.to_string() }))
@@ -278,7 +286,7 @@ impl v1::runtime_service_server::RuntimeService for Runtime {
         request: Request<v1::PodSandboxStatusRequest>,
     ) -> Result<Response<v1::PodSandboxStatusResponse>, Status> {
         let v1::PodSandboxStatusRequest { pod_sandbox_id, verbose } = request.into_inner();
-        let found = self.by(&self.crews.look, move |sandboxes| {
+        let found = self.by(&self.pools.look, move |sandboxes| {
             let id = find_one(sandboxes, &pod_sandbox_id)?;
             sandboxes.status(&id).map_err(|error| failure::status(&error))
         });
@@ -295,7 +303,7 @@ impl v1::runtime_service_server::RuntimeService for Runtime {
         request: Request<v1::ListPodSandboxRequest>,
     ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
         let filter = request::filter(request.into_inner().filter)?;
-        let items = self.by(&self.crews.look, move |sandboxes| {
+        let items = self.by(&self.pools.look, move |sandboxes| {
             Ok(sandboxes.list(&filter).iter().map(answer::item).collect())
         });
         Ok(Response::new(v1::ListPodSandboxResponse { items: items.await? }))
@@ -306,7 +314,7 @@ impl v1::runtime_service_server::RuntimeService for Runtime {
         request: Request<v1::PodSandboxStatsRequest>,
     ) -> Result<Response<v1::PodSandboxStatsResponse>, Status> {
         let text = request.into_inner().pod_sandbox_id;
-        let stats = self.by(&self.crews.look, move |sandboxes| {
+        let stats = self.by(&self.pools.look, move |sandboxes| {
             let id = find_one(sandboxes, &text)?;
             stats_of(sandboxes, &id).map_err(|error| failure::status(&error))
         });
@@ -318,7 +326,7 @@ impl v1::runtime_service_server::RuntimeService for Runtime {
         request: Request<v1::ListPodSandboxStatsRequest>,
     ) -> Result<Response<v1::ListPodSandboxStatsResponse>, Status> {
         let filter = request::stats_filter(request.into_inner().filter);
-        let stats = self.by(&self.crews.look, move |sandboxes| {
+        let stats = self.by(&self.pools.look, move |sandboxes| {
             let all = sandboxes.list(&filter);
             Ok(all.iter().filter_map(|sandbox| stats_or_log(sandboxes, sandbox)).collect())
         });
@@ -331,8 +339,9 @@ impl v1::runtime_service_server::RuntimeService for Runtime {
     ) -> Result<Response<v1::UpdateRuntimeConfigResponse>, Status> {
         let cidr: Vec<String> =
             request::pod_cidr(request.into_inner())?.iter().map(ToString::to_string).collect();
-        // Addresses are given by the network's plugins, from pools of the cluster: there is nothing to render.
-        tracing::info!(?cidr, "kubelet has told the pods' network");
+        // The network's plugins assign addresses, from pools of the cluster: there is nothing to
+        // configure.
+        tracing::info!(?cidr, "kubelet has set the pods' network");
         *self.pod_cidr.lock().unwrap_or_else(PoisonError::into_inner) = cidr;
         Ok(Response::new(v1::UpdateRuntimeConfigResponse {}))
     }
@@ -372,9 +381,9 @@ impl v1::runtime_service_server::RuntimeService for Runtime {
         &self,
         _: Request<v1::GetEventsRequest>,
     ) -> Result<Response<Events>, Status> {
-        let place = Arc::clone(&self.watchers).try_acquire_owned();
+        let permit = Arc::clone(&self.watchers).try_acquire_owned();
         let full = |_| Status::resource_exhausted(format!("{WATCHERS_MAX} callers watch events already"));
-        Events::begin(&self.sandboxes, self.stopped.clone(), place.map_err(full)?).map(Response::new)
+        Events::start(&self.sandboxes, self.stopped.clone(), permit.map_err(full)?).map(Response::new)
     }
 
     async fn runtime_config(

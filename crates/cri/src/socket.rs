@@ -1,4 +1,5 @@
-//! The unix socket that the server listens on: its address on the command line, and the one server that has it.
+//! The unix socket that the server listens on: its address on the command line, and the lock that
+//! allows one server only.
 
 use std::fs;
 use std::io;
@@ -17,73 +18,58 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address(PathBuf);
 
-/// No address of a unix socket.
+/// The text is not the address of a unix socket.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no address: unix:///run/russet/cri.sock, or an absolute path of at most {PATH_MAX_BYTES} bytes, is wanted"
 )]
 pub struct AddressError(String);
 
-/// A socket that nobody else serves; dropping it takes the socket away, if it is still ours.
+/// A socket that only this server serves; dropping it removes the socket, if it is still ours.
 #[derive(Debug)]
-pub struct Door {
+pub struct Listener {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode: another server may have put its own in this place by force.
+    /// Device and inode: another server may have replaced the socket by force.
     identity: (u64, u64),
     _lock: FileLock,
 }
 
-/// The socket could not be had.
+/// The socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody answers there.
+    /// Another program answers on it.
     #[error("listen on {}: another server answers there", .0.display())]
     InUse(PathBuf),
-    /// Another server of ours has it, and did not end in time.
+    /// Another server of Russet holds it, and did not end in time.
     #[error("listen on {}: {holder} serves there, and has not ended within {} s", path.display(), waited.as_secs())]
     Held {
-        /// The socket.
         path: PathBuf,
-        /// Which one.
         holder: Holder,
-        /// How long that was waited for.
+        /// How long the server has waited.
         waited: Duration,
     },
-    /// What is there is no socket, and is left alone.
+    /// The file is not a socket, and is not replaced.
     #[error("listen on {}: there is something that is not a socket", .0.display())]
     NoSocket(PathBuf),
     /// The lock beside the socket failed.
     #[error("listen on {}: {source}", path.display())]
-    Lock {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: LockError,
-    },
-    /// The kernel refused.
+    Lock { path: PathBuf, source: LockError },
+    /// A system call failed.
     #[error("{operation} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Io { operation: &'static str, path: PathBuf, source: io::Error },
 }
 
 /// `sun_path` less its closing NUL.
 const PATH_MAX_BYTES: usize = 107;
-/// As other runtimes' sockets: root, and a group that the administrator may give it to.
+/// As other runtimes' sockets: root, and a group that the administrator may assign.
 const MODE: u32 = 0o660;
-/// Of a directory that has to be made; the agent's sockets are in it, too.
+/// The mode of a new directory; the agent's sockets are in it, too.
 const DIRECTORY_MODE: u32 = 0o700;
 
 // === impl Address ===
 
 impl Address {
-    /// The socket's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -102,22 +88,23 @@ impl FromStr for Address {
     }
 }
 
-// === impl Door ===
+// === impl Listener ===
 
-impl Door {
-    /// Listens at `address`. A socket that a dead server left is replaced; one that a server answers on, and anything else, is not.
-    /// A server that was told to stop has its socket until it has ended: that is waited for, as long as `patience` allows.
-    pub fn open(address: &Address, patience: Duration) -> Result<Self, SocketError> {
+impl Listener {
+    /// Listens at `address`. Replaces a dead server's socket, but neither one on which a server
+    /// answers nor another file. A stopping server holds its socket until it has ended: waits for
+    /// that up to `timeout`.
+    pub fn open(address: &Address, timeout: Duration) -> Result<Self, SocketError> {
         let path = address.path();
         if let Some(directory) = path.parent() {
             let mut maker = fs::DirBuilder::new();
             let made = maker.recursive(true).mode(DIRECTORY_MODE).create(directory);
             made.map_err(|source| failed("make directory", directory, source))?;
         }
-        // Two servers that start at once both find nobody; the lock lets one of them do so.
+        // Two servers that start at once both find no listener; the lock admits one of them.
         let mut beside = path.as_os_str().to_owned();
         beside.push(".lock");
-        let lock = lock(Path::new(&beside), path, patience)?;
+        let lock = lock(Path::new(&beside), path, timeout)?;
         clear(path)?;
         let listener = russet_listener::unix::listen_at(path, MODE)
             .map_err(|source| failed("listen on", path, source))?;
@@ -125,19 +112,18 @@ impl Door {
         Ok(Self { listener, path: path.to_owned(), identity: (found.dev(), found.ino()), _lock: lock })
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The listening socket once more, for who accepts.
+    /// A duplicate of the listening socket, for the acceptor.
     pub(crate) fn listener(&self) -> Result<tokio::net::UnixListener, SocketError> {
         let listener = self.listener.try_clone().and_then(tokio::net::UnixListener::from_std);
         listener.map_err(|source| failed("listen on", &self.path, source))
     }
 }
 
-impl Drop for Door {
+impl Drop for Listener {
     fn drop(&mut self) {
         let ours =
             fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
@@ -147,13 +133,13 @@ impl Drop for Door {
     }
 }
 
-/// That beside the socket.
-fn lock(file: &Path, socket: &Path, patience: Duration) -> Result<FileLock, SocketError> {
-    let tell = |holder: &Holder| {
-        let (socket, patience_s) = (socket.display(), patience.as_secs());
-        tracing::warn!(%socket, %holder, patience_s, "the socket is another server's; waiting until that has ended");
+/// The lock beside the socket.
+fn lock(file: &Path, socket: &Path, timeout: Duration) -> Result<FileLock, SocketError> {
+    let on_holder = |holder: &Holder| {
+        let (socket, timeout_s) = (socket.display(), timeout.as_secs());
+        tracing::warn!(%socket, %holder, timeout_s, "another server has the socket; waiting until it has ended");
     };
-    FileLock::exclusive_telling(file, Instant::now() + patience, tell).map_err(|error| match error {
+    FileLock::exclusive_telling(file, Instant::now() + timeout, on_holder).map_err(|error| match error {
         LockError::Timeout { waited, .. } => {
             SocketError::Held { path: socket.to_owned(), holder: Holder::of(file), waited }
         }
@@ -161,7 +147,7 @@ fn lock(file: &Path, socket: &Path, patience: Duration) -> Result<FileLock, Sock
     })
 }
 
-/// Takes away what a dead server left.
+/// Removes a dead server's socket.
 fn clear(path: &Path) -> Result<(), SocketError> {
     let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -173,12 +159,12 @@ fn clear(path: &Path) -> Result<(), SocketError> {
     match answers(path) {
         Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(|source| failed("remove", path, source)),
         Err(Errno::NOENT) => Ok(()),
-        // Also when its queue is full: somebody is there.
+        // A full queue also means that a server listens.
         _ => Err(SocketError::InUse(path.to_owned())),
     }
 }
 
-/// Without waiting: a server that does not accept, and whose queue is full, would keep us for ever.
+/// Non-blocking: a server that does not accept, and whose queue is full, would block this for ever.
 fn answers(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -202,8 +188,8 @@ mod tests {
         directory.path().join("run/cri.sock").to_str().unwrap().parse().unwrap()
     }
 
-    fn open(address: &Address) -> Result<Door, SocketError> {
-        Door::open(address, Duration::ZERO)
+    fn open(address: &Address) -> Result<Listener, SocketError> {
+        Listener::open(address, Duration::ZERO)
     }
 
     #[test]
@@ -220,20 +206,20 @@ mod tests {
     #[test]
     fn only_owner_and_group_may_connect() {
         let directory = tempfile::tempdir().unwrap();
-        let door = open(&address(&directory)).unwrap();
-        assert_eq!(fs::metadata(door.path()).unwrap().permissions().mode() & 0o7777, MODE);
+        let listener = open(&address(&directory)).unwrap();
+        assert_eq!(fs::metadata(listener.path()).unwrap().permissions().mode() & 0o7777, MODE);
     }
 
     #[test]
     fn a_second_server_is_refused_and_the_first_keeps_its_socket() {
         let directory = tempfile::tempdir().unwrap();
-        let door = open(&address(&directory)).unwrap();
+        let listener = open(&address(&directory)).unwrap();
         let refused = open(&address(&directory)).unwrap_err();
         assert!(matches!(refused, SocketError::Held { .. }), "{refused}");
         let says = format!("run/cri.sock: process {} (", std::process::id());
         assert!(refused.to_string().contains(&says), "{refused}");
-        UnixStream::connect(door.path()).unwrap();
-        drop(door);
+        UnixStream::connect(listener.path()).unwrap();
+        drop(listener);
         assert!(!address(&directory).path().exists());
         drop(open(&address(&directory)).unwrap());
     }
@@ -249,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_whose_queue_is_full_is_a_server_and_is_not_waited_for() {
+    fn a_server_with_a_full_queue_is_detected_without_blocking() {
         let directory = tempfile::tempdir().unwrap();
         let address = address(&directory);
         fs::create_dir_all(address.path().parent().unwrap()).unwrap();
@@ -268,7 +254,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let first = open(&address(&directory)).unwrap();
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| Door::open(&address(&directory), Duration::from_secs(20)).unwrap());
+            let next = scope.spawn(|| Listener::open(&address(&directory), Duration::from_secs(20)).unwrap());
             drop(first);
             UnixStream::connect(next.join().unwrap().path()).unwrap();
         });
@@ -286,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_left_alone() {
+    fn a_file_that_is_not_a_socket_is_unchanged() {
         let directory = tempfile::tempdir().unwrap();
         let address = address(&directory);
         fs::create_dir_all(address.path().parent().unwrap()).unwrap();
@@ -296,14 +282,14 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_somebody_put_in_our_place_survives_our_end() {
+    fn a_socket_that_replaced_ours_survives_our_end() {
         let directory = tempfile::tempdir().unwrap();
-        let door = open(&address(&directory)).unwrap();
-        let path = door.path().to_owned();
+        let listener = open(&address(&directory)).unwrap();
+        let path = listener.path().to_owned();
         let aside = path.with_extension("aside");
         let _other = UnixListener::bind(&aside).unwrap();
         fs::rename(&aside, &path).unwrap();
-        drop(door);
+        drop(listener);
         assert!(path.exists());
     }
 }

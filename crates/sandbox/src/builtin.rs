@@ -1,15 +1,21 @@
-//! The built-in engine: a pause process of ours in new network, IPC and UTS namespaces, and a `/dev/shm` of its own. No image, no other daemon.
+//! The built-in engine: a pause process of Russet in new network, IPC and UTS namespaces, and a
+//! `/dev/shm` of its own. No image, no other daemon.
 //!
-//! All that it makes is found by the sandbox's ID below the run directory, by whoever comes after a death at any step:
+//! Everything that it makes is found by the sandbox's ID below the run directory, after a death at
+//! any step:
 //!
-//! | path | what |
+//! | path | contents |
 //! |---|---|
-//! | `RUN/engine/ID/` | made first and removed last: while it is there, there is something to remove |
+//! | `RUN/engine/ID/` | made first and removed last: while it exists, there is something to remove
+//! |
 //! | `RUN/engine/ID/shm` | a tmpfs of 64 MiB, unless the IPC namespace is the node's |
-//! | `RUN/engine/ID/ipc` | the IPC namespace, mounted, if it is the sandbox's own and the network is not |
-//! | `RUN/engine/ID/process` | which process holds the sandbox; written before that process is let go |
-//! | `RUN/engine/ID/cgroup` | which control group was made for that process, if one was asked for |
-//! | `RUN/engine/ID/entered` | there once a program was started inside, so that stopping looks for such |
+//! | `RUN/engine/ID/ipc` | the IPC namespace, mounted, if it is the sandbox's own and the network
+//! is not |
+//! | `RUN/engine/ID/process` | the process that holds the sandbox; written before that process
+//! continues |
+//! | `RUN/engine/ID/cgroup` | the control group of that process, if one was requested |
+//! | `RUN/engine/ID/entered` | exists once a program was started inside, so that stopping looks for
+//! such |
 //! | `RUN/netns/ID` | the network namespace, mounted, unless it is the node's |
 
 mod cgroup;
@@ -37,21 +43,22 @@ pub(crate) use process::Record;
 
 use members::Members;
 
-/// The engine. Nothing is in memory: as many processes as like may have one of the same directory.
+/// The engine. It keeps nothing in memory: several processes may use the same directory.
 #[derive(Debug, Clone)]
 pub struct Builtin {
     run: PathBuf,
 }
 
-/// The pause process ends on SIGTERM at once, as long as the machine gives it a turn.
-pub(crate) const END_PATIENCE: Duration = Duration::from_secs(10);
-/// What kubelet gives pause processes: whoever needs memory takes a container's first, which can be started again.
+/// The pause process ends on SIGTERM at once, as soon as it is scheduled.
+pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// kubelet's value for pause processes: the OOM killer takes containers first, which can be
+/// restarted.
 const OOM_SCORE_ADJ: &str = "-998";
 
 // === impl Builtin ===
 
 impl Builtin {
-    /// The engine of a run directory (`/run/russet/sandbox`), which dies with the boot.
+    /// The engine of a run directory (`/run/russet/sandbox`), which a reboot clears.
     pub fn new(run: impl Into<PathBuf>) -> Self {
         Self { run: run.into() }
     }
@@ -107,25 +114,26 @@ impl Builtin {
         Ok(Made { netns: kinds.network.then(|| self.netns(id)), pid: Some(pid), resolv_conf: None })
     }
 
-    /// From here on the process lives without us.
+    /// From here on the process lives independently of this one.
     fn settle(&self, id: &SandboxId, paused: Paused, own: Kinds) -> io::Result<()> {
         protect(paused.pid());
-        Record::of(paused.pid(), own)?.write(&self.dir(id))?;
+        Record::for_process(paused.pid(), own)?.write(&self.dir(id))?;
         paused.release()
     }
 
-    /// Ends what runs and gives back what it held. Each step is tried, whatever became of those before, but for one: by the names of its namespaces
-    /// the programs inside are found, so that these stay while there are any.
+    /// Ends the processes and releases what they held. Tries every step, even if an earlier one
+    /// failed, with one exception: programs inside are found by the names of the sandbox's
+    /// namespaces, so these stay while there are any.
     fn take_down(&self, id: &SandboxId) -> Result<(), EngineError> {
-        // One that has died by itself is reaped by this.
+        // This reaps a process that has died by itself.
         let end = |holder: Option<Identity>| {
-            let ended = holder.map_or(Ok(()), |process| process.end(END_PATIENCE));
+            let ended = holder.map_or(Ok(()), |process| process.end(END_TIMEOUT));
             ended.map_err(|error| failed("end the process of", id, error))
         };
         self.take_down_by(id, end)
     }
 
-    /// The same, with another way to end the process that holds it, of which it is not known whether it lives.
+    /// The same, with another way to end the holding process, whether it still lives or not.
     pub(crate) fn take_down_by(
         &self,
         id: &SandboxId,
@@ -152,7 +160,7 @@ impl Builtin {
         network.map(drop).and(ipc)
     }
 
-    /// What is there as long as there is something to remove.
+    /// The directory that exists as long as there is something to remove.
     pub(crate) fn make_dir(&self, id: &SandboxId) -> Result<(), EngineError> {
         let made = std::fs::create_dir_all(self.dirs()).and_then(|()| process::create_private(&self.dir(id)));
         made.map_err(|error| failed("make the directory of", id, error))
@@ -177,7 +185,7 @@ impl Engine for Builtin {
         self.make_dir(id)?;
         let made = self.make(id, config);
         if made.is_err() {
-            // The error that matters is the first one; what this leaves, `list` finds.
+            // The first error is the cause; `list` finds what this leaves.
             let _ = self.remove(id);
         }
         made
@@ -216,7 +224,8 @@ impl Engine for Builtin {
     }
 }
 
-/// Only those who may raise their own score can lower another's; a sandbox without it is a good one, too.
+/// Only a process that may raise its own score can lower another's; a sandbox without the score
+/// works, too.
 pub(crate) fn protect(pid: u32) {
     let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), OOM_SCORE_ADJ);
 }

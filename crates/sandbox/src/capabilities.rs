@@ -1,17 +1,18 @@
-//! What plugins are told about a pod: CNI_ARGS and the values of capabilities (cni-runtime.md sections 1.12 and A.2).
+//! CNI_ARGS and the values of capabilities for a pod's plugins (cni-runtime.md sections 1.12 and
+//! A.2).
 
 use serde_json::{Map, Value, json};
 
 use crate::{Config, PortMapping, SandboxId, quantity};
 
-/// Bits that may go at once: no limit of its own, as dockershim and CRI-O say it (cni-runtime.md section 3.1).
+/// The burst size without a limit, as dockershim and CRI-O set it (cni-runtime.md section 3.1).
 const BURST_BITS: u64 = i32::MAX as u64;
 const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
 const EGRESS: &str = "kubernetes.io/egress-bandwidth";
-/// What Kubernetes accepts as a bandwidth: 1k to 1P.
+/// The bandwidths that Kubernetes accepts: 1k to 1P.
 const RATE_BITS: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000_000;
 
-/// `CNI_ARGS`: who the pod is, in the words of dockershim.
+/// `CNI_ARGS`: the pod's identity, under dockershim's keys.
 pub(crate) fn args(config: &Config, id: &SandboxId) -> Vec<(String, String)> {
     let metadata = &config.metadata;
     let pairs = [
@@ -24,8 +25,8 @@ pub(crate) fn args(config: &Config, id: &SandboxId) -> Vec<(String, String)> {
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// A value for each capability that this pod has something for. An annotation that is no bandwidth is an error: without its limit the pod would take
-/// what others were promised.
+/// The values of the capabilities that this pod uses. An invalid bandwidth annotation is an error:
+/// without its limit the pod would use others' bandwidth.
 pub(crate) fn capability_args(config: &Config) -> Result<Map<String, Value>, String> {
     let mut values = Map::new();
     let ports: Vec<Value> =
@@ -77,12 +78,12 @@ mod tests {
     use crate::{Dns, Protocol};
 
     #[test]
-    fn a_pod_without_wishes_has_no_capability_args() {
+    fn a_plain_pod_has_no_capability_args() {
         assert!(capability_args(&Config::default()).unwrap().is_empty());
     }
 
     #[test]
-    fn every_wish_becomes_its_capability() {
+    fn every_setting_becomes_its_capability() {
         // cni-runtime.md sections 1.12 and A.2, in the spelling of the conventions
         let mut config = Config::default();
         let port =
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bandwidth_that_is_none_is_refused() {
+    fn an_invalid_bandwidth_is_refused() {
         for text in ["", "fast", "-1M", "999", "2P"] {
             let mut config = Config::default();
             config.annotations.insert(INGRESS.into(), text.into());
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_are_told_who_the_pod_is() {
+    fn cni_args_identify_the_pod() {
         let mut config = Config::default();
         (config.metadata.name, config.metadata.namespace, config.metadata.uid) =
             ("web".into(), "ns1".into(), "u".into());

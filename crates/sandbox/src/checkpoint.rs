@@ -1,8 +1,9 @@
-//! What is known of a sandbox on disk.
+//! The records of a sandbox on disk.
 //!
-//! The *checkpoint* is written once, durably, before anything exists that must be undone, and removed when nothing is left. It outlives the boot, as
-//! the addresses do that a plugin hands out. The *live state* changes with each step and dies with the boot, as everything does that it describes; it
-//! needs no fsync, since only the death of this process can come between.
+//! The *checkpoint* is written once, durably, before anything exists that must be undone, and
+//! removed when nothing is left. It survives a reboot, like the addresses that a plugin assigns.
+//! The *live state* changes with each step and is lost at a reboot, like everything that it
+//! describes; it needs no fsync, since only the death of this process can come between.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read as _};
@@ -18,11 +19,11 @@ use serde_json::{Map, Value};
 use crate::error::SandboxError;
 use crate::{Config, SandboxId};
 
-/// What must outlive the boot.
+/// The part that must survive a reboot.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Checkpoint {
     pub(crate) id: SandboxId,
-    /// Under another one, nothing of it is left in the kernel.
+    /// In another boot, nothing of it is left in the kernel.
     pub(crate) boot_id: String,
     pub(crate) created_at_ns: u64,
     pub(crate) config: Config,
@@ -30,61 +31,64 @@ pub(crate) struct Checkpoint {
     pub(crate) network: Option<Network>,
 }
 
-/// With what the sandbox is attached, and hence must be detached, whatever the configuration says by then.
+/// The network to which the sandbox is attached, and from which it must be detached, whatever the
+/// configuration is by then.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Network {
-    /// The configuration list, to the byte.
+    /// The configuration list, byte for byte.
     pub(crate) list: String,
     pub(crate) capability_args: Map<String, Value>,
 }
 
-/// What dies with the boot. Older and newer programs read it, too: what one of them does not write is as in a state of which nothing is known.
+/// The part that a reboot invalidates. Older and newer versions read it, too: a member that one of
+/// them does not write has its default, which means unknown.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Live {
     pub(crate) phase: Phase,
-    /// An ADD was begun, and no DEL has succeeded since.
+    /// An ADD was started, and no DEL has succeeded since.
     pub(crate) attached: bool,
     pub(crate) netns: Option<PathBuf>,
     pub(crate) pid: Option<u32>,
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// How far a sandbox is.
+/// The progress of a sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
-    /// Nobody was told of it yet.
+    /// It was not reported to any client yet.
     #[default]
     Creating,
     Ready,
     Stopped,
-    /// It is to go.
+    /// It is being removed.
     Removing,
 }
 
-/// A checkpoint's file, and what is in it or wrong with its bytes.
+/// The ID in a checkpoint's file name, and its contents or the reason why its bytes are invalid.
 pub(crate) type Read = (SandboxId, Result<Checkpoint, String>);
 
-/// A checkpoint that tells nothing.
+/// Why a checkpoint cannot be read.
 #[derive(Debug)]
 enum Unreadable {
     /// Its bytes are not those that were written.
     Damaged(String),
-    /// They may well be, and another version of this program understands them, or they cannot be had now.
+    /// Its bytes may be valid: another version of this program can read them, or reading fails at
+    /// the moment.
     NotNow(String),
 }
 
-/// The directory of checkpoints, and that of live states.
+/// The directories of checkpoints and of live states.
 #[derive(Debug, Clone)]
 pub(crate) struct Records {
-    /// Live states of another boot are none, should their directory have outlived it.
+    /// Live states of another boot are ignored, should their directory survive.
     pub(crate) boot_id: String,
     pub(crate) checkpoints: PathBuf,
     pub(crate) live: PathBuf,
     pub(crate) corrupt: PathBuf,
 }
 
-/// The file.
+/// The format of the file.
 #[derive(Serialize, Deserialize)]
 struct Sealed<'a> {
     version: u32,
@@ -94,18 +98,18 @@ struct Sealed<'a> {
     data: &'a RawValue,
 }
 
-/// What every version of the file has.
+/// The members that every version of the file has.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
 }
 
 const VERSION: u32 = 1;
-/// Their directory, below the state directory.
+/// The directory of checkpoints, below the state directory.
 const CHECKPOINTS: &str = "checkpoints";
 /// A configuration of 1 MiB, escaped, and a network's.
 const FILE_MAX_BYTES: u64 = 16 * 1024 * 1024;
-/// Damaged files that are kept for whoever wants to know.
+/// How many damaged files are kept for diagnosis.
 const CORRUPT_MAX: usize = 64;
 
 // === impl Network ===
@@ -151,8 +155,9 @@ impl Records {
         written.map_err(|error| SandboxError::step("write state", path.display(), error))
     }
 
-    /// None if there is none of this boot, or its bytes are no state: then it is to be found out what there is. An error for one that is there and cannot
-    /// be had, or was written by a version that knows more.
+    /// None if there is none of this boot, or if its bytes are invalid: the caller then has to
+    /// determine the state. An error if it exists and cannot be read, or was written by a newer
+    /// version.
     pub(crate) fn read_live(&self, id: &SandboxId) -> Result<Option<Live>, SandboxError> {
         let path = self.live.join(id.as_str());
         let failed = |error: io::Error| SandboxError::step("read state", path.display(), error);
@@ -169,7 +174,8 @@ impl Records {
         serde_json::from_str(live.get()).map(Some).map_err(|error| failed(error.into()))
     }
 
-    /// Live states that were half-written when their writer died; for the one process that has these sandboxes, before it writes any.
+    /// Removes live states that were half-written when their writer died; only for the process that
+    /// holds these sandboxes, before it writes any.
     pub(crate) fn sweep(&self) {
         let files = fs::read_dir(&self.live).into_iter().flatten().flatten();
         let half = files.filter(|file| file.file_name().as_encoded_bytes().starts_with(b"."));
@@ -178,8 +184,8 @@ impl Records {
         }
     }
 
-    /// All checkpoints; what is wrong with the bytes of one comes in its place. One that cannot be read now, or not by us, is an error: its sandbox runs,
-    /// and nobody knows how to take it down.
+    /// All checkpoints; for an invalid one, the reason. A checkpoint that cannot be read now, or
+    /// not by this version, is an error: its sandbox may run, and this version could not remove it.
     pub(crate) fn read_checkpoints(&self) -> Result<Vec<Read>, SandboxError> {
         let failed = |error| SandboxError::step("list checkpoints", self.checkpoints.display(), error);
         let mut found = Vec::new();
@@ -208,7 +214,7 @@ impl Records {
         Ok(found)
     }
 
-    /// A file that is half-written goes; one that is nobody's is said and left.
+    /// Removes a half-written file; logs a foreign one and leaves it.
     fn pass_over(&self, path: &Path) {
         let half = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         if half {
@@ -218,7 +224,7 @@ impl Records {
         }
     }
 
-    /// The damaged file is out of the way, and kept for whoever wants to know.
+    /// Moves the damaged file away, and keeps it for diagnosis.
     pub(crate) fn set_aside(&self, id: &SandboxId) -> Result<(), SandboxError> {
         let (from, to) = (self.checkpoints.join(id.as_str()), self.corrupt.join(id.as_str()));
         let kept = fs::read_dir(&self.corrupt).into_iter().flatten().count();
@@ -231,7 +237,7 @@ impl Records {
         }
     }
 
-    /// The last step: afterwards nobody knows of the sandbox. The checkpoint goes last.
+    /// The last step: afterwards the sandbox is unknown. The checkpoint is removed last.
     pub(crate) fn remove(&self, id: &SandboxId) -> Result<(), SandboxError> {
         for path in [self.live.join(id.as_str()), self.checkpoints.join(id.as_str())] {
             match fs::remove_file(&path) {
@@ -244,15 +250,15 @@ impl Records {
         Ok(())
     }
 
-    /// Live states of sandboxes that nobody knows any more.
+    /// IDs of live states; some may belong to no known sandbox.
     pub(crate) fn live_ids(&self) -> Vec<SandboxId> {
         let names = fs::read_dir(&self.live).into_iter().flatten().flatten().map(|entry| entry.file_name());
         names.filter_map(|name| name.to_str()?.parse().ok()).collect()
     }
 }
 
-/// Sandboxes of a state directory that have not been taken down, of whatever boot: for who has to know whether there are any, and does not want to have them.
-/// Damaged checkpoints count.
+/// Sandboxes of a state directory that have not been removed, of any boot: for callers that only
+/// need to know whether there are any. Damaged checkpoints count.
 pub fn kept(state_dir: &Path) -> io::Result<Vec<SandboxId>> {
     let entries = match fs::read_dir(state_dir.join(CHECKPOINTS)) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -283,7 +289,8 @@ fn read_checkpoint(path: &Path, id: &SandboxId) -> Result<Checkpoint, Unreadable
     if sealed.checksum != format!("{:016x}", fnv1a(sealed.data.get().as_bytes())) {
         return Err(Unreadable::Damaged("its checksum is not that of its data".into()));
     }
-    // What was written is here. Whoever wrote it knows more members, or other values.
+    // The bytes are those that were written. A newer version may have written more members, or
+    // other values.
     let checkpoint: Checkpoint =
         serde_json::from_str(sealed.data.get()).map_err(|error| Unreadable::NotNow(error.to_string()))?;
     if checkpoint.id == *id {
@@ -298,7 +305,7 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Against damage, not against malice: whoever can write these files is root.
+/// Detects damage, not malice: only root can write these files.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()
@@ -355,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_that_is_flipped_is_noticed_or_harmless() {
+    fn every_flipped_bit_is_detected_or_harmless() {
         let (_dir, records) = records();
         let written = checkpoint();
         let path = records.checkpoints.join(written.id.as_str());
@@ -388,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_version_wrote_is_no_damage() {
+    fn another_versions_checkpoint_is_not_damaged() {
         let (_dir, records) = records();
         let written = checkpoint();
         let path = records.checkpoints.join(written.id.as_str());
@@ -396,11 +403,11 @@ mod tests {
         data["config"]["seccomp"] = "strict".into();
         let data = serde_json::value::to_raw_value(&data).unwrap();
         let checksum = format!("{:016x}", fnv1a(data.get().as_bytes()));
-        for (version, told) in [(VERSION, "seccomp"), (VERSION + 1, "its version is 2, and ours is 1")] {
+        for (version, expected) in [(VERSION, "seccomp"), (VERSION + 1, "its version is 2, and ours is 1")] {
             let sealed = Sealed { version, checksum: checksum.clone(), data: &data };
             fs::write(&path, serde_json::to_vec(&sealed).unwrap()).unwrap();
             let error = records.read_checkpoints().unwrap_err().to_string();
-            assert!(error.starts_with("read checkpoint /") && error.contains(told), "{error}");
+            assert!(error.starts_with("read checkpoint /") && error.contains(expected), "{error}");
         }
     }
 
@@ -421,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_set_aside_and_a_half_written_one_goes() {
+    fn a_damaged_file_is_set_aside_and_a_half_written_one_is_removed() {
         let (_dir, records) = records();
         let id = SandboxId::random().unwrap();
         fs::write(records.checkpoints.join(id.as_str()), "").unwrap();

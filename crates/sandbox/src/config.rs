@@ -1,4 +1,5 @@
-//! What a sandbox should be, as kubelet or a person asks for it (cni-runtime.md section 3.1, `generatePodSandboxConfig`).
+//! The configuration of a sandbox, requested by kubelet or a person (cni-runtime.md section 3.1,
+//! `generatePodSandboxConfig`).
 
 mod valid;
 
@@ -10,11 +11,11 @@ use serde::{Deserialize, Serialize};
 
 pub use valid::ConfigError;
 
-/// What a sandbox should be. [`Config::validate`] says whether it may.
+/// The configuration of a sandbox. [`Config::validate`] checks it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Whose sandbox it is.
+    /// The pod, and the attempt.
     pub metadata: Metadata,
     /// The host name inside; empty for the node's own, which host network always has.
     #[serde(default)]
@@ -28,10 +29,10 @@ pub struct Config {
     /// Ports of the pod, some of which are the node's, too.
     #[serde(default)]
     pub port_mappings: Vec<PortMapping>,
-    /// For finding it.
+    /// For filters.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// For plugins, and for whoever asks later.
+    /// For plugins and clients.
     #[serde(default)]
     pub annotations: BTreeMap<String, String>,
     /// The pod lives in the node's network: no namespace, no attachment.
@@ -46,7 +47,7 @@ pub struct Config {
     /// Kernel parameters of the pod's own namespaces.
     #[serde(default)]
     pub sysctls: BTreeMap<String, String>,
-    /// Where kubelet wants the pod's control group; empty for none.
+    /// kubelet's control group of the pod; empty for none.
     #[serde(default)]
     pub cgroup_parent: String,
     /// Additional lines for its hosts file.
@@ -57,7 +58,7 @@ pub struct Config {
     pub runtime_handler: String,
 }
 
-/// Whose sandbox it is. All four together are its name, which one sandbox at a time has.
+/// The pod of a sandbox. All four together are its name, which is unique at any time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metadata {
@@ -110,12 +111,9 @@ pub struct PortMapping {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
-    /// TCP.
     #[default]
     Tcp,
-    /// UDP.
     Udp,
-    /// SCTP.
     Sctp,
 }
 
@@ -138,7 +136,7 @@ impl Metadata {
         format!("{name}_{namespace}_{uid}_{attempt}")
     }
 
-    /// `name_namespace`: operations on one pod come one after another.
+    /// `name_namespace`: the key of the lock that serialises operations on one pod.
     pub fn pod_key(&self) -> String {
         format!("{}_{}", self.name, self.namespace)
     }
@@ -147,12 +145,13 @@ impl Metadata {
 // === impl Dns ===
 
 impl Dns {
-    /// Whether it says nothing, so that the node's own resolv.conf stays.
+    /// Whether it is empty, so that the node's own resolv.conf is used.
     pub fn is_empty(&self) -> bool {
         self.servers.is_empty() && self.searches.is_empty() && self.options.is_empty()
     }
 
-    /// The lines of a resolv.conf, in an order that does not change: servers, domains, options (cni-runtime.md section 3.1).
+    /// The lines of a resolv.conf, in a stable order: servers, domains, options (cni-runtime.md
+    /// section 3.1).
     pub fn resolv_conf(&self) -> String {
         let mut text: String = self.servers.iter().map(|server| format!("nameserver {server}\n")).collect();
         for (key, words) in [("search", &self.searches), ("options", &self.options)] {
@@ -167,7 +166,7 @@ impl Dns {
 // === impl Protocol ===
 
 impl Protocol {
-    /// As plugins read it.
+    /// In the spelling for plugins.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",

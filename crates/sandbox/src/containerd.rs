@@ -1,12 +1,14 @@
-//! The engine of containerd: the process that holds a sandbox is a container of containerd, made of an image. Everything else of a sandbox is as with
-//! the built-in engine and in the same places: its network namespace, its `/dev/shm`, the record of its process.
+//! The engine of containerd: the process that holds a sandbox is a container of containerd, made
+//! from an image. Everything else of a sandbox is as with the built-in engine and at the same
+//! paths: its network namespace, its `/dev/shm`, the record of its process.
 //!
 //! | where | what |
 //! |---|---|
 //! | `RUN/engine/ID/`, `RUN/netns/ID` | as in `builtin.rs`; made first and removed last |
-//! | a container `ID` of containerd | made before its file system and its task, so that whoever comes after a death finds these by it |
+//! | a container `ID` of containerd | made before its file system and its task, which are found by
+//! it after a death |
 //!
-//! Containers outlive a boot, and `RUN` does not: they carry the sandbox's ID and `RUN` as labels.
+//! Containers survive a reboot, and `RUN` does not: they have the sandbox's ID and `RUN` as labels.
 
 mod container;
 mod seccomp;
@@ -22,54 +24,58 @@ use russet_linux::{NetNs, sysctl};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use crate::builtin::{END_PATIENCE, Record, failed, ipc, shm};
+use crate::builtin::{END_TIMEOUT, Record, failed, ipc, shm};
 use crate::fault::step;
 use crate::{Builtin, Config, Engine, EngineError, EngineState, Made, SandboxId, sysctls};
 
-use container::Wish;
+use container::ContainerRequest;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Which containerd, and what it is to run.
+/// The containerd to use, and the image.
 #[derive(Debug, Clone)]
 pub struct ContainerdOptions {
-    /// Where it listens: `/run/containerd/containerd.sock`.
+    /// Its socket: `/run/containerd/containerd.sock`.
     pub socket: PathBuf,
-    /// The namespace of containerd in which containers and images are.
+    /// The namespace of containerd for containers and images.
     pub namespace: String,
-    /// What makes file systems: `overlayfs`.
+    /// The snapshotter, which makes file systems: `overlayfs`.
     pub snapshotter: String,
-    /// The image of the process that holds a sandbox; pulled if it is not there.
+    /// The image of the process that holds a sandbox; pulled if it is missing.
     pub image: Reference,
-    /// Files in which credentials for the image's registry may be.
+    /// Files that may contain credentials for the image's registry.
     pub credentials: Vec<PathBuf>,
 }
 
-/// The engine. Nothing but who pulls at the moment is in memory.
+/// The engine. It keeps only the lock of the current pull in memory.
 #[derive(Debug)]
 pub struct Containerd {
     builtin: Builtin,
     run: PathBuf,
     options: ContainerdOptions,
-    /// One pull of the image at a time: who comes second finds it. Who only looks does not wait for this.
+    /// One pull of the image at a time; a second caller finds the image. A check without a pull
+    /// does not wait for this.
     pulling: Mutex<()>,
 }
 
-/// The longest pull, and the longest wait for somebody else's. kubelet gives up after 4 minutes, and the next attempt finds what this one has brought.
+/// The longest pull, and the longest wait for another caller's pull. kubelet gives up after 4
+/// minutes, and its next attempt finds the result of this one.
 const IMAGE_LIMIT: Duration = Duration::from_secs(10 * 60);
-/// How soon who waits for a pull that hangs sees that somebody else has brought the image, as with `ctr images import`.
+/// How often a caller that waits for a hanging pull checks whether the image was imported
+/// otherwise, for example by `ctr images import`.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 // === impl Containerd ===
 
 impl Containerd {
-    /// The engine of a run directory, which dies with the boot.
+    /// The engine of a run directory, which a reboot clears.
     pub fn new(run: impl Into<PathBuf>, options: ContainerdOptions) -> Self {
         let run = run.into();
         Self { builtin: Builtin::new(&run), run, options, pulling: Mutex::default() }
     }
 
-    /// The image, ready. Whether it is there is asked each time: others may remove it.
+    /// Returns the image, ready to use. Checks its presence each time: other programs may remove
+    /// it.
     fn image(&self) -> Result<Image, EngineError> {
         let ContainerdOptions { image, snapshotter, credentials, .. } = &self.options;
         let look = async |client: Client| {
@@ -89,7 +95,8 @@ impl Containerd {
         self.with(look).map_err(|source| EngineError::new("get the image of", "sandboxes", source))
     }
 
-    /// Asks containerd, over a connection of its own: there is none to grow old, and no thread beside the caller's.
+    /// Calls containerd over a new connection: none can become stale, and no thread besides the
+    /// caller's is needed.
     fn with<T>(&self, work: impl AsyncFnOnce(Client) -> Result<T, Cause>) -> Result<T, Cause> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
@@ -114,8 +121,8 @@ impl Containerd {
         };
         step();
         let shm = (!config.host_ipc).then(|| shm::path(&dir));
-        let places = spec::Places { netns: netns.as_deref(), shm: shm.as_deref(), files };
-        let wish = Wish {
+        let places = spec::SandboxPaths { netns: netns.as_deref(), shm: shm.as_deref(), files };
+        let wish = ContainerRequest {
             id,
             config,
             run: &self.run,
@@ -128,7 +135,7 @@ impl Containerd {
             if kinds.ipc && !kinds.network {
                 ipc::mount(&dir, &pid.to_string())?;
             }
-            Record::of(pid, kinds)?.write(&dir)
+            Record::for_process(pid, kinds)?.write(&dir)
         };
         let run = async |client: Client| Ok(container::run(&client, &wish, settle).await?);
         let pid = self.with(run).map_err(|error| failed("start the container of", id, error))?;
@@ -136,7 +143,8 @@ impl Containerd {
         Ok(Made { netns, pid: Some(pid), resolv_conf: None })
     }
 
-    /// Before there is a container, whose namespaces it is told; what sysctls it has of the network are the namespace's.
+    /// Before the container, which gets the namespace's path; sysctls of the network belong to this
+    /// namespace.
     fn make_netns(&self, id: &SandboxId, sysctls: &[(String, String)]) -> Result<PathBuf, EngineError> {
         let dir = self.builtin.netns_dir();
         let inside = || {
@@ -152,7 +160,7 @@ impl Containerd {
         Ok(self.builtin.netns(id))
     }
 
-    /// The container goes with its process: there is nothing to be had of it afterwards.
+    /// The container is removed with its process: nothing else needs it afterwards.
     fn take_down(&self, id: &SandboxId) -> Result<(), EngineError> {
         let dir = self.builtin.dir(id);
         let record = Record::read(&dir).map_err(|error| failed("read the record of", id, error))?;
@@ -166,7 +174,7 @@ impl Containerd {
             let ended = self.with(end).map_err(|error| failed("end the container of", id, error));
             step();
             // Without containerd at least its process ends.
-            let killed = holder.map_or(Ok(()), |process| process.end(END_PATIENCE));
+            let killed = holder.map_or(Ok(()), |process| process.end(END_TIMEOUT));
             let killed = killed.map_err(|error| failed("end the process of", id, error));
             let is_free = ended.as_ref().is_ok_and(|is_free| *is_free);
             let swept = if is_free { shim::end(id) } else { Ok(()) };
@@ -186,7 +194,7 @@ impl Engine for Containerd {
         self.builtin.make_dir(id)?;
         let made = self.make(id, config, dir, image);
         if made.is_err() {
-            // The error that matters is the first one; what this leaves, `list` finds.
+            // The first error is the cause; `list` finds what this leaves.
             let _ = self.remove(id);
         }
         made
@@ -202,7 +210,7 @@ impl Engine for Containerd {
         self.builtin.remove_dir(id)
     }
 
-    /// That of its process: containerd need not be asked, and its death is not the sandboxes'.
+    /// The state of its process: containerd is not needed, and the sandboxes survive its death.
     fn state(&self, id: &SandboxId) -> Result<EngineState, EngineError> {
         self.builtin.state(id)
     }

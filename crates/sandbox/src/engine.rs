@@ -1,38 +1,42 @@
-//! What makes the thing that a sandbox is: namespaces and a process that holds them.
+//! The engine makes what a sandbox consists of: namespaces and a process that holds them.
 
 use std::path::{Path, PathBuf};
 
 use crate::{Config, SandboxId};
 
-/// Makes sandboxes, without their network. Operations on one sandbox come one after another, those on different ones at the same time.
+/// Makes sandboxes, without their network. Operations on one sandbox are serialised by the caller,
+/// those on different ones are concurrent.
 ///
-/// What an engine makes must be found again by its ID alone, by another process after this one was killed at any moment. A process that it
-/// starts must not inherit our files: one of them is a lock.
+/// What an engine makes must be found again by its ID alone, by another process after this one was
+/// killed at any moment. A process that it starts must not inherit open files: one of them is a
+/// lock.
 pub trait Engine: Send + Sync {
     /// A short name for people: `built-in`, `containerd`.
     fn name(&self) -> &'static str;
 
-    /// Makes the sandbox, running. `dir` exists and is the sandbox's own: `resolv.conf`, `hosts` and `hostname` are in it already (what the node
-    /// has, and what `config` says of hosts and host name), and the engine may keep its own things there. `lo` and everything else of the network
-    /// are made by the caller afterwards. With host network there is no namespace of the network.
+    /// Makes the sandbox, running. `dir` exists and is the sandbox's own: `resolv.conf`, `hosts`
+    /// and `hostname` are in it already (the node's contents, with hosts and host name from
+    /// `config`), and the engine may keep its own files there. The caller configures `lo` and the
+    /// rest of the network afterwards. With host network there is no network namespace.
     ///
-    /// Of a failed or interrupted creation everything is found and taken away by [`Engine::remove`].
+    /// [`Engine::remove`] cleans up after a failed or interrupted creation.
     fn create(&self, id: &SandboxId, config: &Config, dir: &Path) -> Result<Made, EngineError>;
 
-    /// Ends its processes at once. Its namespace may go, too. Idempotent; a sandbox that is unknown is stopped.
+    /// Ends its processes at once. May remove its namespace, too. Idempotent; an unknown sandbox
+    /// counts as stopped.
     fn stop(&self, id: &SandboxId) -> Result<(), EngineError>;
 
-    /// Takes away everything of it, whatever state it is in. Idempotent; a sandbox that is unknown is removed.
+    /// Removes everything of it, in any state. Idempotent; an unknown sandbox counts as removed.
     fn remove(&self, id: &SandboxId) -> Result<(), EngineError>;
 
-    /// What it does now. Cheap: it is asked for each sandbox in each list.
+    /// Its current state. Must be cheap: it is called for each sandbox in each list.
     fn state(&self, id: &SandboxId) -> Result<EngineState, EngineError>;
 
-    /// Everything that [`Engine::remove`] would have something to do for.
+    /// All sandboxes for which [`Engine::remove`] would have something to do.
     fn list(&self) -> Result<Vec<SandboxId>, EngineError>;
 }
 
-/// What an engine made.
+/// The result of a creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Made {
     /// Path of the network namespace; none with host network.
@@ -43,7 +47,7 @@ pub struct Made {
     pub resolv_conf: Option<PathBuf>,
 }
 
-/// What a sandbox does.
+/// The state of a sandbox's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineState {
     /// It runs.
@@ -57,13 +61,13 @@ pub enum EngineState {
     Gone,
 }
 
-/// An engine could not do what it was asked for.
+/// An operation of the engine failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} {subject}: {source}")]
 pub struct EngineError {
-    /// What was tried, as in `mount the namespace at`.
+    /// The operation, for example `mount the namespace at`.
     pub operation: &'static str,
-    /// What it was tried on.
+    /// The subject of the operation.
     pub subject: String,
     /// Why it failed.
     pub source: Box<dyn std::error::Error + Send + Sync>,

@@ -1,4 +1,4 @@
-//! What can go wrong with a sandbox.
+//! Errors of operations on sandboxes.
 
 use std::fmt;
 
@@ -18,23 +18,22 @@ pub enum SandboxError {
     Reserved {
         /// `name_namespace_uid_attempt`.
         name: String,
-        /// Which one.
         id: SandboxId,
     },
     /// There is no such sandbox.
     #[error("no sandbox {0}")]
     NotFound(SandboxId),
-    /// There is no network that a sandbox could be attached to.
+    /// No network is available for the sandbox.
     #[error("network is not ready: {0}")]
     NetworkNotReady(String),
-    /// A creation failed. Nothing is left of it, unless `left` says what.
-    #[error("create sandbox {id}: {source}{}", Left(left))]
+    /// A creation failed. Nothing is left of it, except for what `left` describes.
+    #[error("create sandbox {id}: {source}{}", LeftBehind(left))]
     Create {
         /// Its ID; it can be listed, stopped and removed if something is left.
         id: SandboxId,
         /// Why it failed.
         source: Box<SandboxError>,
-        /// Why it could not be undone.
+        /// Why the clean-up failed.
         left: Option<Box<SandboxError>>,
     },
     /// The engine failed.
@@ -43,18 +42,14 @@ pub enum SandboxError {
     /// The network's plugins failed.
     #[error("{operation}: {source}")]
     Network {
-        /// `attach eth0` or `detach eth0`, and to what.
+        /// `attach eth0` or `detach eth0`, and the network.
         operation: String,
-        /// Why.
         source: Box<RuntimeError>,
     },
     /// The plugins succeeded, and the interface has no address.
     #[error("network {network:?} gave eth0 no address")]
-    NoAddress {
-        /// The network.
-        network: String,
-    },
-    /// Another process has these sandboxes.
+    NoAddress { network: String },
+    /// Another process holds these sandboxes.
     #[error("{holder} has the sandboxes ({lock})")]
     InUse {
         /// What is locked.
@@ -62,8 +57,8 @@ pub enum SandboxError {
         /// By whom.
         holder: Holder,
     },
-    /// Something is always under way, so that GC, which must be alone, did not come to its turn.
-    #[error("collect what nobody wants: sandboxes are being made or taken down; try again later")]
+    /// Other operations were always in progress, so that GC could not run exclusively.
+    #[error("collect garbage: sandboxes are being made or removed; try again later")]
     Busy,
     /// Another step failed.
     #[error("{operation} {subject}: {source}")]
@@ -80,8 +75,8 @@ pub enum SandboxError {
     Several(Vec<SandboxError>),
 }
 
-/// What is left of a failed creation, in words.
-struct Left<'a>(&'a Option<Box<SandboxError>>);
+/// Describes what a failed creation left.
+struct LeftBehind<'a>(&'a Option<Box<SandboxError>>);
 
 // === impl SandboxError ===
 
@@ -94,7 +89,7 @@ impl SandboxError {
         Self::Step { operation, subject: subject.to_string(), source: source.into() }
     }
 
-    /// One error for all of `errors`; none when there are none.
+    /// Combines `errors`; Ok if there are none.
     pub(crate) fn collect(mut errors: Vec<SandboxError>) -> Result<(), SandboxError> {
         match errors.len() {
             0 => Ok(()),
@@ -104,9 +99,9 @@ impl SandboxError {
     }
 }
 
-// === impl Left ===
+// === impl LeftBehind ===
 
-impl fmt::Display for Left<'_> {
+impl fmt::Display for LeftBehind<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! What happens to sandboxes, for those who watch.
+//! Events of sandboxes, for watchers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -10,15 +10,13 @@ use crate::Sandbox;
 /// One change of one sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// Which sandbox, as it was then: it may be gone by the time that somebody reads this.
+    /// The sandbox at that time: it may be gone when the event is read.
     pub sandbox: Sandbox,
-    /// What became of it.
     pub kind: EventKind,
-    /// When.
     pub at: SystemTime,
 }
 
-/// What became of a sandbox.
+/// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
     /// Its engine has made it.
@@ -31,26 +29,26 @@ pub enum EventKind {
     Deleted,
 }
 
-/// Those who watch.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers(Mutex<Vec<Watcher>>);
 
-/// One of them, from the side that tells.
+/// The sending side of one watcher.
 #[derive(Debug)]
 struct Watcher {
     events: Sender<Event>,
-    /// Shared with who watches, and with nobody else: how far behind it is, and by its count whether it is still there.
+    /// Shared only with the receiving side: the length of its backlog; the reference count says
+    /// whether it still exists.
     behind: Arc<AtomicUsize>,
 }
 
-/// What happens, for one who watches.
+/// The events for one watcher.
 #[derive(Debug)]
 pub struct Events {
     events: Receiver<Event>,
     behind: Arc<AtomicUsize>,
 }
 
-/// A watcher that is this far behind is let go: its channel ends, and it has to list.
+/// A watcher with a longer backlog is dropped: its channel ends, and it has to list.
 const BACKLOG_MAX: usize = 4096;
 
 // === impl Watchers ===
@@ -60,16 +58,16 @@ impl Watchers {
         let (sender, events) = channel();
         let behind = Arc::new(AtomicUsize::new(0));
         let mut watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // On a node where nothing happens nobody else would notice that they left.
+        // Without events nothing else would detect dropped watchers.
         watchers.retain(Watcher::is_there);
         watchers.push(Watcher { events: sender, behind: Arc::clone(&behind) });
         Events { events, behind }
     }
 
-    pub(crate) fn tell(&self, sandbox: Sandbox, kind: EventKind) {
+    pub(crate) fn send(&self, sandbox: Sandbox, kind: EventKind) {
         let event = Event { sandbox, kind, at: SystemTime::now() };
         let mut watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        watchers.retain(|watcher| watcher.tell(&event));
+        watchers.retain(|watcher| watcher.send(&event));
     }
 }
 
@@ -80,8 +78,8 @@ impl Watcher {
         Arc::strong_count(&self.behind) > 1
     }
 
-    /// False when it is not to be told anything any more.
-    fn tell(&self, event: &Event) -> bool {
+    /// Returns false if the watcher gets no further events.
+    fn send(&self, event: &Event) -> bool {
         if self.behind.load(Ordering::SeqCst) >= BACKLOG_MAX {
             tracing::warn!(backlog = BACKLOG_MAX, "a watcher of events is too slow and is let go");
             return false;
@@ -94,9 +92,10 @@ impl Watcher {
 // === impl Events ===
 
 impl Events {
-    /// The next one. `Disconnected` when this watcher was too slow, after everything that was told until then: it has to list, and to watch anew.
-    pub fn wait(&self, patience: Duration) -> Result<Event, RecvTimeoutError> {
-        let event = self.events.recv_timeout(patience)?;
+    /// The next event. `Disconnected` if this watcher was too slow, after everything that was sent
+    /// until then: it has to list, and to watch again.
+    pub fn wait(&self, timeout: Duration) -> Result<Event, RecvTimeoutError> {
+        let event = self.events.recv_timeout(timeout)?;
         self.behind.fetch_sub(1, Ordering::SeqCst);
         Ok(event)
     }
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn who_left_is_forgotten_although_nothing_happens() {
+    fn a_dropped_watcher_is_removed_without_events() {
         let watchers = Watchers::default();
         for _ in 0..100 {
             drop(watchers.watch());
@@ -134,11 +133,11 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_is_let_go_and_hears_of_it_after_what_it_was_told() {
+    fn a_slow_watcher_is_disconnected_after_its_backlog() {
         let watchers = Watchers::default();
         let (slow, fast) = (watchers.watch(), watchers.watch());
         for _ in 0..=BACKLOG_MAX {
-            watchers.tell(sandbox(), EventKind::Created);
+            watchers.send(sandbox(), EventKind::Created);
             fast.wait(Duration::ZERO).unwrap();
         }
         for _ in 0..BACKLOG_MAX {

@@ -1,10 +1,11 @@
-//! Where a process may die: tests kill it at each of these places (cni-runtime.md section A.5).
+//! Points at which a process may die: tests kill it at each of these points (cni-runtime.md section
+//! A.5).
 
-/// A place between two changes of the world.
+/// A point between two changes of the system's state.
 #[cfg(not(test))]
 pub(crate) const fn step() {}
 
-/// Kills this process at the place whose number is in `RUSSET_DIE_AT`, counted from 1.
+/// Kills this process at the point whose number is in `RUSSET_DIE_AT`, counted from 1.
 #[cfg(test)]
 pub(crate) fn step() {
     use std::sync::atomic::{AtomicU64, Ordering};

@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::error::SandboxError;
 use crate::{Config, Dns};
 
-/// A node's resolv.conf or hosts file; of a larger one, the beginning.
+/// The limit for a node's resolv.conf or hosts file; a larger one is truncated.
 const NODE_FILE_MAX_BYTES: u64 = 1024 * 1024;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
@@ -18,7 +18,8 @@ const HOSTS: &str = "/etc/hosts";
 const READABLE: u32 = 0o644;
 const SEARCHABLE: u32 = 0o755;
 
-/// The directory that containers log into: everybody may look into it, whatever the umask. One that exists stays as it is.
+/// The directory for containers' logs: readable by all users, whatever the umask. An existing one
+/// is unchanged.
 pub(crate) fn make_log_directory(path: &Path) -> Result<(), SandboxError> {
     if path.is_dir() {
         return Ok(());
@@ -28,7 +29,7 @@ pub(crate) fn make_log_directory(path: &Path) -> Result<(), SandboxError> {
     made.map_err(|error| SandboxError::step("create log directory", path.display(), error))
 }
 
-/// The sandbox's directory, with what its containers see before anything is known of its network.
+/// The sandbox's directory, with its containers' files before its network is known.
 pub(crate) fn prepare(dir: &Path, config: &Config) -> Result<(), SandboxError> {
     let failed = |error| SandboxError::step("prepare directory", dir.display(), error);
     DirBuilder::new().recursive(true).mode(SEARCHABLE).create(dir).map_err(failed)?;
@@ -37,8 +38,9 @@ pub(crate) fn prepare(dir: &Path, config: &Config) -> Result<(), SandboxError> {
     create(&dir.join("resolv.conf"), &node_resolv_conf()?)
 }
 
-/// What a pod is told to resolve names with, written into the file that its containers may have mounted already: the inode stays. Nothing is
-/// written where nothing is asked for, and a file that is not there is an error (cni-runtime.md section 3.1).
+/// Writes the pod's DNS settings to the file that its containers may have mounted already: the
+/// inode stays. Without settings nothing is written, and a missing file is an error (cni-runtime.md
+/// section 3.1).
 pub(crate) fn rewrite_resolv_conf(path: &Path, dns: Option<&Dns>) -> Result<(), SandboxError> {
     match dns {
         Some(dns) if !dns.is_empty() => overwrite(path, &dns.resolv_conf()),
@@ -46,7 +48,7 @@ pub(crate) fn rewrite_resolv_conf(path: &Path, dns: Option<&Dns>) -> Result<(), 
     }
 }
 
-/// The hosts file with the pod's own addresses, when they are known.
+/// Writes the hosts file with the pod's own addresses, once they are known.
 pub(crate) fn rewrite_hosts(dir: &Path, config: &Config, addresses: &[IpAddr]) -> Result<(), SandboxError> {
     overwrite(&dir.join("hosts"), &hosts(config, addresses)?)
 }
@@ -68,7 +70,7 @@ fn hosts(config: &Config, addresses: &[IpAddr]) -> Result<String, SandboxError> 
     Ok(text)
 }
 
-/// The name inside: the node's own where none is asked for, and always in the node's network.
+/// The name inside: the node's own if none is configured, and always in the node's network.
 fn hostname(config: &Config) -> String {
     if config.hostname.is_empty() || config.host_network {
         rustix::system::uname().nodename().to_string_lossy().into_owned()
@@ -77,7 +79,7 @@ fn hostname(config: &Config) -> String {
     }
 }
 
-/// The node's own resolv.conf, of a very large one the beginning; empty if the node has none.
+/// The node's own resolv.conf, truncated if it is very large; empty if the node has none.
 pub fn node_resolv_conf() -> Result<String, SandboxError> {
     node_file(RESOLV_CONF)
 }
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_where_nothing_is_asked_for() {
+    fn without_dns_settings_nothing_is_written() {
         let absent = Path::new("/absent/resolv.conf");
         rewrite_resolv_conf(absent, None).unwrap();
         rewrite_resolv_conf(absent, Some(&Dns::default())).unwrap();
@@ -181,8 +183,8 @@ mod tests {
     }
 
     #[test]
-    fn no_aliases_that_are_taken_make_a_line_that_says_something_else() {
-        // cni-runtime.md section 3.1; the inputs are what a runtime is asked, changed by chance
+    fn valid_aliases_cannot_change_other_lines() {
+        // cni-runtime.md section 3.1; the inputs are a runtime's requests with random changes
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/resolv-conf");
         let replayed = russet_testkit::replay(&corpus, |bytes| {
             let Ok(config) = serde_json::from_slice::<Config>(bytes) else { return false };

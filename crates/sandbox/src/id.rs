@@ -1,4 +1,4 @@
-//! The name that a sandbox has for machines.
+//! The machine-readable name of a sandbox.
 
 use std::fmt;
 use std::io;
@@ -6,23 +6,23 @@ use std::str::FromStr;
 
 use russet_addr::{ContainerId, NameError};
 
-/// 64 hexadecimal digits in lower case, as every runtime of Kubernetes makes them; safe as a file's name.
+/// 64 hexadecimal digits in lower case, as in every runtime of Kubernetes; safe as a file's name.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SandboxId(String);
 
-/// The text is no sandbox's ID.
+/// The text is not a sandbox's ID.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid sandbox ID {0:?}: it is 64 hexadecimal digits in lower case")]
 pub struct SandboxIdError(String);
 
 const DIGITS: usize = 64;
-/// What an error repeats of what it refuses.
+/// How much of an invalid ID an error repeats.
 const SHOWN_CHARS: usize = 80;
 
 // === impl SandboxId ===
 
 impl SandboxId {
-    /// A new one; nobody can guess it.
+    /// A new, unpredictable ID.
     pub fn random() -> io::Result<Self> {
         let bytes: [u8; DIGITS / 2] = russet_linux::random::secret()?;
         Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
@@ -33,7 +33,7 @@ impl SandboxId {
         &self.0
     }
 
-    /// The name by which plugins know the sandbox.
+    /// The name of the sandbox for plugins.
     pub fn container_id(&self) -> Result<ContainerId, NameError> {
         ContainerId::new(self.0.clone())
     }

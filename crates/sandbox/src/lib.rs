@@ -1,11 +1,15 @@
-//! Pod sandboxes: what one is, and its life. The CRI server and `russet sandbox` call it.
+//! Pod sandboxes: their configuration and life cycle. The CRI server and `russet sandbox` call
+//! this.
 //!
-//! [`Sandboxes`] is the whole: it creates, stops, removes, lists and recovers. What a sandbox is made of comes from an
-//! [`Engine`]; its network comes from the runtime's default network. Everything here blocks.
+//! [`Sandboxes`] creates, stops, removes, lists and recovers sandboxes. An [`Engine`] makes their
+//! processes and namespaces; their network is the runtime's default network. All calls block.
 //!
-//! What must outlive a boot is a checkpoint below the state directory, written once, before anything
-//! exists that has to be undone; what dies with the boot is below the run directory. Between them every sandbox is
-//! found again, whenever the process or the machine died (cni-runtime.md sections 1.13, 3.1 to 3.3 and A.5).
+//! What must survive a reboot is a checkpoint below the state directory, written once, before
+//! anything exists that has to be undone; the rest is below the run directory. Between them every
+//! sandbox is found again, whenever the process or the machine died (cni-runtime.md sections 1.13,
+//! 3.1 to 3.3 and A.5).
+
+#![allow(missing_docs, reason = "used only by this repository; names say most of it")]
 
 mod builtin;
 mod capabilities;

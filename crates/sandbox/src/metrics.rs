@@ -1,4 +1,4 @@
-//! What sandboxes count: kubelet's three operations on a pod's network, and how creations end.
+//! Metrics of sandboxes: kubelet's three operations on a pod's network, and results of creations.
 
 use std::time::Instant;
 
@@ -21,11 +21,11 @@ pub struct Metrics {
     pub run_seconds: Histogram,
     /// Creations that failed.
     pub run_errors: Counter,
-    /// Sandboxes that an earlier life had begun and this one has undone.
+    /// Sandboxes that an earlier process had started to make and this one has removed.
     pub undone: Counter,
 }
 
-/// An operation on a pod's network, in kubelet's words.
+/// An operation on a pod's network, under kubelet's name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Operation {
     /// `set_up_pod`, `tear_down_pod` or `get_pod_network_status`.
@@ -55,7 +55,7 @@ impl Metrics {
         }
     }
 
-    /// Makes `registry` print them, under names that begin with `russet_sandbox_`.
+    /// Registers them under names that begin with `russet_sandbox_`.
     pub fn register(&self, registry: &mut Registry) {
         let registry = registry.sub_registry_with_prefix("russet_sandbox");
         registry.register("network_operations", "Operations on pods' networks", self.operations.clone());
@@ -66,7 +66,7 @@ impl Metrics {
         registry.register("undone", "Sandboxes of an earlier life that were undone", self.undone.clone());
     }
 
-    /// Counts what `work` does.
+    /// Counts and times `work`.
     pub(crate) fn observe<T, E>(
         &self,
         operation: &Operation,

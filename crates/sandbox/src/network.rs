@@ -1,4 +1,4 @@
-//! A sandbox's network: where the default one comes from, `lo`, and what the kernel says of `eth0`.
+//! A sandbox's network: the source of the default one, `lo`, and the kernel's addresses of `eth0`.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -14,26 +14,27 @@ use crate::checkpoint::Network;
 use crate::error::SandboxError;
 use crate::{Config, SandboxId, capabilities};
 
-/// Where the default network comes from.
+/// The source of the default network.
 pub trait NetworkSource: Send + Sync {
-    /// The network that a pod is attached to now, or why there is none, in the words of CRI's NetworkReady condition.
+    /// The network for new pods, or why there is none, as the message of CRI's NetworkReady
+    /// condition.
     fn current(&self) -> Result<Arc<ConfigList>, String>;
 }
 
-/// What is done inside a sandbox's namespace.
-pub(crate) trait Inside: Send + Sync {
+/// Operations inside a sandbox's namespace.
+pub(crate) trait NamespaceOps: Send + Sync {
     /// Raises `lo`, as the loopback plugin would, without starting it.
     fn raise_loopback(&self, netns: &Path) -> Result<(), SandboxError>;
-    /// Writes values to paths below `/proc/sys`, as the namespace has them.
+    /// Writes values to paths below `/proc/sys` of the namespace.
     fn set_sysctls(&self, netns: &Path, sysctls: &[(String, String)]) -> Result<(), SandboxError>;
-    /// The global addresses of `eth0`, IPv4 first, in the kernel's order otherwise; none where the namespace or `eth0` is gone. An error where that
-    /// cannot be found out: a pod without an address is replaced.
+    /// The global addresses of `eth0`, IPv4 first, otherwise in the kernel's order; none if the
+    /// namespace or `eth0` is gone. An error if that cannot be determined: a pod without an address
+    /// is replaced.
     fn addresses(&self, netns: &Path) -> Result<Vec<IpAddr>, SandboxError>;
-    /// Whether the path still leads to a namespace. What cannot be found out is taken for one.
+    /// Whether the path still leads to a namespace. If that cannot be determined, it does.
     fn exists(&self, netns: &Path) -> bool;
 }
 
-/// The kernel itself.
 pub(crate) struct Kernel;
 
 /// The default network's interface inside a pod.
@@ -58,7 +59,7 @@ impl NetworkSource for Networks {
 // === impl Network ===
 
 impl Network {
-    /// What `config` is to be attached with.
+    /// The attachment for `config`.
     pub(crate) fn of(config: &Config, list: &ConfigList) -> Result<Self, SandboxError> {
         let capability_args = capabilities::capability_args(config)
             .map_err(|rule| crate::ConfigError { field: "annotations", rule })?;
@@ -81,7 +82,7 @@ impl Network {
         Ok(list.name.to_string())
     }
 
-    /// With an empty `netns` when that is gone.
+    /// With an empty `netns` if it is gone.
     pub(crate) fn detach(
         &self,
         runtime: &Runtime,
@@ -106,8 +107,9 @@ impl Network {
     }
 }
 
-/// Detaches whatever the runtime remembers of a sandbox that nothing else is known of; where it remembers nothing that it can read, the default network
-/// is asked to, since an ADD may have been killed before there was something to remember.
+/// Detaches all attachments in the runtime's cache for a sandbox without other records; if the
+/// cache has no readable entry, the default network's plugins get a DEL, since an ADD may have been
+/// killed before there was an entry.
 pub(crate) fn detach_unknown(
     runtime: &Runtime,
     networks: &dyn NetworkSource,
@@ -121,7 +123,7 @@ pub(crate) fn detach_unknown(
         tracing::warn!(sandbox = %id, path = %path.display(), "a cached attachment cannot be read");
     }
     if detached.entries.is_empty() {
-        // Without a network it is not known whether anything is left: that is tried again.
+        // Without a network it is unknown whether anything is left: this is retried.
         let list = networks.current().map_err(SandboxError::NetworkNotReady)?;
         let done = runtime.del(&list, &attachment(id, Path::new(""))?);
         done.map_err(|source| failed("detach eth0 from", &list, source))?;
@@ -129,8 +131,8 @@ pub(crate) fn detach_unknown(
     Ok(())
 }
 
-/// The path, or an empty one when it leads to no namespace any more, which is how plugins are told.
-pub(crate) fn still_there(inside: &dyn Inside, netns: Option<&PathBuf>) -> PathBuf {
+/// The path, or an empty one if it leads to no namespace any more, which is how plugins learn it.
+pub(crate) fn still_there(inside: &dyn NamespaceOps, netns: Option<&PathBuf>) -> PathBuf {
     netns.filter(|path| inside.exists(path)).cloned().unwrap_or_default()
 }
 
@@ -155,7 +157,7 @@ fn failed(operation: &str, list: &ConfigList, source: RuntimeError) -> SandboxEr
 
 // === impl Kernel ===
 
-impl Inside for Kernel {
+impl NamespaceOps for Kernel {
     fn raise_loopback(&self, netns: &Path) -> Result<(), SandboxError> {
         let failed = |error: String| SandboxError::step("raise lo in", netns.display(), error);
         let netns = NetNs::open(netns).map_err(|error| failed(error.to_string()))?;

@@ -1,5 +1,6 @@
-//! Plugins that outlive the daemon that started them. An ADD whose caller was killed goes on, and would take its address after recovery has given back
-//! what there was; so before anything is undone, those who still work for it are ended.
+//! Plugins that survive the daemon that started them. An ADD whose caller was killed continues, and
+//! would take its address after recovery has released the others; so such plugins are ended before
+//! anything is undone.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,20 +12,20 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::SandboxId;
 
-/// Plugins start others, and one may be born behind the back of a look; each look ends at least the parents.
-const LOOKS_MAX: usize = 16;
-/// For all of them: after SIGKILL only a system call that cannot be interrupted keeps a process.
-const END_PATIENCE: Duration = Duration::from_secs(5);
+/// Plugins start others, possibly during a scan; each scan ends at least the parents.
+const SCANS_MAX: usize = 16;
+/// For all of them: after SIGKILL only an uninterruptible system call keeps a process.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// More than any daemon's own environment, to which the plugin's variables are added.
 const ENVIRON_MAX_BYTES: u64 = 1024 * 1024;
 
-/// Ends every process that was started to do something to one of these sandboxes, and waits for the end of all of them.
+/// Ends every process that works for one of these sandboxes, and waits for the end of all of them.
 pub(crate) fn end(ids: &BTreeSet<SandboxId>) {
     if ids.is_empty() {
         return;
     }
-    let end = Instant::now() + END_PATIENCE;
-    for _ in 0..LOOKS_MAX {
+    let end = Instant::now() + END_TIMEOUT;
+    for _ in 0..SCANS_MAX {
         let found = look(ids);
         let mut killed = Vec::new();
         for (pid, id) in &found {
@@ -52,7 +53,7 @@ fn look(ids: &BTreeSet<SandboxId>) -> Vec<(i32, SandboxId)> {
     pids.filter_map(|pid| Some((pid, works_for(pid, ids)?))).collect()
 }
 
-/// Whose plugin it is, if it is one of theirs. A dead process has no environment.
+/// The sandbox that a process works for, if it is one of `ids`. A dead process has no environment.
 fn works_for(pid: i32, ids: &BTreeSet<SandboxId>) -> Option<SandboxId> {
     let mut environ = Vec::new();
     fs::File::open(format!("/proc/{pid}/environ"))
@@ -69,14 +70,14 @@ fn works_for(pid: i32, ids: &BTreeSet<SandboxId>) -> Option<SandboxId> {
     ids.contains(&id).then_some(id)
 }
 
-/// None where it has ended.
+/// None if it has ended.
 fn kill(pid: i32, ids: &BTreeSet<SandboxId>) -> io::Result<Option<OwnedFd>> {
     let Some(raw) = Pid::from_raw(pid) else { return Ok(None) };
     let pidfd = match pidfd_open(raw, PidfdFlags::empty()) {
         Err(rustix::io::Errno::SRCH) => return Ok(None),
         opened => opened?,
     };
-    // The number may have been given to another in the meantime; it cannot be any more.
+    // The pid may have been reused in the meantime; from now on it cannot be.
     if works_for(pid, ids).is_none() {
         return Ok(None);
     }

@@ -1,15 +1,15 @@
-//! One lock for each pod that something is done to (cni-runtime.md section 3.1, `podLock`).
+//! One lock for each pod that is being changed (cni-runtime.md section 3.1, `podLock`).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Locks by pod; one exists while somebody holds it or waits for it.
+/// Locks by pod; one exists while it is held or waited for.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct PodLocks(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Who is interested in a pod, and whether one of them is at it.
+    /// The holders and waiters of each pod.
     pods: Mutex<BTreeMap<String, Entry>>,
     released: Condvar,
 }
@@ -20,7 +20,7 @@ struct Entry {
     held: bool,
 }
 
-/// The pod is the holder's until this is dropped.
+/// The pod is locked until this is dropped.
 #[must_use]
 pub(crate) struct PodGuard {
     locks: PodLocks,
@@ -30,7 +30,7 @@ pub(crate) struct PodGuard {
 // === impl PodLocks ===
 
 impl PodLocks {
-    /// Waits until nobody else is at this pod.
+    /// Waits until the pod is unlocked.
     pub(crate) fn lock(&self, key: String) -> PodGuard {
         let mut pods = self.pods();
         pods.entry(key.clone()).or_default().interested += 1;
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_pod_is_ones_alone_and_two_pods_are_not() {
+    fn one_pod_is_exclusive_and_two_pods_are_concurrent() {
         // cni-runtime.md section 6.2 item 53
         let locks = PodLocks::default();
         let inside = [AtomicUsize::new(0), AtomicUsize::new(0)];
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_nobody_wants_is_forgotten() {
+    fn an_unused_lock_is_removed() {
         let locks = PodLocks::default();
         let guard = locks.lock("a".into());
         assert_eq!(locks.pods().len(), 1);

@@ -1,6 +1,7 @@
-//! Kubernetes' quantities, as annotations give bandwidth in them: `10M`, `1.5G`, `512Ki`, `1e6`.
+//! Kubernetes' quantities, used in annotations for bandwidth: `10M`, `1.5G`, `512Ki`, `1e6`.
 
-/// The quantity as a whole number, rounded up as Kubernetes rounds; none if it is no quantity, is negative or is too large.
+/// The quantity as a whole number, rounded up like Kubernetes; None if it is invalid, negative or
+/// too large.
 pub(crate) fn parse(text: &str) -> Option<u64> {
     let text = text.strip_prefix('+').unwrap_or(text);
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -19,7 +20,7 @@ pub(crate) fn parse(text: &str) -> Option<u64> {
 /// More digits than any bandwidth has.
 const NUMBER_MAX_CHARS: usize = 24;
 
-/// What a suffix multiplies with, and what it divides by.
+/// The factor and the divisor of a suffix.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let decimal = |power: u32| Some((10_u128.pow(power), 1));
     let binary = |power: u32| Some((1 << (10 * power), 1));
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_is_none() {
+    fn invalid_quantities_are_none() {
         for text in
             ["", "-1", "M", "1 M", "1MM", "1.2.3", "ten", "1e", "1e+", "1e--2", "99E", "1e99", ".", "٣"]
         {

@@ -1,13 +1,14 @@
-//! When a pod needs another sandbox: kubelet's rules (cni-runtime.md section 3.2), for those who run pods without it.
+//! Whether a pod needs another sandbox: kubelet's rules (cni-runtime.md section 3.2), for callers
+//! that run pods without it.
 
 use crate::{Sandbox, State};
 
-/// One sandbox of the pod, as the rules see it.
+/// The properties of one sandbox of the pod that matter for the rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// Which of the pod's sandboxes it is.
+    /// The attempt in its metadata.
     pub attempt: u32,
-    /// When it was made: the newest one counts.
+    /// The newest one counts.
     pub created_at: std::time::SystemTime,
     /// Whether it can be used.
     pub state: State,
@@ -17,7 +18,7 @@ pub struct Seen {
     pub has_address: bool,
 }
 
-/// What is to be done.
+/// The decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recreation {
     /// The newest sandbox is good.
@@ -34,7 +35,6 @@ pub enum Recreation {
 /// Why a pod needs a new sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// It has none.
     None,
     /// More than one is ready.
     SeveralReady,
@@ -46,7 +46,7 @@ pub enum Why {
     NoAddress,
 }
 
-/// What is to be done for a pod with these sandboxes that should be in the node's network, or should not.
+/// The decision for a pod with these sandboxes and this network mode.
 pub fn recreation(sandboxes: &[Seen], host_network: bool) -> Recreation {
     let Some(newest) = sandboxes.iter().max_by_key(|seen| (seen.created_at, seen.attempt)) else {
         return Recreation::New { attempt: 0, why: Why::None };

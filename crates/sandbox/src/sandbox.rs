@@ -1,4 +1,4 @@
-//! A sandbox as it is shown.
+//! A sandbox in the form for clients.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,16 +9,13 @@ use serde::Serialize;
 
 use crate::{Config, SandboxId};
 
-/// A sandbox as it is shown.
+/// A sandbox in the form for clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Sandbox {
-    /// Its name for machines.
     pub id: SandboxId,
-    /// What it was asked to be.
     pub config: Config,
     /// Whether containers may be started in it.
     pub state: State,
-    /// When its creation began.
     pub created_at: SystemTime,
     /// Path of its network namespace; none with host network, and when it is gone.
     pub netns: Option<PathBuf>,
@@ -28,7 +25,7 @@ pub struct Sandbox {
     pub addresses: Vec<IpAddr>,
     /// The resolv.conf, hosts and hostname files for its containers are here.
     pub dir: PathBuf,
-    /// Why something of it could not be taken down, if that was tried in vain.
+    /// Why the removal of some part failed, if it was tried.
     pub trouble: Option<String>,
 }
 
@@ -41,12 +38,11 @@ pub enum State {
     NotReady,
 }
 
-/// Which sandboxes to show: those that fit everything that is given.
+/// A filter of sandboxes: those that match every given member.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// The ID, or its beginning.
+    /// The ID, or a prefix of it.
     pub id: Option<String>,
-    /// The state.
     pub state: Option<State>,
     /// Labels that it must have.
     pub labels: BTreeMap<String, String>,
@@ -55,7 +51,7 @@ pub struct Filter {
 // === impl Filter ===
 
 impl Filter {
-    /// Whether `sandbox` is to be shown.
+    /// Whether `sandbox` matches.
     pub fn fits(&self, sandbox: &Sandbox) -> bool {
         let id = self.id.as_ref().is_none_or(|id| sandbox.id.as_str().starts_with(id.as_str()));
         let state = self.state.is_none_or(|state| sandbox.state == state);

@@ -1,4 +1,4 @@
-//! What a sandbox's interfaces have carried.
+//! The counters of a sandbox's interfaces.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,9 @@ use russet_linux::NetNs;
 use crate::SandboxId;
 use crate::error::SandboxError;
 
-/// What a sandbox's interfaces have carried.
+/// The counters of a sandbox's interfaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
-    /// Which sandbox.
     pub id: SandboxId,
     /// When these numbers were read.
     pub at: SystemTime,
@@ -20,18 +19,17 @@ pub struct Stats {
     pub interfaces: Vec<InterfaceStats>,
 }
 
-/// What one interface has carried.
+/// The counters of one interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceStats {
-    /// Its name.
     pub name: String,
-    /// Bytes that came.
+    /// Received bytes.
     pub rx_bytes: u64,
-    /// Packets that came damaged.
+    /// Receive errors.
     pub rx_errors: u64,
-    /// Bytes that went.
+    /// Sent bytes.
     pub tx_bytes: u64,
-    /// Packets that could not go.
+    /// Send errors.
     pub tx_errors: u64,
 }
 
@@ -45,7 +43,7 @@ pub(crate) fn interfaces(netns: &Path) -> Result<Vec<InterfaceStats>, SandboxErr
     Ok(parse(&text.map_err(|error| failed(error.to_string()))?))
 }
 
-/// Two lines of headings, then `name: 8 numbers of what came, 8 of what went`.
+/// Two lines of headings, then `name:`, 8 numbers of received and 8 of sent packets.
 fn parse(text: &str) -> Vec<InterfaceStats> {
     text.lines().skip(2).filter_map(interface).filter(|interface| interface.name != "lo").collect()
 }

@@ -1,8 +1,9 @@
-//! Which kernel parameters a pod may set: those that belong to its own namespaces. Others would be the whole node's.
+//! The sysctls that a pod may set: those of its own namespaces. Others would apply to the whole
+//! node.
 
 use crate::Config;
 
-/// A kernel parameter that the pod cannot have.
+/// A sysctl that the pod cannot set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SysctlError {
     /// It is the node's.
@@ -21,7 +22,7 @@ pub enum SysctlError {
         /// `host network` or `host IPC`.
         shared: &'static str,
     },
-    /// It is no name.
+    /// The name is invalid.
     #[error("sysctl {name:?} is not a name such as net.core.somaxconn")]
     Name {
         /// Its name as it came.
@@ -29,17 +30,19 @@ pub enum SysctlError {
     },
 }
 
-/// What Kubernetes allows.
+/// Kubernetes' limit.
 const NAME_MAX_BYTES: usize = 253;
 
-/// Paths below `/proc/sys` and their values, of those that are there as soon as the namespaces are. All are checked.
+/// Paths below `/proc/sys` and their values, of those that exist as soon as the namespaces do.
+/// Checks all.
 pub(crate) fn plan(config: &Config) -> Result<Vec<(String, String)>, SysctlError> {
     let mut all = all(config)?;
     all.retain(|(path, _)| !names_an_interface(path));
     Ok(all)
 }
 
-/// The others: the kernel has them as soon as the pod has that interface, so that they are set when it is attached, as under containerd.
+/// The others: the kernel has them once the pod has that interface, so they are set after the
+/// attachment, as under containerd.
 pub(crate) fn of_interfaces(config: &Config) -> Result<Vec<(String, String)>, SysctlError> {
     let mut all = all(config)?;
     all.retain(|(path, _)| names_an_interface(path));
@@ -59,7 +62,8 @@ fn all(config: &Config) -> Result<Vec<(String, String)>, SysctlError> {
     config.sysctls.iter().map(check).collect()
 }
 
-/// As `net/ipv4/conf/eth0/arp_ignore` does; `all` and `default` are none, and every namespace has `lo`.
+/// As `net/ipv4/conf/eth0/arp_ignore` does; `all` and `default` are not interfaces, and every
+/// namespace has `lo`.
 fn names_an_interface(path: &str) -> bool {
     let mut parts = path.split('/');
     let (net, _family, kind) = (parts.next(), parts.next(), parts.next());
@@ -89,8 +93,9 @@ fn checked(name: &str, host_network: bool, host_ipc: bool) -> Result<String, Sys
     }
 }
 
-/// The first separator of a name is its separator; the other one stands for what would be mistaken for it, as the dot in an interface's name
-/// (sysctl(8)): `net.ipv4.conf.eth0/100.forwarding` is `net/ipv4/conf/eth0.100/forwarding`.
+/// The first separator of a name is its separator; the other character replaces it inside a part,
+/// as for the dot in an interface's name (sysctl(8)): `net.ipv4.conf.eth0/100.forwarding` is
+/// `net/ipv4/conf/eth0.100/forwarding`.
 fn path_of(name: &str) -> String {
     let swap = |c| match c {
         '.' => '/',

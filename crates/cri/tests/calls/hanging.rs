@@ -1,4 +1,5 @@
-//! What hangs, and who must not wait for it (cni-runtime.md section 7: cri#1078, containerd#4666).
+//! Hanging operations, and the requests that they must not delay (cni-runtime.md section 7:
+//! cri#1078, containerd#4666).
 
 use std::time::Duration;
 
@@ -6,33 +7,33 @@ use russet_cri_client::{StatusCode, v1};
 
 use crate::lab::{Lab, host_pod};
 
-/// More than the server makes at once.
+/// More than the server's concurrent creations.
 const MANY: usize = 30;
-/// As many as it makes at once.
-const CREW: usize = 24;
-/// As many as it looks at at once.
+/// The server's concurrent creations.
+const POOL_SIZE: usize = 24;
+/// The server's concurrent lists.
 const LOOKS: usize = 12;
 
 fn fill<'scope>(lab: &'scope Lab, scope: &'scope std::thread::Scope<'scope, '_>) {
     for n in 0..MANY {
         scope.spawn(move || lab.cri.run_config(host_pod(&format!("hang-{n}"))).unwrap());
     }
-    lab.engine.wait_for_hanging(CREW);
+    lab.engine.wait_for_hanging(POOL_SIZE);
 }
 
 #[test]
-fn creations_that_hang_keep_nobody_from_looking_and_from_taking_down() {
+fn hanging_creations_delay_neither_lists_nor_removals() {
     let lab = Lab::start();
     let id = lab.run("web");
     std::thread::scope(|scope| {
         fill(&lab, scope);
-        // Each would wait for ever if it needed one of those that hang.
+        // Each would wait for ever if it needed a thread of the hanging ones.
         assert!(lab.cri.status().unwrap().status.unwrap().conditions[0].status);
         assert_eq!(lab.ready(), [id.as_str()]);
         lab.cri.stop(&id).unwrap();
         lab.cri.remove(&id).unwrap();
         assert!(lab.cri.sandbox_status(&id).is_err());
-        lab.engine.let_go();
+        lab.engine.release();
     });
     assert_eq!(lab.ready().len(), MANY);
 }
@@ -47,7 +48,7 @@ fn a_creation_that_waits_for_others_does_not_keep_its_pods_older_sandbox() {
     let next = std::thread::scope(|scope| {
         fill(&lab, scope);
         let next = scope.spawn(|| lab.cri.run_config(next).unwrap());
-        // It waits, as all that are made do.
+        // It waits, like all creations.
         lab.wait_for_runs(MANY + 1);
         let end = |method| {
             let request = v1::StopPodSandboxRequest { pod_sandbox_id: id.clone() };
@@ -55,8 +56,8 @@ fn a_creation_that_waits_for_others_does_not_keep_its_pods_older_sandbox() {
             lab.cri.ask::<_, v1::StopPodSandboxResponse>((v1::RUNTIME_SERVICE, method), request, deadline)
         };
         let ended = end("StopPodSandbox").and_then(|_| end("RemovePodSandbox"));
-        // Before anything is asserted: what hangs would keep the test.
-        lab.engine.let_go();
+        // Before the assertions: a failure would leave the test hanging.
+        lab.engine.release();
         ended.unwrap();
         next.join().unwrap()
     });
@@ -65,10 +66,10 @@ fn a_creation_that_waits_for_others_does_not_keep_its_pods_older_sandbox() {
 }
 
 #[test]
-fn looks_that_hang_keep_no_pod_from_being_deleted() {
+fn hanging_lists_do_not_delay_removals() {
     let lab = Lab::start();
     let ids = [lab.run("by-id"), lab.run("by-prefix")];
-    lab.engine.hang_looks();
+    lab.engine.hang_lists();
     let ended = std::thread::scope(|scope| {
         let looks = (0..LOOKS).map(|_| scope.spawn(|| lab.cri.list(v1::PodSandboxFilter::default())));
         let looks: Vec<_> = looks.collect();
@@ -82,8 +83,8 @@ fn looks_that_hang_keep_no_pod_from_being_deleted() {
         for id in [&ids[0], &ids[1][..16]] {
             ended.extend(["StopPodSandbox", "RemovePodSandbox"].map(|method| end(method, id)));
         }
-        // Before anything is asserted: what hangs would keep the test.
-        lab.engine.let_go();
+        // Before the assertions: a failure would leave the test hanging.
+        lab.engine.release();
         looks.into_iter().for_each(|look| drop(look.join().unwrap().unwrap()));
         ended
     });
@@ -94,7 +95,7 @@ fn looks_that_hang_keep_no_pod_from_being_deleted() {
 }
 
 #[test]
-fn a_pod_whose_end_hangs_takes_one_place_however_often_it_is_asked_for() {
+fn repeated_removals_of_a_hanging_pod_use_one_thread() {
     let lab = Lab::start();
     let (stuck, id) = (lab.run("stuck"), lab.run("web"));
     let end = |method, id: &str, deadline| {
@@ -104,7 +105,8 @@ fn a_pod_whose_end_hangs_takes_one_place_however_often_it_is_asked_for() {
     std::thread::scope(|scope| {
         let first = scope.spawn(|| end("StopPodSandbox", &stuck, None));
         lab.engine.wait_for_hanging(1);
-        // kubelet tries again and again, each time until its deadline; so do the next attempts of the pod.
+        // kubelet retries again and again, each time until its deadline; so do the next attempts of
+        // the pod.
         for n in 0..MANY {
             let method = ["StopPodSandbox", "RemovePodSandbox"][n % 2];
             assert!(end(method, &stuck, Some(Duration::from_millis(5))).is_err());
@@ -119,7 +121,7 @@ fn a_pod_whose_end_hangs_takes_one_place_however_often_it_is_asked_for() {
         end("StopPodSandbox", &id, None).unwrap();
         end("RemovePodSandbox", &id, None).unwrap();
         lab.run("another");
-        lab.engine.let_go();
+        lab.engine.release();
         first.join().unwrap().unwrap();
     });
     lab.cri.remove(&stuck).unwrap();
@@ -127,7 +129,7 @@ fn a_pod_whose_end_hangs_takes_one_place_however_often_it_is_asked_for() {
 }
 
 #[test]
-fn a_call_whose_caller_gave_up_before_its_turn_is_not_begun() {
+fn a_call_cancelled_before_its_start_is_not_started() {
     let mut lab = Lab::start();
     lab.serve_health();
     std::thread::scope(|scope| {
@@ -138,12 +140,13 @@ fn a_call_whose_caller_gave_up_before_its_turn_is_not_begun() {
             let call = (v1::RUNTIME_SERVICE, "RunPodSandbox");
             lab.cri.ask::<_, v1::RunPodSandboxResponse>(call, request, Some(Duration::from_secs(2)))
         });
-        // It came, and waits as others do.
+        // It has arrived, and waits like the others.
         lab.wait_for_runs(MANY + 1);
-        // The server counts the deadline from the moment at which the call came to it, and hears that the caller is gone.
+        // The server counts the deadline from the arrival of the call, and detects that the client
+        // is gone.
         let late = late.join().unwrap();
         lab.wait_for_runs(MANY);
-        lab.engine.let_go();
+        lab.engine.release();
         let code = late.unwrap_err().code();
         assert!(matches!(code, Some(StatusCode::DeadlineExceeded | StatusCode::Cancelled)), "{code:?}");
     });
@@ -153,7 +156,7 @@ fn a_call_whose_caller_gave_up_before_its_turn_is_not_begun() {
 }
 
 #[test]
-fn a_creation_whose_caller_gave_up_is_ended_and_can_be_found() {
+fn a_creation_whose_client_left_is_completed_and_listed() {
     let lab = Lab::start();
     let request = v1::RunPodSandboxRequest { config: Some(host_pod("hang")), ..Default::default() };
     std::thread::scope(|scope| {
@@ -163,20 +166,20 @@ fn a_creation_whose_caller_gave_up_is_ended_and_can_be_found() {
         });
         lab.engine.wait_for_hanging(1);
         assert!(caller.join().unwrap().is_err());
-        lab.engine.let_go();
+        lab.engine.release();
     });
     russet_testkit::eventually(Duration::from_secs(20), || lab.ready().len() == 1);
 }
 
 #[test]
-fn a_server_that_is_told_to_stop_answers_what_is_under_way() {
+fn a_stopping_server_answers_requests_in_progress() {
     let mut lab = Lab::start();
     let server = std::thread::scope(|scope| {
         let (cri, engine) = (russet_cri_client::Cri::new(&lab.path("cri.sock")).unwrap(), lab.engine.clone());
         let caller = scope.spawn(move || cri.run_config(host_pod("hang")));
         engine.wait_for_hanging(1);
-        let server = lab.tell_to_stop();
-        engine.let_go();
+        let server = lab.request_stop();
+        engine.release();
         caller.join().unwrap().unwrap();
         server
     });
@@ -193,7 +196,7 @@ fn status_does_not_wait_for_plugins_that_hang() {
     assert_eq!((condition.status, condition.reason.as_str()), (false, "NetworkPluginNotReady"));
     assert_eq!(condition.message, "the network's plugins have not answered yet");
     assert!(lab.cri.sandboxes().unwrap().is_empty());
-    // The plugin goes on, and the next answer is its own.
+    // The plugin continues, and its answer is the next one.
     std::fs::remove_file(lab.path("gate")).unwrap();
     russet_testkit::eventually(Duration::from_secs(20), || lab.network_condition().status);
 }

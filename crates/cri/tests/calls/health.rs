@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use russet_testkit::eventually;
 
-use crate::lab::{Lab, PATIENCE};
+use crate::lab::{Lab, TIMEOUT};
 
 #[test]
 fn calls_and_sandboxes_are_counted_and_readiness_is_that_of_status() {
@@ -24,7 +24,7 @@ fn calls_and_sandboxes_are_counted_and_readiness_is_that_of_status() {
     ] {
         assert!(text.lines().any(|it| it == line), "{line}:\n{text}");
     }
-    eventually(PATIENCE, || lab.get("/readyz").starts_with("HTTP/1.1 200"));
+    eventually(TIMEOUT, || lab.get("/readyz").starts_with("HTTP/1.1 200"));
     std::fs::remove_file(lab.path("net.d/10-pods.conflist")).unwrap();
     let unready = lab.get("/readyz?verbose");
     assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("[-] network: "), "{unready}");
@@ -33,7 +33,7 @@ fn calls_and_sandboxes_are_counted_and_readiness_is_that_of_status() {
 }
 
 #[test]
-fn calls_are_served_while_the_health_address_is_taken_and_health_as_soon_as_it_is_free() {
+fn calls_are_served_while_the_health_address_is_in_use_and_health_once_it_is_free() {
     let mut lab = Lab::with_network();
     lab.stop();
     let squatter = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -41,5 +41,5 @@ fn calls_are_served_while_the_health_address_is_taken_and_health_as_soon_as_it_i
     lab.serve();
     lab.run("web");
     drop(squatter);
-    eventually(PATIENCE, || lab.get("/readyz?verbose").ends_with("[+] network\n[+] health\n"));
+    eventually(TIMEOUT, || lab.get("/readyz?verbose").ends_with("[+] network\n[+] health\n"));
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use russet_cri::{CgroupDriver, Door, Options, ServeError, serve};
+use russet_cri::{CgroupDriver, Listener, Options, ServeError, serve};
 use russet_cri_client::{Cri, Pod, v1};
 use russet_runtime::{ConfigDir, Runtime};
 use russet_sandbox::{Config, Engine, EngineError, EngineState, Made, Metrics, SandboxId, Sandboxes};
@@ -21,13 +21,14 @@ use tokio::sync::oneshot;
 pub struct Lab {
     pub cri: Cri,
     pub engine: Memory,
-    /// Where the next server tells how it is.
+    /// The health address of the next server.
     pub health: Option<SocketAddr>,
     dir: TempDir,
     server: Option<(oneshot::Sender<()>, Serving)>,
 }
 
-/// Keeps sandboxes in memory. Pods whose host name begins with `hang` are made, and those with `stuck` stopped, when they are let go.
+/// An engine that keeps sandboxes in memory. Pods whose host name begins with `hang` hang in their
+/// creation, those with `stuck` in their removal, until they are released.
 #[derive(Clone, Default)]
 pub struct Memory(Arc<(Mutex<Inner>, Condvar)>);
 
@@ -37,16 +38,16 @@ struct Inner {
     stuck: BTreeSet<SandboxId>,
     hanging: usize,
     looks_hang: bool,
-    let_go: bool,
+    release: bool,
 }
 
-/// Who waits for a server's end.
+/// The thread that waits for a server's end.
 pub type Serving = JoinHandle<Result<(), ServeError>>;
 
-/// Answers STATUS, but not while there is a `gate`; nothing else is asked of it.
+/// Answers STATUS, but not while there is a `gate`; other verbs are not used.
 const PLUGIN: &str = "#!/bin/sh\nwhile [ -e DIR/gate ]; do sleep 0.02; done\nexit 0\n";
-/// For a server that has nothing to do, or little.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// For an idle server.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 // === impl Lab ===
 
@@ -78,9 +79,10 @@ impl Lab {
         self.dir.path().join(name)
     }
 
-    /// Starts a server on what is there.
+    /// Starts a server on the existing state.
     pub fn serve(&mut self) {
-        let door = Door::open(&self.path("cri.sock").to_str().unwrap().parse().unwrap(), Duration::ZERO);
+        let listener =
+            Listener::open(&self.path("cri.sock").to_str().unwrap().parse().unwrap(), Duration::ZERO);
         let sandboxes = Sandboxes::open(russet_sandbox::Options {
             state_dir: self.path("state"),
             run_dir: self.path("run"),
@@ -88,8 +90,8 @@ impl Lab {
             runtime: Runtime::new(vec![self.path("bin")], self.path("cache")),
             networks: Box::new(ConfigDir::new(self.path("net.d"))),
             metrics: Metrics::new(),
-            patience: PATIENCE,
-            tell_waiting: |_| (),
+            lock_timeout: TIMEOUT,
+            on_waiting: |_| (),
         });
         let options = Options {
             cgroup_driver: CgroupDriver::Cgroupfs,
@@ -98,17 +100,17 @@ impl Lab {
         };
         let (stop, stopped) = oneshot::channel::<()>();
         let (ready, is_ready) = std::sync::mpsc::channel();
-        let (door, sandboxes) = (door.unwrap(), Arc::new(sandboxes.unwrap()));
+        let (listener, sandboxes) = (listener.unwrap(), Arc::new(sandboxes.unwrap()));
         let server = std::thread::spawn(move || {
             let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             ready.send(()).unwrap();
-            tokio.block_on(serve(door, sandboxes, options, async { drop(stopped.await) }))
+            tokio.block_on(serve(listener, sandboxes, options, async { drop(stopped.await) }))
         });
         is_ready.recv().unwrap();
         self.server = Some((stop, server));
     }
 
-    /// Starts the server again, and it tells how it is.
+    /// Restarts the server, with a health address.
     pub fn serve_health(&mut self) {
         self.stop();
         // An address that was free a moment ago.
@@ -116,11 +118,11 @@ impl Lab {
         self.serve();
     }
 
-    /// What it tells.
+    /// The response of the health address.
     pub fn get(&self, path: &str) -> String {
         let mut stream = None;
         // Its thread may not listen yet.
-        russet_testkit::eventually(PATIENCE, || {
+        russet_testkit::eventually(TIMEOUT, || {
             stream = TcpStream::connect(self.health.unwrap()).ok();
             stream.is_some()
         });
@@ -131,22 +133,22 @@ impl Lab {
         answer
     }
 
-    /// Waits until so many creations are under way.
+    /// Waits until so many creations are in progress.
     pub fn wait_for_runs(&self, count: usize) {
         let line = format!("russet_cri_requests_under_way{{call=\"RunPodSandbox\"}} {count}");
-        russet_testkit::eventually(PATIENCE, || self.get("/metrics").lines().any(|it| it == line));
+        russet_testkit::eventually(TIMEOUT, || self.get("/metrics").lines().any(|it| it == line));
     }
 
-    /// Tells the server to stop, and returns who waits for it.
-    pub fn tell_to_stop(&mut self) -> Serving {
+    /// Stops the server, and returns the thread that waits for it.
+    pub fn request_stop(&mut self) -> Serving {
         let (stop, server) = self.server.take().unwrap();
-        // One that could not even begin does not listen.
+        // A server that failed to start does not listen.
         let _ = stop.send(());
         server
     }
 
     pub fn stop(&mut self) {
-        self.tell_to_stop().join().unwrap().unwrap();
+        self.request_stop().join().unwrap().unwrap();
     }
 
     /// Makes a sandbox in the node's network.
@@ -168,7 +170,7 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        self.engine.let_go();
+        self.engine.release();
         if let Some((stop, server)) = self.server.take() {
             let _ = stop.send(());
             let _ = server.join();
@@ -188,23 +190,23 @@ pub fn host_pod(name: &str) -> v1::PodSandboxConfig {
 // === impl Memory ===
 
 impl Memory {
-    /// From now on every look at a sandbox hangs.
-    pub fn hang_looks(&self) {
+    /// From now on every access to a sandbox's state hangs.
+    pub fn hang_lists(&self) {
         self.0.0.lock().unwrap().looks_hang = true;
     }
 
-    /// Waits until `count` creations, ends or looks hang.
+    /// Waits until `count` creations, removals or lists hang.
     pub fn wait_for_hanging(&self, count: usize) {
         let (inner, changed) = &*self.0;
         let missing = |inner: &mut Inner| inner.hanging < count;
-        let (inner, waited) = changed.wait_timeout_while(inner.lock().unwrap(), PATIENCE, missing).unwrap();
+        let (inner, waited) = changed.wait_timeout_while(inner.lock().unwrap(), TIMEOUT, missing).unwrap();
         assert!(!waited.timed_out(), "{} hang, and not {count}", inner.hanging);
     }
 
-    /// Nothing hangs any more.
-    pub fn let_go(&self) {
+    /// Releases everything that hangs.
+    pub fn release(&self) {
         let (inner, changed) = &*self.0;
-        inner.lock().unwrap().let_go = true;
+        inner.lock().unwrap().release = true;
         changed.notify_all();
     }
 
@@ -217,7 +219,7 @@ impl Memory {
         let changed = &self.0.1;
         inner.hanging += 1;
         changed.notify_all();
-        inner = changed.wait_while(inner, |inner| !inner.let_go).unwrap();
+        inner = changed.wait_while(inner, |inner| !inner.release).unwrap();
         inner.hanging -= 1;
         inner
     }
@@ -241,7 +243,7 @@ impl Engine for Memory {
         if config.hostname.starts_with("stuck") {
             inner.stuck.insert(id.clone());
         }
-        // No namespace is there: whoever needs one fails after this.
+        // There is no namespace: requests that need one fail after this.
         let netns = (!config.host_network).then(|| dir.join("netns"));
         Ok(Made { netns, pid: None, resolv_conf: None })
     }

@@ -1,15 +1,15 @@
-//! Sandboxes made, looked at and taken down: the rows of cni-runtime.md section 3.2.
+//! Sandboxes made, listed and removed: the rows of cni-runtime.md section 3.2.
 
 use russet_cri_client::{Pod, StatusCode, v1};
 
 use crate::lab::{Lab, host_pod};
 
-fn nobody() -> String {
+fn unknown_id() -> String {
     "0f".repeat(32)
 }
 
 #[test]
-fn a_sandbox_is_ready_when_run_returns_and_tells_what_it_was_given() {
+fn a_sandbox_is_ready_when_run_returns_and_has_its_configuration() {
     let lab = Lab::start();
     let mut config = host_pod("web");
     config.labels.insert("app".into(), "web".into());
@@ -30,7 +30,7 @@ fn a_sandbox_is_ready_when_run_returns_and_tells_what_it_was_given() {
 }
 
 #[test]
-fn stop_and_remove_are_idempotent_also_for_what_nobody_knows() {
+fn stop_and_remove_are_idempotent_also_for_unknown_sandboxes() {
     let lab = Lab::start();
     let id = lab.run("web");
     for _ in 0..2 {
@@ -38,7 +38,7 @@ fn stop_and_remove_are_idempotent_also_for_what_nobody_knows() {
         assert_eq!(lab.ready(), Vec::<String>::new());
         assert_eq!(lab.cri.sandboxes().unwrap(), [id.as_str()]);
     }
-    for id in [&id, &id, &nobody(), &"not-an-id".to_owned(), &"../../etc".to_owned()] {
+    for id in [&id, &id, &unknown_id(), &"not-an-id".to_owned(), &"../../etc".to_owned()] {
         lab.cri.remove(id).unwrap();
         lab.cri.stop(id).unwrap();
     }
@@ -54,9 +54,9 @@ fn remove_stops_first() {
 }
 
 #[test]
-fn status_and_stats_of_what_nobody_knows_are_not_found() {
+fn status_and_stats_of_unknown_sandboxes_are_not_found() {
     let lab = Lab::start();
-    for id in [nobody(), "abc".to_owned()] {
+    for id in [unknown_id(), "abc".to_owned()] {
         assert_eq!(lab.cri.sandbox_status(&id).unwrap_err().code(), Some(StatusCode::NotFound));
         let request = v1::PodSandboxStatsRequest { pod_sandbox_id: id };
         let call = (russet_cri_client::v1::RUNTIME_SERVICE, "PodSandboxStats");
@@ -107,7 +107,7 @@ fn lists_are_filtered_by_id_state_and_labels_together() {
 }
 
 #[test]
-fn the_beginning_of_an_id_will_do_if_no_other_begins_so() {
+fn a_unique_prefix_of_an_id_is_accepted() {
     let lab = Lab::start();
     // 17 IDs: two begin with the same digit.
     let ids: Vec<String> = (0..17).map(|n| lab.run(&format!("web-{n}"))).collect();
@@ -125,9 +125,9 @@ fn the_beginning_of_an_id_will_do_if_no_other_begins_so() {
 }
 
 #[test]
-fn what_a_failed_creation_made_is_gone() {
+fn a_failed_creation_leaves_nothing() {
     let lab = Lab::with_network();
-    // The engine of these tests has no namespace to attach anything to.
+    // The engine of these tests has no namespace to which a network could be attached.
     let failed = lab.cri.run(&Pod::named("web")).unwrap_err();
     assert_eq!(failed.code(), Some(StatusCode::Internal), "{failed}");
     assert_eq!((lab.cri.sandboxes().unwrap(), lab.engine.count()), (vec![], 0));

@@ -1,12 +1,13 @@
-//! What a runtime tells of itself, and what it refuses.
+//! The runtime's own status, and its refusals.
 
 use russet_cri_client::{StatusCode, v1};
 use russet_testkit::{eventually, eventually_some};
 use v1::{IMAGE_SERVICE, RUNTIME_SERVICE};
 
-use crate::lab::{Lab, PATIENCE, host_pod};
+use crate::lab::{Lab, TIMEOUT, host_pod};
 
-/// Every call of the interface, as of Kubernetes 1.36, that is not about sandboxes or says the same as another one.
+/// Every call of the interface, as of Kubernetes 1.36, that is not about sandboxes or repeats
+/// another one.
 const NOT_SERVED: &[(&str, &str)] = &[
     (RUNTIME_SERVICE, "StreamPodSandboxes"),
     (RUNTIME_SERVICE, "CreateContainer"),
@@ -37,10 +38,10 @@ const NOT_SERVED: &[(&str, &str)] = &[
     (IMAGE_SERVICE, "PullImage"),
     (IMAGE_SERVICE, "RemoveImage"),
     (IMAGE_SERVICE, "ImageFsInfo"),
-    // Nobody has heard of these.
+    // Unknown calls.
     (RUNTIME_SERVICE, "BakeContainer"),
     ("runtime.v1alpha2.RuntimeService", "Version"),
-    ("somebody.else", "Call"),
+    ("unknown.Service", "Call"),
 ];
 
 #[test]
@@ -55,7 +56,7 @@ fn calls_about_containers_and_images_are_unimplemented_by_name() {
 }
 
 #[test]
-fn version_and_cgroup_driver_are_told() {
+fn version_and_cgroup_driver_are_reported() {
     let lab = Lab::start();
     let version: v1::VersionResponse =
         lab.cri.ask((RUNTIME_SERVICE, "Version"), v1::VersionRequest::default(), None).unwrap();
@@ -79,14 +80,14 @@ fn the_network_is_ready_when_there_is_one() {
     assert!(without.message.contains(lab.path("net.d").to_str().unwrap()), "{}", without.message);
 
     let lab = Lab::with_network();
-    // Its plugin may be slow to begin.
-    let with = eventually_some(PATIENCE, || Some(lab.network_condition()).filter(|it| it.status));
+    // Its plugin may be slow to start.
+    let with = eventually_some(TIMEOUT, || Some(lab.network_condition()).filter(|it| it.status));
     assert_eq!((with.reason.as_str(), with.message.as_str()), ("", ""));
-    eventually(PATIENCE, || lab.cri.is_ready());
+    eventually(TIMEOUT, || lab.cri.is_ready());
 }
 
 #[test]
-fn a_pod_cidr_is_taken_and_shown() {
+fn a_pod_cidr_is_accepted_and_shown() {
     let lab = Lab::with_network();
     let update = |cidr: &str| {
         let network_config = Some(v1::NetworkConfig { pod_cidr: cidr.to_owned() });
@@ -99,7 +100,7 @@ fn a_pod_cidr_is_taken_and_shown() {
         )
     };
     update("10.7.0.0/24").unwrap();
-    eventually(PATIENCE, || {
+    eventually(TIMEOUT, || {
         let info = lab.cri.status().unwrap().info;
         assert_eq!(info["podCIDR"], r#"["10.7.0.0/24"]"#);
         assert_eq!(info["config"], r#"{"engine":"memory"}"#);

@@ -8,13 +8,13 @@ use russet_cri_client::{StatusCode, v1};
 
 use crate::lab::Lab;
 
-/// As many as may watch, and as may be connected.
+/// The limit of watchers, and of connections.
 const WATCHERS: usize = 16;
 const CONNECTIONS: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_life_is_told_from_its_beginning_to_its_end_with_whose_it_was() {
+fn events_cover_a_sandboxs_whole_life_with_its_metadata() {
     use v1::ContainerEventType::{
         ContainerCreatedEvent, ContainerDeletedEvent, ContainerStartedEvent, ContainerStoppedEvent,
     };
@@ -33,7 +33,7 @@ fn a_life_is_told_from_its_beginning_to_its_end_with_whose_it_was() {
 }
 
 #[test]
-fn a_sandbox_that_was_there_before_is_known_when_it_goes() {
+fn events_include_sandboxes_from_before_the_watch() {
     let lab = Lab::start();
     let id = lab.run("web");
     lab.cri.stop(&id).unwrap();
@@ -54,28 +54,28 @@ fn the_stream_ends_when_the_server_does() {
 }
 
 #[test]
-fn only_so_many_may_watch_and_who_leaves_makes_room() {
+fn watchers_are_limited_and_a_disconnect_frees_a_slot() {
     let lab = Lab::start();
     let mut watchers: Vec<_> = (0..WATCHERS).map(|_| lab.cri.events().unwrap()).collect();
     let refused = lab.cri.events().map(drop).unwrap_err();
     assert_eq!(refused.code(), Some(StatusCode::ResourceExhausted), "{refused}");
     watchers.pop();
-    russet_testkit::eventually(PATIENCE, || lab.cri.events().is_ok());
-    // Those that stayed are told.
+    russet_testkit::eventually(TIMEOUT, || lab.cri.events().is_ok());
+    // The remaining ones get their events.
     lab.run("web");
     assert!(watchers.iter_mut().all(|watcher| watcher.wait().unwrap().is_some()));
 }
 
 #[test]
-fn silent_connections_keep_no_caller_from_service() {
+fn silent_connections_do_not_block_new_clients() {
     let lab = Lab::start();
     let connect = || UnixStream::connect(lab.path("cri.sock")).unwrap();
     let mut silent: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
     let (service, version) = (v1::RUNTIME_SERVICE, v1::VersionRequest::default());
     let cri = russet_cri_client::Cri::new(&lab.path("cri.sock")).unwrap();
     cri.ask::<_, v1::VersionResponse>((service, "Version"), version, None).unwrap();
-    // The one that waited longest had to go for those that came after it: what the server said to it ends.
-    silent[0].set_read_timeout(Some(PATIENCE)).unwrap();
+    // The oldest idle connection was closed for the new ones: its stream ends.
+    silent[0].set_read_timeout(Some(TIMEOUT)).unwrap();
     let ended = silent[0].read_to_end(&mut Vec::new());
     assert!(
         !ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use russet_agent::Paths;
-use russet_cri::{Door, Options};
+use russet_cri::{Listener, Options};
 use russet_linux::notify;
 use russet_runtime::{ConfigDir, Networks};
 use russet_sandbox::{Metrics, Sandboxes};
@@ -35,7 +35,7 @@ pub fn run(args: CriArgs) -> Result<(), Failure> {
     let tokio = runtime()?;
     let entered = tokio.enter();
     // First: a second server must not touch the sandboxes of the first one.
-    let door = Door::open(&listen, TAKEOVER_TIMEOUT)?;
+    let listener = Listener::open(&listen, TAKEOVER_TIMEOUT)?;
     let sandboxes = Arc::new(open(&places)?);
     let options = Options { cgroup_driver: driver, about: about(&places, &sandboxes), health };
     // Signal handlers are installed before readiness is announced: a stop request may follow at
@@ -50,7 +50,7 @@ pub fn run(args: CriArgs) -> Result<(), Failure> {
         }
     };
     drop(entered);
-    let served = tokio.block_on(russet_cri::serve(door, sandboxes, options, stop));
+    let served = tokio.block_on(russet_cri::serve(listener, sandboxes, options, stop));
     // A hanging plugin must not keep a stopped server from ending.
     tokio.shutdown_background();
     tracing::info!("the server stopped; sandboxes go on");
@@ -97,8 +97,8 @@ fn open(places: &PodPlaces) -> Result<Sandboxes, Failure> {
         runtime,
         networks: Box::new(networks),
         metrics: Metrics::new(),
-        patience: TAKEOVER_TIMEOUT,
-        tell_waiting: |holder| {
+        lock_timeout: TAKEOVER_TIMEOUT,
+        on_waiting: |holder| {
             let timeout_s = TAKEOVER_TIMEOUT.as_secs();
             tracing::warn!(%holder, timeout_s, "another server holds the sandboxes; waiting until it has ended");
         },

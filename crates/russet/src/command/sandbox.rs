@@ -168,8 +168,8 @@ impl Place {
             runtime: places.runtime(),
             networks: Box::new(ConfigDir::new(&places.conf_dir)),
             metrics: Metrics::default(),
-            patience: LOCK_TIMEOUT,
-            tell_waiting: |holder| {
+            lock_timeout: LOCK_TIMEOUT,
+            on_waiting: |holder| {
                 let limit_s = LOCK_TIMEOUT.as_secs();
                 output::progress(&format!(
                     "waiting for {holder}, which has the pods, for {limit_s} s at most"

@@ -50,7 +50,7 @@ enum UninstallError {
     },
     /// Their namespaces are mounted in directories to be removed, or addresses from an earlier boot
     /// have to be released.
-    #[error("Russet still has {count} sandboxes on this node; remove them first: {remedy}")]
+    #[error("{count} sandboxes of Russet are on this node; remove them first: {remedy}")]
     Sandboxes { count: usize, remedy: &'static str },
     /// A dry run that found reasons to refuse.
     #[error("{0} reasons not to uninstall now, above; nothing was done")]

@@ -179,7 +179,7 @@ fn an_uninstall_is_refused_while_sandboxes_are_kept() {
         let refused = uninstall(root.path(), more);
         assert_eq!(refused.status, 1, "{refused:?}");
         assert!(
-            refused.stderr.contains("1 sandboxes of ours") && refused.stderr.contains("crictl rmp --all")
+            refused.stderr.contains("1 sandboxes of Russet") && refused.stderr.contains("crictl rmp --all")
         );
     }
     let dry = uninstall(root.path(), &["--dry-run"]);
@@ -215,6 +215,6 @@ fn an_uninstall_that_is_refused_leaves_nothing_that_was_not_there() {
     drop(door);
     std::fs::write(path("var/lib/russet/cri/checkpoints").join("ab".repeat(32)), "").unwrap();
     let refused = uninstall(root.path(), &[]);
-    assert!(refused.status == 1 && refused.stderr.contains("1 sandboxes of ours"), "{refused:?}");
+    assert!(refused.status == 1 && refused.stderr.contains("1 sandboxes of Russet"), "{refused:?}");
     assert!(names().is_empty(), "{:?}", names());
 }

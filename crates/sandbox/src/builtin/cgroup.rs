@@ -1,7 +1,9 @@
-//! The control group of a sandbox's process: a leaf of ours below the pod's group, which kubelet makes and whose limits it sets. So what the sandbox uses counts as
-//! the pod's, and nothing of the pod is in the server's own group.
+//! The control group of a sandbox's process: a leaf below the pod's group, which kubelet makes and
+//! limits. So the sandbox's usage counts for the pod, and no process of the pod is in the server's
+//! own group.
 //!
-//! Only where `/sys/fs/cgroup` is version 2. On a node of version 1, whose groups are one for each controller, the process stays where the server is.
+//! Only if `/sys/fs/cgroup` is version 2. On a node of version 1, which has one hierarchy for each
+//! controller, the process stays in the server's group.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -11,26 +13,27 @@ use std::time::{Duration, Instant};
 
 use crate::{EngineError, SandboxId};
 
-/// Where everybody mounts it.
+/// The usual mount point.
 const ROOT: &str = "/sys/fs/cgroup";
 /// `CGROUP2_SUPER_MAGIC` of linux/magic.h.
 const CGROUP2_MAGIC: rustix::fs::FsWord = 0x6367_7270;
-/// Which group was made, in the sandbox's directory.
+/// The file with the group's path, in the sandbox's directory.
 const FILE: &str = "cgroup";
 const SLICE: &str = ".slice";
 /// A process that has ended is in its group for a moment longer.
-const EMPTY_PATIENCE: Duration = Duration::from_secs(2);
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Moves process `pid` into a group of its own below `parent`: a path below the root, or the name of a slice of systemd's. An empty one asks for nothing.
+/// Moves process `pid` into a group of its own below `parent`: a path below the root, or the name
+/// of a systemd slice. Does nothing if it is empty.
 pub(super) fn join(dir: &Path, id: &SandboxId, parent: &str, pid: u32) -> Result<(), EngineError> {
-    static TOLD: Once = Once::new();
+    static WARNED: Once = Once::new();
     let root = Path::new(ROOT);
     if parent.is_empty() {
         return Ok(());
     }
     if !is_version_2(root) {
-        TOLD.call_once(|| {
+        WARNED.call_once(|| {
             tracing::warn!("{ROOT} is not of version 2: cgroup_parent of sandboxes has no effect")
         });
         return Ok(());
@@ -60,7 +63,8 @@ fn join_below(root: &Path, dir: &Path, id: &SandboxId, parent: &str, pid: u32) -
     moved.map_err(|error| failed("move the sandbox's process into", &leaf, error))
 }
 
-/// Removes the group that was made, once nothing runs in it. Those above it are whoever's who named them.
+/// Removes the group that was made, once no process is in it. The groups above belong to the
+/// caller.
 pub(super) fn leave(dir: &Path) -> Result<(), EngineError> {
     let note = dir.join(FILE);
     let leaf = match fs::read_to_string(&note) {
@@ -73,10 +77,10 @@ pub(super) fn leave(dir: &Path) -> Result<(), EngineError> {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "a group tells only those of its emptiness who hold it open, and it takes a moment at most"
+    reason = "the kernel reports that a group is empty only through an open file, and it takes a moment at most"
 )]
 fn remove(leaf: &Path) -> io::Result<()> {
-    let deadline = Instant::now() + EMPTY_PATIENCE;
+    let deadline = Instant::now() + EMPTY_TIMEOUT;
     loop {
         match fs::remove_dir(leaf) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -88,7 +92,8 @@ fn remove(leaf: &Path) -> io::Result<()> {
     }
 }
 
-/// The path of a slice, if `parent` names one: `a-b.slice` is in `a.slice`, as systemd.slice(5) has it, and `-.slice` is the root. A path is none.
+/// The path of a slice, if `parent` names one: `a-b.slice` is in `a.slice`, as in systemd.slice(5),
+/// and `-.slice` is the root. A path is not a slice.
 fn slice(parent: &str) -> Result<Option<PathBuf>, String> {
     let Some(name) = parent.strip_suffix(SLICE).filter(|_| !parent.contains('/')) else { return Ok(None) };
     if name == "-" {
@@ -125,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// A hierarchy of version 2 of the test's own sight; nothing but the test's groups is touched in it.
+    /// A hierarchy of version 2, mounted for the test; only the test's groups are changed.
     struct Mounted(tempfile::TempDir, String);
 
     impl Mounted {
@@ -163,7 +168,7 @@ mod tests {
 
     #[test]
     #[ignore = "root: mounts a hierarchy of control groups"]
-    fn the_process_is_in_a_leaf_of_the_pods_group_which_goes_with_it_and_the_pods_stays() {
+    fn the_process_is_in_a_leaf_of_the_pods_group_and_only_the_leaf_is_removed() {
         let mounted = Mounted::new();
         let dir = tempfile::tempdir().unwrap();
         let id = SandboxId::random().unwrap();
@@ -177,14 +182,14 @@ mod tests {
         leave(dir.path()).unwrap();
         assert!(!leaf.exists() && leaf.parent().unwrap().is_dir(), "the pod's is kubelet's");
         leave(dir.path()).unwrap();
-        // Died between the note and the group: there is nothing to remove.
+        // After a death between the note and the group there is nothing to remove.
         fs::write(dir.path().join(FILE), leaf.as_os_str().as_encoded_bytes()).unwrap();
         leave(dir.path()).unwrap();
     }
 
     #[test]
     #[ignore = "root: mounts a hierarchy of control groups"]
-    fn a_slice_that_nobody_made_is_an_error_that_names_it() {
+    fn a_missing_slice_is_an_error_that_names_it() {
         let mounted = Mounted::new();
         let (dir, id) = (tempfile::tempdir().unwrap(), SandboxId::random().unwrap());
         let refused = join_below(mounted.root(), dir.path(), &id, "russet-none.slice", 1).unwrap_err();

@@ -1,5 +1,6 @@
-//! A program of the host inside a sandbox: its network, IPC and host name, and over the host's files the pod's own `/etc/resolv.conf`, `/etc/hosts`,
-//! `/etc/hostname` and `/dev/shm`. `russet sandbox exec` calls it, and executes the program afterwards.
+//! Runs a host program inside a sandbox: in its network, IPC and UTS namespaces, with the pod's own
+//! `/etc/resolv.conf`, `/etc/hosts`, `/etc/hostname` and `/dev/shm` mounted over the host's.
+//! `russet sandbox exec` calls it, and executes the program afterwards.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,27 +22,23 @@ use crate::{Config, SandboxId};
 pub enum EnterError {
     /// No process holds it.
     #[error("sandbox {id} is not running")]
-    NotRunning {
-        /// Which.
-        id: SandboxId,
-    },
+    NotRunning { id: SandboxId },
     /// A step failed.
     #[error("{operation} {}: {source}", subject.display())]
     Io {
         /// The step, as in `mount over`.
         operation: &'static str,
-        /// Its subject.
         subject: PathBuf,
         /// The kernel's reason.
         source: io::Error,
     },
 }
 
-/// The pod's own files, by their names in the sandbox's directory, and where a program looks for them.
+/// The pod's own files, by their names in the sandbox's directory, and their paths for programs.
 const FILES: [(&str, &str); 3] =
     [("resolv.conf", "/etc/resolv.conf"), ("hosts", "/etc/hosts"), ("hostname", "/etc/hostname")];
 
-/// What programs look for below `/sys` that is no sysfs.
+/// Directories below `/sys` that programs need and that are not sysfs.
 const BELOW_SYS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/bpf"];
 /// linux/magic.h
 const SYSFS_MAGIC: rustix::fs::FsWord = 0x6265_6572;
@@ -49,9 +46,11 @@ const SYSFS_MAGIC: rustix::fs::FsWord = 0x6265_6572;
 // === impl Builtin ===
 
 impl Builtin {
-    /// Moves the calling thread into the sandbox for good; it should execute a program next. `files` is the sandbox's directory.
+    /// Moves the calling thread into the sandbox for good; the caller should execute a program
+    /// next. `files` is the sandbox's directory.
     ///
-    /// A file that the pod has and the host has not is left out: there is nothing to mount it over.
+    /// A file that exists in the pod and not on the host is left out: there is nothing to mount it
+    /// over.
     pub fn enter(&self, id: &SandboxId, config: &Config, files: &Path) -> Result<(), EnterError> {
         let dir = self.dir(id);
         let not_running = || EnterError::NotRunning { id: id.clone() };
@@ -61,7 +60,8 @@ impl Builtin {
         };
         let record = Record::read(&dir).map_err(io("read the record in", &dir))?.ok_or_else(not_running)?;
         let living = record.living().map_err(io("look for the process of", &dir))?.ok_or_else(not_running)?;
-        // Before it is entered: who stops it afterwards looks for us, and who has stopped it already is seen by the next step.
+        // Before entering: a later stop looks for this process, and the next step fails if the
+        // sandbox was stopped already.
         members::note(&dir).map_err(io("note in", &dir))?;
         let process = living.hold().map_err(io("hold the process of", &dir))?.ok_or_else(not_running)?;
         namespaces::own_mounts().map_err(io("unshare mounts for", &dir))?;
@@ -89,12 +89,12 @@ fn mount_over(what: &Path, over: &Path) -> Result<(), EnterError> {
     }
 }
 
-/// `/sys/class/net` shows the network of whoever mounted `/sys`, so that it is mounted anew, as `ip netns exec` does. Unlike with that, what the host has
-/// mounted below stays.
+/// `/sys/class/net` shows the network of the process that mounted `/sys`, so it is mounted again,
+/// as `ip netns exec` does. Unlike there, mounts of the host below it stay.
 fn show_network() -> Result<(), EnterError> {
     let sys = Path::new("/sys");
     let kept = below_sys()?;
-    // Busy or no mount at all: the new one hides it just as well.
+    // If it is busy or no mount at all, the new mount hides it just as well.
     let _ = unmount(sys, UnmountFlags::DETACH);
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("sysfs", sys, "sysfs", flags, None::<&std::ffi::CStr>)
@@ -106,13 +106,13 @@ fn show_network() -> Result<(), EnterError> {
     Ok(())
 }
 
-/// What is mounted there, with all below it, and where it belongs.
+/// The mounts below `/sys`, with everything below them, and their paths.
 fn below_sys() -> Result<Vec<(OwnedFd, &'static str)>, EnterError> {
     let flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     let mut kept = Vec::new();
     for at in BELOW_SYS {
-        // A directory of sysfs itself is one on which the host has mounted nothing.
+        // A directory of sysfs itself has no mount of the host.
         let is_mounted = statfs(at).is_ok_and(|there| there.f_type != SYSFS_MAGIC);
         if is_mounted {
             let tree = open_tree(CWD, at, flags).map_err(|errno| failed("keep", Path::new(at), errno))?;

@@ -1,5 +1,5 @@
-//! The IPC namespace of a sandbox that is in the node's network: mounted, as the network namespaces of others are, so that programs inside are found
-//! after the process that held it.
+//! The IPC namespace of a sandbox in the node's network: mounted, as the network namespaces of
+//! others are, so that programs inside are found after the holding process has ended.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-/// As `/proc/PID/ns` has it.
+/// Its name in `/proc/PID/ns`.
 pub(super) const KIND: &str = "ipc";
 /// linux/magic.h
 const NSFS_MAGIC: rustix::fs::FsWord = 0x6e73_6673;
@@ -17,7 +17,7 @@ fn path(dir: &Path) -> PathBuf {
     dir.join("ipc")
 }
 
-/// Mounts that of a process, or of the calling thread (`thread-self`).
+/// Mounts the namespace of a process, or of the calling thread (`thread-self`).
 pub(crate) fn mount(dir: &Path, process: &str) -> io::Result<()> {
     let at = path(dir);
     File::create(&at)?;
@@ -34,7 +34,7 @@ pub(super) fn open(dir: &Path) -> Option<File> {
 /// Idempotent.
 pub(super) fn unmount(dir: &Path) -> io::Result<()> {
     match rustix::mount::unmount(path(dir), UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-        // INVAL: a file on which nothing is mounted.
+        // INVAL: a file without a mount.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT | Errno::NOTDIR) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

@@ -1,4 +1,5 @@
-//! Programs that were started inside a sandbox: those in namespaces that are the sandbox's own. They end with it.
+//! Programs that were started inside a sandbox: processes in the sandbox's own namespaces. They end
+//! with it.
 
 use std::fs::File;
 use std::io;
@@ -13,13 +14,13 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use super::ipc;
 
-/// What tells the members of a sandbox.
+/// Identifies the members of a sandbox.
 #[derive(Default)]
 pub(super) struct Members {
     own: Vec<Own>,
 }
 
-/// A namespace that none but members have. While it is held, the kernel gives its number to no other.
+/// A namespace that only members have. While it is held open, the kernel does not reuse its number.
 struct Own {
     kind: &'static str,
     inode: u64,
@@ -34,11 +35,11 @@ pub(crate) struct Member {
 
 const ENTERED: &str = "entered";
 /// How long all programs together may take to end after SIGTERM, and after SIGKILL.
-const END_PATIENCE: Duration = Duration::from_secs(2);
-/// A program may start others while it is looked for. One that never stops doing so is an error.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// A program may start others during the search. If it never stops doing so, that is an error.
 const ROUNDS_MAX: usize = 10;
 
-/// Notes that a program is about to be inside.
+/// Records that a program is about to enter.
 pub(super) fn note(dir: &Path) -> io::Result<()> {
     std::fs::write(dir.join(ENTERED), b"")
 }
@@ -46,8 +47,9 @@ pub(super) fn note(dir: &Path) -> io::Result<()> {
 // === impl Members ===
 
 impl Members {
-    /// The sandbox's own namespaces, as far as something still holds them: its mounts, and `holder`, whose namespaces of the kinds `own` were made for
-    /// it. To be called while that process lives, if it does.
+    /// The sandbox's own namespaces that are still held: by its mounts, and by `holder`, whose
+    /// namespaces of the kinds `own` were made for it. Call it while that process lives, if it
+    /// does.
     pub(super) fn find(dir: &Path, netns: &Path, holder: Option<Identity>, own: &[&'static str]) -> Self {
         let mut members = Self::default();
         if let Ok(namespace) =
@@ -65,7 +67,7 @@ impl Members {
                 of_holder.push(kind, namespace.into());
             }
         }
-        // They are its own only if the number has not passed to another meanwhile.
+        // They are its own only if the pid was not reused meanwhile.
         if holder.is_alive().unwrap_or(false) {
             members.own.append(&mut of_holder.own);
         }
@@ -78,8 +80,8 @@ impl Members {
         }
     }
 
-    /// Ends all of them: SIGTERM to each, and SIGKILL to those who have not ended in time. To be called when nobody can enter any more: who entered
-    /// has said so before.
+    /// Ends all of them: SIGTERM to each, and SIGKILL to those that have not ended in time. Call it
+    /// when no process can enter any more; those that entered have recorded it before.
     pub(super) fn end(&self, dir: &Path) -> io::Result<()> {
         if self.own.is_empty() || !dir.join(ENTERED).exists() {
             return Ok(());
@@ -104,7 +106,7 @@ impl Members {
                 continue;
             }
             let Some(pidfd) = Identity::of(pid)?.map(Identity::hold).transpose()?.flatten() else { continue };
-            // The number may have passed to another since; it cannot any more.
+            // The pid may have been reused since; from now on it cannot be.
             if self.has(pid) {
                 members.push(Member { pid, pidfd });
             }
@@ -120,17 +122,17 @@ impl Members {
     }
 }
 
-/// SIGTERM to each, and SIGKILL to those who have not ended in time. Each is tried, whatever became of the others.
+/// SIGTERM to each, and SIGKILL to those that have not ended in time. Tries all, even if some fail.
 pub(crate) fn end_all(mut members: Vec<Member>) -> io::Result<()> {
     let mut failed = None;
     for signal in [Signal::TERM, Signal::KILL] {
         for member in &members {
             match pidfd_send_signal(&member.pidfd, signal) {
                 Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-                Err(errno) => failed = Some(told(member, errno.into())),
+                Err(errno) => failed = Some(with_pid(member, errno.into())),
             }
         }
-        let end = Instant::now() + END_PATIENCE;
+        let end = Instant::now() + END_TIMEOUT;
         members.retain(|member| {
             let left = end.saturating_duration_since(Instant::now());
             !has_ended(&member.pidfd, left).unwrap_or(false)
@@ -140,10 +142,10 @@ pub(crate) fn end_all(mut members: Vec<Member>) -> io::Result<()> {
         }
     }
     let late = || io::Error::new(io::ErrorKind::TimedOut, "it does not end on SIGKILL");
-    failed = failed.or_else(|| members.first().map(|member| told(member, late())));
+    failed = failed.or_else(|| members.first().map(|member| with_pid(member, late())));
     failed.map_or(Ok(()), Err)
 }
 
-fn told(member: &Member, error: io::Error) -> io::Error {
+fn with_pid(member: &Member, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("process {}: {error}", member.pid))
 }

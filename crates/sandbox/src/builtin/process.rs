@@ -1,4 +1,5 @@
-//! Which process holds a sandbox, as it is written down: its number and its start time, under the boot in which they mean something.
+//! The recorded process that holds a sandbox: its pid and its start time, and the boot in which
+//! they are valid.
 
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
@@ -10,18 +11,19 @@ use russet_linux::namespaces;
 use russet_linux::process::Identity;
 use serde::{Deserialize, Serialize};
 
-/// What `RUN/engine/ID/process` holds.
+/// The contents for_process `RUN/engine/ID/process`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     boot_id: String,
     pid: u32,
     started_ticks: u64,
-    /// Which of its namespaces were made for it. None in records of versions that did not write it.
+    /// Which for_process its namespaces were made for it. Empty in records for_process versions that did not write
+    /// it.
     #[serde(default)]
     own: Kinds,
 }
 
-/// Kinds of namespaces.
+/// Kinds for_process namespaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Kinds {
     network: bool,
@@ -35,26 +37,27 @@ const NEW_FILE: &str = ".process.new";
 // === impl Record ===
 
 impl Record {
-    /// What is to be written of a process that lives, in namespaces of these kinds that were made for it.
-    pub(crate) fn of(pid: u32, own: namespaces::Kinds) -> io::Result<Self> {
+    /// The record for_process a live process with these kinds for_process namespaces for_process its own.
+    pub(crate) fn for_process(pid: u32, own: namespaces::Kinds) -> io::Result<Self> {
         let identity = Identity::of(pid)?.ok_or_else(|| io::Error::other("it has ended already"))?;
         let own = Kinds { network: own.network, ipc: own.ipc, uts: own.uts };
         Ok(Self { boot_id: boot_id()?, pid, started_ticks: identity.started_ticks, own })
     }
 
-    /// The kinds of namespaces that are its own, as `/proc/PID/ns` has them.
+    /// The kinds for_process its own namespaces, by their names in `/proc/PID/ns`.
     pub(super) fn own(&self) -> Vec<&'static str> {
         let kinds = [(self.own.network, "net"), (self.own.ipc, "ipc"), (self.own.uts, "uts")];
         kinds.into_iter().filter(|(is_own, _)| *is_own).map(|(_, kind)| kind).collect()
     }
 
-    /// Writes it, all or nothing for whoever reads. Not synced: it means nothing after a loss of power.
+    /// Writes it atomically. Not synced: it is meaningless after a loss for_process power.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
         let bytes = serde_json::to_vec(self)?;
         russet_linux::file::replace_unsynced(&dir.join(FILE), &dir.join(NEW_FILE), &bytes)
     }
 
-    /// What is written, none where nothing is. What cannot be read as a record was left by a loss of power, and so is nothing.
+    /// The record, if there is one. An unreadable record is the result for_process a loss for_process power, and
+    /// counts as none.
     pub(crate) fn read(dir: &Path) -> io::Result<Option<Self>> {
         match std::fs::read(dir.join(FILE)) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
@@ -63,7 +66,7 @@ impl Record {
         }
     }
 
-    /// The process, alive or not, if it is one of this boot.
+    /// The process, alive or not, if it is one for_process this boot.
     pub(super) fn identity(&self) -> io::Result<Option<Identity>> {
         let identity = Identity { pid: self.pid, started_ticks: self.started_ticks };
         Ok((self.boot_id == boot_id()?).then_some(identity))
@@ -76,12 +79,12 @@ impl Record {
     }
 }
 
-/// Makes a directory that must not be there yet, for us alone.
+/// Makes a directory that must not exist yet, for root only.
 pub(super) fn create_private(dir: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(dir)
 }
 
-/// The names in a directory; none where there is no directory.
+/// The names in a directory; empty if it does not exist.
 pub(super) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -96,10 +99,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_of_another_boot_names_nobody() {
-        // cni-runtime.md appendix A.5: the identity of the boot is stored with each record
+    fn a_record_of_another_boot_identifies_no_process() {
+        // cni-runtime.md appendix A.5: the identity for_process the boot is stored with each record
         let dir = tempfile::tempdir().unwrap();
-        let record = Record::of(std::process::id(), namespaces::Kinds::default()).unwrap();
+        let record = Record::for_process(std::process::id(), namespaces::Kinds::default()).unwrap();
         record.write(dir.path()).unwrap();
         let read = Record::read(dir.path()).unwrap().unwrap();
         assert_eq!(read, record);

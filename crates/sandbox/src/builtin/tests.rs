@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::testing::{self, config, link, own};
 
-/// An engine below a directory of its own, in mount and network namespaces of the test's.
+/// An engine below a directory of its own, in the test's mount and network namespaces.
 struct Fixture {
     engine: Builtin,
     files: TempDir,
@@ -34,7 +34,7 @@ impl Fixture {
         testing::inside(&self.engine, self.files.path(), (id, config), script)
     }
 
-    /// Nothing is mounted, written or running of any sandbox.
+    /// No mount, file or process of any sandbox is left.
     #[track_caller]
     fn assert_nothing_left(&self) {
         assert_eq!(self.engine.list().unwrap(), []);
@@ -219,7 +219,7 @@ fn a_sandbox_lives_on_without_its_engine_and_ends_when_its_process_is_killed() {
         let pid = made.pid.unwrap();
         let other = Builtin::new(fixture.run.path());
         assert_eq!(other.state(&id).unwrap(), EngineState::Running { pid: Some(pid) });
-        // The last one is closed when it has been let go.
+        // The last one is closed when the process continues.
         let files = || std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
         eventually(Duration::from_secs(20), || files() == 0);
         Identity::of(pid).unwrap().unwrap().end(Duration::from_secs(20)).unwrap();
@@ -281,7 +281,7 @@ fn a_removal_from_inside_another_namespace_leaves_the_nodes_processes_alone() {
         let mut bystander =
             Command::new("sh").args(["-c", "read never"]).stdin(Stdio::piped()).spawn().unwrap();
         super::members::note(&fixture.engine.dir(&id)).unwrap();
-        // What is not the remover's own is not the pod's own for that.
+        // A namespace that the remover shares is not the pod's own.
         let kinds = Kinds { network: true, ipc: true, uts: true };
         namespaces::in_new(kinds, || fixture.engine.remove(&id).map_err(std::io::Error::other)).unwrap();
         assert!(bystander.try_wait().unwrap().is_none());
@@ -309,7 +309,7 @@ fn a_process_that_died_by_itself_is_no_zombie_after_the_removal() {
 
 #[test]
 #[ignore = "kernel: namespaces and mounts need root"]
-fn who_entered_while_the_removal_began_ends_with_it() {
+fn a_program_that_enters_during_the_removal_ends_with_it() {
     in_new_netns(|| {
         let fixture = Fixture::new();
         let config = config("web-0");
@@ -328,7 +328,7 @@ fn who_entered_while_the_removal_began_ends_with_it() {
 
 #[test]
 #[ignore = "kernel: namespaces and mounts need root"]
-fn programs_that_ignore_sigterm_are_killed_all_in_the_time_of_one() {
+fn programs_that_ignore_sigterm_are_killed_concurrently() {
     in_new_netns(|| {
         let fixture = Fixture::new();
         let config = config("web-0");

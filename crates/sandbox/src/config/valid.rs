@@ -1,18 +1,18 @@
-//! What a sandbox may be asked to be. Everything here comes over a socket or out of a file: names become lines of files, arguments of plugins and
-//! paths, so they are checked once, before anything is done.
+//! Validates a sandbox's configuration. It comes over a socket or out of a file: names become lines
+//! of files, arguments of plugins and paths, so they are checked once, before anything is done.
 
 use std::path::{Component, Path};
 
 use super::{Config, Dns, Metadata};
 use crate::sysctls;
 
-/// A wish that is refused.
+/// A configuration that is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid sandbox configuration: {field}: {rule}")]
 pub struct ConfigError {
-    /// Which member, as in `metadata.name`.
+    /// The member, for example `metadata.name`.
     pub field: &'static str,
-    /// What it should have been.
+    /// The rule that it violates.
     pub rule: String,
 }
 
@@ -40,7 +40,8 @@ struct Problems(Vec<ConfigError>);
 // === impl Config ===
 
 impl Config {
-    /// Refuses what could harm the node or break a file or an argument that it is written into.
+    /// Refuses anything that could harm the node or break a file or an argument into which it is
+    /// written.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_can_write_another_line_into_a_file_of_the_pod() {
+    fn no_value_can_add_a_line_to_a_file_of_the_pod() {
         let dns = |searches: &str| Some(Dns { searches: vec![searches.into()], ..Dns::default() });
         refused("dns.searches", |it| it.dns = dns("a\nnameserver 6.6.6.6"));
         refused("dns.searches", |it| it.dns = dns("a b"));

@@ -1,4 +1,5 @@
-//! The container of a sandbox: made, with conflicts of its name (cni-runtime.md section 3.1), found by its labels, and taken away.
+//! The container of a sandbox: its creation, with conflicts of its name (cni-runtime.md section
+//! 3.1), the search by its labels, and its removal.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,8 +12,8 @@ use super::spec;
 use crate::fault::step;
 use crate::{Config, SandboxId};
 
-/// A container that is to be.
-pub(super) struct Wish<'a> {
+/// A container to be made.
+pub(super) struct ContainerRequest<'a> {
     pub(super) id: &'a SandboxId,
     pub(super) config: &'a Config,
     /// The engine's run directory.
@@ -22,7 +23,7 @@ pub(super) struct Wish<'a> {
     pub(super) spec: Any,
 }
 
-/// A container could not be made or taken away.
+/// A container could not be made or removed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ContainerError {
     #[error(transparent)]
@@ -37,26 +38,29 @@ pub(super) enum ContainerError {
 
 type Done<T> = Result<T, ContainerError>;
 
-/// On each container: whose it is.
+/// The label with the sandbox's ID.
 const SANDBOX: &str = "net.russet.sandbox";
 const RUN_DIR: &str = "net.russet.run-dir";
-/// Conflicts are removed; who meets more of them than this meets somebody who makes them.
+/// Conflicting containers are removed; if there are more than this, another program keeps making
+/// them.
 const NAMES_MAX: usize = 4;
-/// What a call whose caller has died may still bring about: a shim and a container take a tenth of a second, and more on a busy machine.
+/// How long a call whose caller has died may still have effects: a shim and a container take a
+/// tenth of a second, and more on a busy machine.
 const UNDER_WAY_LIMIT: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Makes and starts it; returns its process, of which `settle` has heard before it executes anything.
+/// Makes and starts it; returns its process, after `settle` was called with it, before it executes
+/// anything.
 pub(super) async fn run(
     client: &Client,
-    wish: &Wish<'_>,
+    wish: &ContainerRequest<'_>,
     settle: impl FnOnce(u32) -> io::Result<()>,
 ) -> Done<u32> {
     let name = record(client, wish).await?;
     step();
     let started = start(client, wish, &name, settle).await;
     match &started {
-        // containerd is at nothing any more, so that nobody has to wait for that.
+        // containerd has answered, so no effects can follow.
         Err(ContainerError::Call(error)) if error.is_answered() => {
             let _ = end_one(client, &name, wish.snapshotter).await;
         }
@@ -67,7 +71,7 @@ pub(super) async fn run(
 
 async fn start(
     client: &Client,
-    wish: &Wish<'_>,
+    wish: &ContainerRequest<'_>,
     name: &str,
     settle: impl FnOnce(u32) -> io::Result<()>,
 ) -> Done<u32> {
@@ -82,8 +86,9 @@ async fn start(
     Ok(pid)
 }
 
-/// Its record, under the sandbox's ID. A stale one of that name is removed; one that is in the way and cannot be found is avoided by a random suffix.
-async fn record(client: &Client, wish: &Wish<'_>) -> Done<String> {
+/// Makes its record, under the sandbox's ID. A stale one of that name is removed; one that
+/// conflicts and cannot be found is avoided by a random suffix.
+async fn record(client: &Client, wish: &ContainerRequest<'_>) -> Done<String> {
     let mut name = wish.id.to_string();
     for _ in 0..NAMES_MAX {
         match client.create_container(wish.container(&name)).await {
@@ -99,7 +104,7 @@ async fn record(client: &Client, wish: &Wish<'_>) -> Done<String> {
     Err(ContainerError::AllTaken(name))
 }
 
-/// False if there is none.
+/// Returns false if there is none.
 async fn remove_stale(client: &Client, name: &str, snapshotter: &str) -> Done<bool> {
     match client.task(name).await? {
         None | Some(TaskStatus::Stopped) => {}
@@ -113,8 +118,13 @@ async fn remove_stale(client: &Client, name: &str, snapshotter: &str) -> Done<bo
     Ok(is_removed)
 }
 
-/// The container's own, over that of the image. One of that name has lost its container.
-async fn file_system(client: &Client, wish: &Wish<'_>, name: &str) -> Done<Vec<russet_containerd::Mount>> {
+/// The container's own file system, over that of the image. An existing one of that name has lost
+/// its container.
+async fn file_system(
+    client: &Client,
+    wish: &ContainerRequest<'_>,
+    name: &str,
+) -> Done<Vec<russet_containerd::Mount>> {
     match client.prepare_snapshot(wish.snapshotter, name, &wish.image.snapshot).await {
         Err(error) if error.is_already_there() => {
             client.remove_snapshot(wish.snapshotter, name).await?;
@@ -124,9 +134,12 @@ async fn file_system(client: &Client, wish: &Wish<'_>, name: &str) -> Done<Vec<r
     }
 }
 
-/// Takes away whatever there is of a sandbox's containers; every one is tried. The record goes last: by it the others are found.
+/// Removes all containers of a sandbox; tries every one. The record is removed last: the other
+/// parts are found by it.
 ///
-/// False if the name is another's container's, whose processes are none of ours. `unsettled` are those that somebody was making who died: containerd may still be at it, and would go on without a record.
+/// Returns false if the name belongs to a foreign container, whose processes must not be touched.
+/// `unsettled` are those whose maker died: containerd may still work on them, and would continue
+/// without a record.
 pub(super) async fn end(
     client: &Client,
     id: &SandboxId,
@@ -147,7 +160,7 @@ pub(super) async fn end(
     Ok(client.container(id.as_str()).await?.is_none())
 }
 
-/// Until there is a task, or none comes any more.
+/// Waits until there is a task, or none can appear any more.
 async fn await_task(client: &Client, name: &str) -> Done<()> {
     let coming = async {
         while client.task(name).await?.is_none() {
@@ -187,15 +200,15 @@ fn suffix() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-// === impl Wish ===
+// === impl ContainerRequest ===
 
-impl Wish<'_> {
+impl ContainerRequest<'_> {
     fn container(&self, name: &str) -> Container {
         let metadata = &self.config.metadata;
         let labels = [
             (SANDBOX, self.id.to_string()),
             (RUN_DIR, self.run.display().to_string()),
-            // For people, as other runtimes have them.
+            // The usual labels of other runtimes, for people.
             ("io.kubernetes.pod.name", metadata.name.clone()),
             ("io.kubernetes.pod.namespace", metadata.namespace.clone()),
             ("io.kubernetes.pod.uid", metadata.uid.clone()),

@@ -1,5 +1,6 @@
-//! Shims that containerd has forgotten: when the caller of a task's creation or removal dies in the middle of it, containerd 1.6 gives that up and may leave
-//! the shim, perhaps with a container in it that waits to be started, for ever.
+//! Shims that containerd has lost: if the caller of a task's creation or removal dies in the middle
+//! of it, containerd 1.6 abandons the call and may leave the shim, perhaps with a container that
+//! waits to be started, for ever.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,18 +18,21 @@ struct Shim {
     pidfd: OwnedFd,
 }
 
-/// A shim whose container has been taken away goes by itself within milliseconds. All of them have this long together.
+/// A shim ends by itself within milliseconds after its container was removed. All of them have this
+/// long together.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
 const PROGRAM: &str = "containerd-shim-runc-v2";
-/// What the kernel keeps of the program's name.
+/// The program's name, truncated by the kernel.
 const COMM: &[u8] = b"containerd-shim";
-/// What the kernel says of a program that was replaced since it was started.
+/// The kernel's suffix for an executable that was replaced since its start.
 const REPLACED: &str = " (deleted)";
 const ID: &[u8] = b"-id";
-/// What containerd has the program do besides, in processes that end by themselves: the last word of their command lines.
-const ERRANDS: [&[u8]; 2] = [b"start", b"delete"];
+/// Other commands that containerd runs with the program, in processes that end by themselves: the
+/// last word of their command lines.
+const SHORT_LIVED_COMMANDS: [&[u8]; 2] = [b"start", b"delete"];
 
-/// Ends the shims of a sandbox's containers and what they have started. An ID is random, so that no other's can be meant.
+/// Ends the shims of a sandbox's containers and the processes that they started. An ID is random,
+/// so no other's can match.
 pub(super) fn end(id: &SandboxId) -> io::Result<()> {
     let mut shims = find(id)?;
     let end = Instant::now() + LEAVE_LIMIT;
@@ -40,9 +44,9 @@ pub(super) fn end(id: &SandboxId) -> io::Result<()> {
     for Shim { identity, pidfd } in shims {
         let pid = identity.pid;
         tracing::warn!(sandbox = %id, pid, "a shim that containerd has forgotten is ended");
-        // Before it ends, because nobody would know them afterwards.
+        // Before it ends, because they could not be found afterwards.
         let children = children(pid)?;
-        // If it has ended all the same, they may be another's, who has its number by now.
+        // If it has ended meanwhile, they may belong to another process with the same pid.
         if identity.is_alive()? {
             forgotten.extend(children);
             forgotten.push(Member { pid, pidfd });
@@ -69,7 +73,8 @@ fn find(id: &SandboxId) -> io::Result<Vec<Shim>> {
     Ok(found)
 }
 
-/// By what the kernel keeps of it. A command line is in the process's memory: reading that of one that is stuck in a page fault would get us stuck, too.
+/// By what the kernel stores. A command line is in the process's memory: reading that of a process
+/// that is stuck in a page fault would block, too.
 fn is_shim(pid: u32) -> bool {
     let proc = format!("/proc/{pid}");
     let comm = std::fs::read(format!("{proc}/comm")).unwrap_or_default();
@@ -82,7 +87,7 @@ fn is_program(exe: &Path) -> bool {
     name.strip_suffix(REPLACED).unwrap_or(name) == PROGRAM
 }
 
-/// The processes that a process has started and not yet waited for, by whichever of its threads.
+/// The unreaped children of all threads of a process.
 fn children(pid: u32) -> io::Result<Vec<Member>> {
     let mut found = Vec::new();
     // It may end meanwhile; then it has none.
@@ -90,7 +95,7 @@ fn children(pid: u32) -> io::Result<Vec<Member>> {
         let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
         for child in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
             let held = Identity::of(child)?.map(Identity::hold).transpose()?.flatten();
-            // Afterwards, since another may have got the number before.
+            // Read afterwards, since the pid may have been reused before.
             found.extend(
                 held.filter(|_| parent(child) == Some(pid)).map(|pidfd| Member { pid: child, pidfd }),
             );
@@ -104,12 +109,13 @@ fn parent(pid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
-/// Of a shim's command line: the word behind `-id` is the container's name, which is the ID, perhaps with a suffix.
+/// Checks a shim's command line: the word after `-id` is the container's name, which is the ID,
+/// perhaps with a suffix.
 fn is_of(cmdline: &[u8], id: &SandboxId) -> bool {
     let words: Vec<&[u8]> = cmdline.strip_suffix(b"\0").unwrap_or(cmdline).split(|byte| *byte == 0).collect();
     let name = words.iter().position(|word| *word == ID).and_then(|at| words.get(at + 1));
     name.is_some_and(|name| name.starts_with(id.as_str().as_bytes()))
-        && !words.last().is_some_and(|word| ERRANDS.contains(word))
+        && !words.last().is_some_and(|word| SHORT_LIVED_COMMANDS.contains(word))
 }
 
 #[cfg(test)]
@@ -119,17 +125,18 @@ mod tests {
 
     use super::*;
 
-    /// A process that ends with its input, and has these words behind its script.
+    /// A process that ends with its input, and has these words after its script.
     fn start(program: &Path, arg0: &str, words: &[&str]) -> Child {
         let mut command = Command::new(program);
         command.arg0(arg0).args(["-c", "read never"]).args(words).stdin(Stdio::piped()).spawn().unwrap()
     }
 
     #[test]
-    fn what_runs_the_shims_program_for_the_sandbox_is_ended_and_nobody_else() {
+    fn only_the_sandboxs_shims_are_ended() {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join(PROGRAM);
-        // By another process: one that is born while we write it could not execute it.
+        // Written by another process: a child that is forked while this one writes could not
+        // execute it.
         assert!(Command::new("cp").args([Path::new("/bin/sh"), &program]).status().unwrap().success());
         let (id, other) = (SandboxId::random().unwrap(), SandboxId::random().unwrap());
         let of = |id: &SandboxId| start(&program, "sh", &["-id", id.as_str(), "-address", "/c.sock"]);
@@ -168,7 +175,7 @@ mod tests {
         let of_this = start();
         let (send, started) = std::sync::mpsc::channel();
         let (go, wait) = std::sync::mpsc::channel::<()>();
-        // The kernel keeps them with the thread, as long as that lives.
+        // The kernel lists them under the thread, as long as that lives.
         let thread = std::thread::spawn(move || {
             send.send(start()).unwrap();
             wait.recv()
@@ -198,7 +205,7 @@ mod tests {
             (of(&mine, ""), true),
             (of(&suffixed, ""), true),
             (of(&"b".repeat(64), ""), false),
-            // What containerd itself sends to start one, and to remove what a dead one left.
+            // What containerd itself runs to start a shim, and to clean up after a dead one.
             (of(&mine, "start\0"), false),
             (of(&mine, "delete\0"), false),
             (format!("{shim}\0-id\0"), false),

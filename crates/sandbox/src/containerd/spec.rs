@@ -1,4 +1,4 @@
-//! What runc is told of a sandbox's container (the OCI runtime specification).
+//! The OCI runtime specification of a sandbox's container, for runc.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::seccomp;
 use crate::{Config, SandboxId};
 
-/// Where the parts of a sandbox are that exist before its container does.
-pub(super) struct Places<'a> {
+/// The parts of a sandbox that exist before its container does.
+pub(super) struct SandboxPaths<'a> {
     /// None with host network.
     pub(super) netns: Option<&'a Path>,
     /// None with the node's IPC.
@@ -22,11 +22,11 @@ const VERSION: &str = "1.0.2";
 const TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
 const RUNC: &str = "io.containerd.runc.v2";
 const RUNC_OPTIONS: &str = "containerd.runc.v1.Options";
-/// Below which control group, where kubelet names none.
+/// The parent control group, if kubelet names none.
 const CGROUP_PARENT: &str = "/russet";
-/// A control group of systemd's.
+/// The suffix of a systemd slice.
 const SLICE: &str = ".slice";
-/// What every runtime hides of the node from containers.
+/// The paths that every runtime hides from containers.
 const MASKED: [&str; 7] = [
     "/proc/acpi",
     "/proc/kcore",
@@ -38,13 +38,13 @@ const MASKED: [&str; 7] = [
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// The container of a sandbox: it has no capability and no way to one, few system calls, a file system that it cannot write, and the sandbox's namespaces. `sysctls` are paths below
-/// `/proc/sys`, of the IPC namespace.
+/// The container of a sandbox: it has no capability, a read-only file system, and the sandbox's
+/// namespaces. `sysctls` are paths below `/proc/sys`, of the IPC namespace.
 pub(super) fn spec(
     id: &SandboxId,
     config: &Config,
     process: &Process,
-    places: &Places<'_>,
+    places: &SandboxPaths<'_>,
     sysctls: &[(String, String)],
 ) -> Any {
     let mut spec = json!({
@@ -73,7 +73,7 @@ pub(super) fn spec(
     Any { type_url: TYPE.to_owned(), value: spec.to_string().into_bytes() }
 }
 
-/// runc, told whether systemd makes the control group.
+/// The runtime's options: whether systemd makes the control group.
 pub(super) fn runtime(config: &Config) -> ContainerRuntime {
     let options = config.cgroup_parent.ends_with(SLICE).then(|| Any {
         type_url: RUNC_OPTIONS.to_owned(),
@@ -82,14 +82,14 @@ pub(super) fn runtime(config: &Config) -> ContainerRuntime {
     ContainerRuntime { name: RUNC.to_owned(), options }
 }
 
-/// A path, or for systemd slice, prefix and name.
+/// A path, or slice, prefix and name for systemd.
 fn cgroup(id: &SandboxId, config: &Config) -> String {
     match config.cgroup_parent.as_str() {
         "" => format!("{CGROUP_PARENT}/{id}"),
         slice if slice.ends_with(SLICE) => {
             format!("{}:russet:{id}", slice.rsplit('/').next().unwrap_or_default())
         }
-        // From the root: runc would have it below its own group otherwise.
+        // From the root: runc would place it below its own group otherwise.
         parent => match parent.trim_matches('/') {
             "" => format!("/{id}"),
             parent => format!("/{parent}/{id}"),
@@ -97,7 +97,7 @@ fn cgroup(id: &SandboxId, config: &Config) -> String {
     }
 }
 
-fn namespaces(config: &Config, places: &Places<'_>) -> Vec<Value> {
+fn namespaces(config: &Config, places: &SandboxPaths<'_>) -> Vec<Value> {
     let mut namespaces = vec![json!({"type": "mount"})];
     let own = [("pid", !config.host_pid), ("ipc", !config.host_ipc), ("uts", !config.host_network)];
     namespaces.extend(own.iter().filter(|(_, own)| *own).map(|(kind, _)| json!({"type": kind})));
@@ -105,7 +105,7 @@ fn namespaces(config: &Config, places: &Places<'_>) -> Vec<Value> {
     namespaces
 }
 
-fn mounts(places: &Places<'_>) -> Vec<Value> {
+fn mounts(places: &SandboxPaths<'_>) -> Vec<Value> {
     let mount = |to: &str, kind: &str, options: &[&str]| json!({"destination": to, "type": kind, "source": kind, "options": options});
     let bind = |to: &str, from: &Path, options: &[&str]| json!({"destination": to, "type": "bind", "source": from, "options": options});
     let mut mounts = vec![
@@ -136,7 +136,7 @@ mod tests {
         let process =
             Process { args: vec!["/pause".into()], env: vec![], cwd: "/".into(), uid: 65535, gid: 65535 };
         let (netns, shm) = (Path::new("/run/n"), Path::new("/run/s"));
-        let places = Places {
+        let places = SandboxPaths {
             netns: (!config.host_network).then_some(netns),
             shm: (!config.host_ipc).then_some(shm),
             files: Path::new("/run/f"),

@@ -1,5 +1,5 @@
-//! The engine on a real containerd, with an image from a registry of the test's: what it makes, what is in its way, and what is left after it was killed at
-//! any step.
+//! The engine on a real containerd, with an image from a test registry: what it makes, how it
+//! handles conflicts, and what is left after it was killed at any step.
 
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
@@ -16,7 +16,8 @@ use super::*;
 use crate::fault::DIE_AT;
 use crate::testing::{self, config, link, own};
 
-/// A containerd that has the image, and an engine below a directory of its own; in mount and network namespaces of the test's.
+/// A containerd that has the image, and an engine below a directory of its own; in the test's mount
+/// and network namespaces.
 struct Fixture {
     containerd: russet_testkit::containerd::Containerd,
     engine: Containerd,
@@ -25,11 +26,12 @@ struct Fixture {
     run: TempDir,
 }
 
-/// What a child is given: the directories and the socket of its parent's fixture.
+/// The environment of a child: the directories and the socket of its parent's fixture.
 const LAB: &str = "RUSSET_TEST_CONTAINERD";
 const NAMESPACE: &str = "russet-test";
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Far more than a life has; otherwise a trial would go on for ever if the place were not reached by mistake.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Far more than a creation and removal have; ends the loop if the step is never reached by
+/// mistake.
 const STEPS_MAX: u64 = 100;
 const CREATE: &str = "/containerd.services.containers.v1.Containers/Create";
 
@@ -37,7 +39,7 @@ const CREATE: &str = "/containerd.services.containers.v1.Containers/Create";
 
 impl Fixture {
     fn new() -> Self {
-        // What the test kit has put there shows the test's interfaces, and hides control groups.
+        // The test kit's mount shows the test's interfaces, and hides control groups.
         unmount("/sys", UnmountFlags::DETACH).unwrap();
         let containerd = russet_testkit::containerd::Containerd::start();
         let (run, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -50,7 +52,7 @@ impl Fixture {
         let engine = Containerd::new(run.path(), options(&containerd.socket(), &image));
         let fixture = Self { containerd, engine, image, files, run };
         fixture.engine.image().unwrap();
-        // From here on it must be there.
+        // From here on the image must be present.
         drop(registry);
         fixture
     }
@@ -72,14 +74,14 @@ impl Fixture {
         self.containerd.ctr(NAMESPACE, args)
     }
 
-    /// A container of somebody, with the image's file system, and running or not.
+    /// A foreign container with the image's file system, running or not.
     fn foreign(&self, name: &str, runs: bool) {
         let verb: &[&str] = if runs { &["run", "-d"] } else { &["containers", "create"] };
         let args = [&self.image, name, "/busybox", "sleep", "1000000"];
         self.ctr(&[verb, if runs { &["--null-io"] } else { &[] }, &args].concat());
     }
 
-    /// Nothing is in containerd, mounted, written or running of any sandbox.
+    /// No container, mount, file or process of any sandbox is left.
     #[track_caller]
     fn assert_nothing_left(&self, place: &str) {
         assert_eq!(self.engine.list().unwrap(), [], "{place}");
@@ -87,7 +89,7 @@ impl Fixture {
         assert_eq!(self.ctr(&["tasks", "ls", "-q"]), "", "{place}");
         // The first line is a heading; only the image's own file system is left.
         assert_eq!(self.ctr(&["snapshots", "ls"]).lines().count(), 2, "{place}");
-        eventually(PATIENCE, || self.containerd.shims().is_empty());
+        eventually(TIMEOUT, || self.containerd.shims().is_empty());
         let run = self.run.path().to_str().unwrap();
         let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         let left = |line: &&str| line.contains(run) && !line.contains(&format!("{run}/netns "));
@@ -100,7 +102,7 @@ impl Fixture {
         parent(self.run.path())
     }
 
-    /// Its children, in every hierarchy that there is: there are many in version 1.
+    /// Its children, in every hierarchy: version 1 has several.
     fn groups(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         for root in hierarchies() {
@@ -123,12 +125,12 @@ impl Drop for Fixture {
     }
 }
 
-/// Named after what no other test has.
+/// A unique name.
 fn parent(run: &Path) -> String {
     format!("/russet-test-pods{}", run.file_name().unwrap().to_str().unwrap())
 }
 
-/// Where control groups are mounted.
+/// The mount points of control groups.
 fn hierarchies() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let of_groups = mounts.lines().filter(|line| line.contains(" - cgroup"));
@@ -230,7 +232,7 @@ fn a_sandbox_is_in_a_control_group_below_the_pods_which_goes_with_it_and_the_pod
     // cni-runtime.md section 3.1: cgroup parent
     in_new_netns(|| {
         let fixture = Fixture::new();
-        // A path of kubelet's, with a slash behind it or not.
+        // A path of kubelet's, with a trailing slash or without.
         for slash in ["", "/"] {
             let cgroup_parent = format!("{}{slash}", fixture.parent());
             let (id, made) = fixture.create(&Config { cgroup_parent, ..config("web-0") }).unwrap();
@@ -253,7 +255,7 @@ fn a_sandbox_is_in_a_control_group_below_the_pods_which_goes_with_it_and_the_pod
 
 #[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
-fn a_slice_is_asked_of_systemd_and_without_it_nothing_is_left() {
+fn a_slice_is_requested_from_systemd_and_without_it_nothing_is_left() {
     // cni-runtime.md section 3.1: cgroup parent, of kubelet's systemd driver
     in_new_netns(|| {
         let fixture = Fixture::new();
@@ -265,7 +267,7 @@ fn a_slice_is_asked_of_systemd_and_without_it_nothing_is_left() {
             assert!(groups.contains(&format!("/russettest.slice/russet-{id}.scope\n")), "{groups}");
             fixture.engine.remove(&id).unwrap();
         } else {
-            // runc's own words: it was told to.
+            // runc's message shows that systemd was requested.
             let error = made.unwrap_err().to_string();
             assert!(error.contains("systemd not running on this host"), "{error}");
         }
@@ -323,7 +325,7 @@ fn a_stale_container_of_the_name_is_removed_and_one_that_runs_is_not() {
         );
         assert!(fixture.ctr(&["tasks", "ls"]).contains("RUNNING"), "it is not ours to end");
         fixture.ctr(&["tasks", "kill", "-s", "9", id.as_str()]);
-        eventually(PATIENCE, || fixture.ctr(&["tasks", "ls"]).contains("STOPPED"));
+        eventually(TIMEOUT, || fixture.ctr(&["tasks", "ls"]).contains("STOPPED"));
         // One that has ended is stale.
         fixture.engine.create(&id, &config("web-0"), fixture.files.path()).unwrap();
         fixture.engine.remove(&id).unwrap();
@@ -333,7 +335,7 @@ fn a_stale_container_of_the_name_is_removed_and_one_that_runs_is_not() {
 
 #[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
-fn a_name_that_is_taken_by_nobody_gets_a_random_suffix() {
+fn a_reserved_name_without_container_gets_a_random_suffix() {
     // cni-runtime.md section 3.1: if it is "not found", retry with a random suffix
     in_new_netns(|| {
         let fixture = Fixture::new();
@@ -361,7 +363,7 @@ const NAMES: usize = 4;
 
 #[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
-fn an_image_that_cannot_be_had_leaves_nothing_and_is_pulled_when_it_can() {
+fn a_failed_pull_leaves_nothing_and_a_later_one_succeeds() {
     // cni-runtime.md section 3.1, ensureSandboxImageExists, as the first step
     in_new_netns(|| {
         let fixture = Fixture::new();
@@ -390,9 +392,9 @@ fn an_image_that_cannot_be_had_leaves_nothing_and_is_pulled_when_it_can() {
         fixture.assert_nothing_left("no image");
         std::fs::write(&files[1], auths("right")).unwrap();
         let pid = create().unwrap().pid.unwrap();
-        // runc says that it has started what is about to execute.
+        // runc reports the start before the program is executed.
         let words = || std::fs::read(format!("/proc/{pid}/cmdline")).unwrap();
-        eventually(PATIENCE, || words() == b"/busybox\0sleep\x001000001\0");
+        eventually(TIMEOUT, || words() == b"/busybox\0sleep\x001000001\0");
         engine.remove(&id).unwrap();
         registry.asked();
         create().unwrap();
@@ -403,7 +405,7 @@ fn an_image_that_cannot_be_had_leaves_nothing_and_is_pulled_when_it_can() {
 
 #[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
-fn a_registry_that_hangs_keeps_nobody_from_an_image_that_is_there() {
+fn a_hanging_registry_does_not_block_an_existing_image() {
     // cni-runtime.md section 3.1, ensureSandboxImageExists: present, no pull
     in_new_netns(|| {
         let fixture = Fixture::new();
@@ -413,19 +415,19 @@ fn a_registry_that_hangs_keeps_nobody_from_an_image_that_is_there() {
         let engine = Containerd::new(fixture.run.path(), options(&fixture.containerd.socket(), &image));
         std::thread::scope(|scope| {
             let pulls = scope.spawn(|| engine.image());
-            // Asked, and never answered.
-            let mut asked = None;
-            eventually(PATIENCE, || {
-                asked = hangs.accept().ok();
-                asked.is_some() || pulls.is_finished()
+            // A request that is never answered.
+            let mut request = None;
+            eventually(TIMEOUT, || {
+                request = hangs.accept().ok();
+                request.is_some() || pulls.is_finished()
             });
-            assert!(asked.is_some(), "{:?}", pulls.join());
+            assert!(request.is_some(), "{:?}", pulls.join());
             let waits = scope.spawn(|| engine.image());
             fixture.ctr(&["images", "tag", &fixture.image, &image]);
             let finds = scope.spawn(|| engine.image());
-            eventually(PATIENCE, || waits.is_finished() && finds.is_finished());
+            eventually(TIMEOUT, || waits.is_finished() && finds.is_finished());
             assert!(!pulls.is_finished());
-            drop((asked, hangs));
+            drop((request, hangs));
             for found in [waits, finds] {
                 assert_eq!(found.join().unwrap().unwrap().name, image);
             }
@@ -460,11 +462,11 @@ fn sandboxes_outlive_containerd_and_end_without_it() {
 
 #[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
-fn a_shim_that_containerd_forgot_in_the_middle_of_a_removal_ends_with_the_next_one() {
+fn a_shim_lost_during_a_removal_is_ended_by_the_next_one() {
     in_new_netns(|| {
         let fixture = Fixture::new();
         let (id, _) = fixture.create(&config("web-0")).unwrap();
-        // What a shim looks like whose task containerd has given up.
+        // A shim in the state in which containerd loses it.
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("containerd-shim-runc-v2");
         assert!(Command::new("cp").args([Path::new("/bin/sh"), &program]).status().unwrap().success());
@@ -500,19 +502,19 @@ fn what_is_left_in_containerd_after_a_reboot_is_listed_and_removed() {
         }
         assert_eq!(fixture.engine.builtin.list().unwrap(), []);
         assert_eq!(fixture.engine.list().unwrap(), std::slice::from_ref(&id));
-        // Another server's are none of ours.
+        // Another server's are not ours.
         let elsewhere = tempfile::tempdir().unwrap();
-        let stranger =
+        let other_server =
             Containerd::new(elsewhere.path(), options(&fixture.containerd.socket(), &fixture.image));
-        assert_eq!(stranger.list().unwrap(), []);
-        stranger.remove(&id).unwrap();
+        assert_eq!(other_server.list().unwrap(), []);
+        other_server.remove(&id).unwrap();
         assert_eq!(fixture.engine.list().unwrap(), std::slice::from_ref(&id));
         fixture.engine.remove(&id).unwrap();
         fixture.assert_nothing_left("rebooted");
     });
 }
 
-/// What a child does until it is killed.
+/// Runs in a child until it is killed.
 #[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
 fn a_sandbox_comes_and_goes() {
@@ -549,12 +551,12 @@ impl Fixture {
     }
 
     fn recover(&self, place: &str) {
-        // The record of a container may come when its maker is dead: it is found by the next look.
-        eventually(PATIENCE, || {
+        // A container's record may appear after its maker's death: the next check finds it.
+        eventually(TIMEOUT, || {
             for id in self.engine.list().unwrap() {
                 self.engine.remove(&id).unwrap_or_else(|error| panic!("{place}: {error}"));
             }
-            // containerd has one writer at a time: what it was still writing down is there after this.
+            // containerd has one writer at a time: after this write, earlier ones are complete.
             self.ctr(&["namespaces", "label", NAMESPACE, "looked=again"]);
             self.engine.list().unwrap().is_empty()
         });
@@ -586,7 +588,7 @@ fn what_a_killed_engine_left_at_any_step_is_listed_and_removed_by_another() {
 #[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
 fn what_a_killed_engine_left_at_any_moment_is_listed_and_removed_by_another() {
-    // In the middle of a call, too: containerd goes on with some of them.
+    // In the middle of a call, too: containerd completes some of them.
     in_new_netns(|| {
         let fixture = Fixture::new();
         let seed = std::env::var("RUSSET_SEED").ok().and_then(|seed| seed.parse().ok());

@@ -1,4 +1,4 @@
-//! From a wish to a sandbox that is ready, or to nothing (cni-runtime.md sections 3.1 and 3.3).
+//! Makes a sandbox that is ready, or nothing (cni-runtime.md sections 3.1 and 3.3).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,9 +16,11 @@ use crate::{Config, SandboxId, files, sysctls};
 // === impl Sandboxes ===
 
 impl Sandboxes {
-    /// Makes a sandbox; it is ready when this returns. Of one that fails nothing is left, or it is listed as not ready until it is removed.
+    /// Makes a sandbox; it is ready when this returns. A failed one leaves nothing, or is listed as
+    /// not ready until it is removed.
     ///
-    /// A sandbox of the same name that is not ready is removed first; one that is ready, or being made, keeps its name.
+    /// A sandbox of the same name that is not ready is removed first; one that is ready, or being
+    /// made, is an error.
     pub fn run(&self, config: Config) -> Result<SandboxId, SandboxError> {
         let began = Instant::now();
         let made = self.create(config);
@@ -50,7 +52,7 @@ impl Sandboxes {
         let checkpoint = Arc::new(self.checkpoint(&id, config, network)?);
         step();
         let known = Known::As(checkpoint.clone());
-        let record = Record { known, live: Live::default(), told: false, trouble: None };
+        let record = Record { known, live: Live::default(), announced: false, trouble: None };
         self.table().insert(id.clone(), record);
         let built = self.build(&id, &checkpoint);
         let undone = if built.is_err() { self.take_down(&id) } else { Ok(()) };
@@ -65,7 +67,7 @@ impl Sandboxes {
         built.map_err(failed).map(|()| id.clone())
     }
 
-    /// None in the node's network. Before anything exists: without a network there is nothing to begin.
+    /// None in the node's network. Before anything exists: without a network nothing is started.
     fn network_of(&self, config: &Config) -> Result<Option<Network>, SandboxError> {
         if config.host_network {
             return Ok(None);
@@ -92,7 +94,7 @@ impl Sandboxes {
         };
         let written = self.records.write_checkpoint(&checkpoint);
         if written.is_err() {
-            // It may be there, and only not durable.
+            // It may exist, without being durable.
             let _ = self.records.remove(id);
         }
         written.map(|()| checkpoint)
@@ -105,9 +107,9 @@ impl Sandboxes {
         let made = self.engine.create(id, config, &dir)?;
         step();
         if let Some(record) = self.table().get_mut(id) {
-            record.told = true;
+            record.announced = true;
         }
-        self.tell(id, EventKind::Created);
+        self.notify(id, EventKind::Created);
         let resolv_conf = made.resolv_conf.unwrap_or_else(|| dir.join("resolv.conf"));
         files::rewrite_resolv_conf(&resolv_conf, config.dns.as_ref())?;
         step();
@@ -120,7 +122,7 @@ impl Sandboxes {
         self.set(id, live)?;
         step();
         let has_ended = self.deaths.watch(id, pid);
-        self.tell(id, EventKind::Started);
+        self.notify(id, EventKind::Started);
         if has_ended {
             self.look(id);
         }

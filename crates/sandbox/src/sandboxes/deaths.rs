@@ -1,4 +1,5 @@
-//! The ends of the processes that hold sandboxes, noticed as they come: one file descriptor that can be waited for, whoever does so.
+//! Detects the ends of the processes that hold sandboxes: one file descriptor becomes readable for
+//! all of them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,8 +15,8 @@ use super::Sandboxes;
 use crate::SandboxId;
 use crate::error::SandboxError;
 
-/// Processes that are watched.
-pub(super) struct Deaths {
+/// The watched processes.
+pub(super) struct DeathWatcher {
     /// Readable when one has ended.
     epoll: OwnedFd,
     watched: Mutex<Watched>,
@@ -27,12 +28,12 @@ struct Watched {
     by_key: BTreeMap<u64, (SandboxId, OwnedFd)>,
 }
 
-/// Told by the kernel at once; it is asked until there are no more.
+/// Ends per epoll_wait; it is repeated until there are no more.
 const AT_ONCE: usize = 32;
 
-// === impl Deaths ===
+// === impl DeathWatcher ===
 
-impl Deaths {
+impl DeathWatcher {
     pub(super) fn new() -> Result<Self, SandboxError> {
         let epoll = epoll::create(CreateFlags::CLOEXEC);
         let epoll =
@@ -40,8 +41,9 @@ impl Deaths {
         Ok(Self { epoll, watched: Mutex::default() })
     }
 
-    /// Watches the process of a sandbox that is ready. What cannot be watched is noticed when somebody looks at the sandbox. True if it has ended already
-    /// and nobody would tell: then the caller looks.
+    /// Watches the process of a ready sandbox. If that fails, the death is detected when a client
+    /// inspects the sandbox. Returns true if it has ended already and no event would follow: then
+    /// the caller checks it.
     #[must_use]
     pub(super) fn watch(&self, id: &SandboxId, pid: Option<u32>) -> bool {
         let Some(pid) = pid.and_then(|pid| Pid::from_raw(pid.cast_signed())) else { return false };
@@ -65,7 +67,7 @@ impl Deaths {
         has_ended
     }
 
-    /// A sandbox that is taken down is nobody's surprise.
+    /// Stops watching: the end of a sandbox that is being removed is expected.
     pub(super) fn forget(&self, id: &SandboxId) {
         let is_anothers = |_: &u64, (watched, pidfd): &mut (SandboxId, OwnedFd)| {
             if watched == id {
@@ -76,7 +78,8 @@ impl Deaths {
         self.watched().by_key.retain(is_anothers);
     }
 
-    /// Whose processes have ended since it was asked last: all of them, since who waits is woken by the next end only.
+    /// The sandboxes whose processes have ended since the last call: all of them, since only the
+    /// next end makes the descriptor readable.
     fn take(&self) -> Vec<SandboxId> {
         let mut ended = Vec::new();
         loop {
@@ -88,7 +91,8 @@ impl Deaths {
             }
             let mut watched = self.watched();
             for (id, pidfd) in events.iter().filter_map(|event| watched.by_key.remove(&event.data.u64())) {
-                // By name: a child that is being started has a copy of the handle, with which it would be told again.
+                // By descriptor number: a child that is being started has a copy of the handle,
+                // which would cause further events.
                 let _ = epoll::delete(&self.epoll, &pidfd);
                 ended.push(id);
             }
@@ -111,7 +115,8 @@ impl Sandboxes {
         self.deaths.epoll.as_fd().try_clone_to_owned()
     }
 
-    /// Says of sandboxes whose process has ended that they are not ready any more, and tells whoever watches. Blocks for no longer than a look does.
+    /// Marks sandboxes whose process has ended as not ready, and notifies watchers. Blocks no
+    /// longer than a state check.
     pub fn notice_deaths(&self) {
         self.deaths.take().iter().for_each(|id| self.look(id));
     }
@@ -124,16 +129,16 @@ mod tests {
 
     use super::*;
 
-    /// No process has it: the kernel's PID_MAX_LIMIT is 2^22, and exclusive.
-    const NOBODY: u32 = 1 << 22;
+    /// A pid that no process has: the kernel's PID_MAX_LIMIT is 2^22, and exclusive.
+    const UNUSED_PID: u32 = 1 << 22;
 
-    fn has_some(deaths: &Deaths) -> bool {
+    fn has_some(deaths: &DeathWatcher) -> bool {
         russet_linux::process::has_ended(&deaths.epoll, Duration::ZERO).unwrap()
     }
 
     #[test]
-    fn however_many_end_at_once_all_are_told_once() {
-        let deaths = Deaths::new().unwrap();
+    fn concurrent_ends_are_each_reported_once() {
+        let deaths = DeathWatcher::new().unwrap();
         let start = || Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let mut children: Vec<(SandboxId, Child)> =
             (0..=2 * AT_ONCE).map(|_| (SandboxId::random().unwrap(), start())).collect();
@@ -149,17 +154,17 @@ mod tests {
         }
         assert!(has_some(&deaths));
         let mut expected: Vec<SandboxId> = children.into_iter().skip(1).map(|(id, _)| id).collect();
-        let mut told = deaths.take();
+        let mut announced = deaths.take();
         expected.sort();
-        told.sort();
-        assert_eq!((told, has_some(&deaths)), (expected, false));
+        announced.sort();
+        assert_eq!((announced, has_some(&deaths)), (expected, false));
         assert_eq!(deaths.watched().by_key.len(), 0);
     }
 
     #[test]
     fn a_process_that_has_ended_before_it_is_watched_is_known_at_once() {
-        let deaths = Deaths::new().unwrap();
-        assert!(deaths.watch(&SandboxId::random().unwrap(), Some(NOBODY)));
+        let deaths = DeathWatcher::new().unwrap();
+        assert!(deaths.watch(&SandboxId::random().unwrap(), Some(UNUSED_PID)));
         assert!(!deaths.watch(&SandboxId::random().unwrap(), None));
         assert_eq!(deaths.watched().by_key.len(), 0);
     }

@@ -1,4 +1,4 @@
-//! Taking away what nobody wants any more.
+//! Removes sandboxes that are not needed any more.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,42 +14,43 @@ use crate::error::SandboxError;
 
 use super::table::Known;
 
-/// What to collect, besides what was to go already.
+/// What to collect, besides interrupted removals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Collect {
-    /// Sandboxes that are not ready and have a newer one of the same pod. Kubelet does this itself.
+    /// Sandboxes that are not ready and have a newer one of the same pod. kubelet does this itself.
     pub superseded: bool,
-    /// Attachments of other containers on the networks of these sandboxes, by the plugins' GC. Only where no other runtime uses those networks or
-    /// that cache: its containers are none of these.
+    /// Attachments of other containers on the networks of these sandboxes, by the plugins' GC. Only
+    /// if no other runtime uses those networks or that cache: its containers would count as gone.
     pub networks: bool,
 }
 
-/// What was collected.
+/// The result of a collection.
 #[derive(Debug, Default)]
 pub struct Collected {
-    /// Sandboxes that are gone.
+    /// Sandboxes that were removed.
     pub removed: Vec<SandboxId>,
-    /// What could not be done.
+    /// Removals that failed.
     pub errors: Vec<SandboxError>,
 }
 
-/// How long GC waits for its turn to be alone.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long GC waits for exclusive access.
+const EXCLUSIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 // === impl Sandboxes ===
 
 impl Sandboxes {
-    /// Tries again what could not be taken down, and takes away what the engine has and nobody knows of, and what `collect` says.
+    /// Retries failed removals, and removes sandboxes that only the engine knows, and what
+    /// `collect` selects.
     pub fn gc(&self, collect: Collect) -> Collected {
         let mut collected = Collected::default();
-        let (strays, told) = self.strays();
+        let (strays, announced) = self.strays();
         strays.iter().for_each(|id| self.take_over_unknown(id));
-        let all_known = told.is_ok();
-        collected.errors.extend(told.err());
+        let all_known = announced.is_ok();
+        collected.errors.extend(announced.err());
         let unwanted = |record: &Record| record.live.phase == Phase::Removing;
         let mut ids: Vec<SandboxId> =
             self.table().iter().filter(|(_, record)| unwanted(record)).map(|(id, _)| id.clone()).collect();
-        // A stop that could not give the addresses back, or was put off at the start.
+        // A stop that could not release the addresses, or was deferred at the start.
         let half_stopped = |record: &Record| record.live.phase == Phase::Stopped && record.live.attached;
         let stops: Vec<SandboxId> = self
             .table()
@@ -67,7 +68,7 @@ impl Sandboxes {
                 Err(error) => collected.errors.push(error),
             }
         }
-        // What only the engine knows of may run, and have an address.
+        // A sandbox that only the engine knows may run, and have an address.
         if collect.networks && all_known {
             collected.errors.extend(self.gc_networks().err());
         }
@@ -96,9 +97,9 @@ impl Sandboxes {
         stopped.map(|(id, _, _)| id.clone()).collect()
     }
 
-    /// GC of every network that a sandbox is attached to, and of the default one, alone.
+    /// Exclusive GC of every network to which a sandbox is attached, and of the default one.
     fn gc_networks(&self) -> Result<(), SandboxError> {
-        let _alone = self.gate.alone(PATIENCE).ok_or(SandboxError::Busy)?;
+        let _alone = self.gate.enter_exclusively(EXCLUSIVE_TIMEOUT).ok_or(SandboxError::Busy)?;
         let step =
             |error: russet_addr::NameError| SandboxError::step("collect", "the networks' attachments", error);
         let eth0 = IfName::new(crate::network::IFNAME).map_err(step)?;

@@ -1,4 +1,4 @@
-//! What is known of the sandboxes at the moment, and whose names are taken.
+//! The table of known sandboxes, and of reserved names.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::checkpoint::{Checkpoint, Live, Phase};
 use crate::error::SandboxError;
 use crate::{Config, Metadata, Sandbox, SandboxId, State};
 
-/// Every sandbox, those included that are being made.
+/// Every sandbox, including those that are being made.
 #[derive(Default)]
 pub(super) struct Table {
     records: BTreeMap<SandboxId, Record>,
@@ -22,23 +22,23 @@ pub(super) struct Table {
 pub(super) struct Record {
     pub(super) known: Known,
     pub(super) live: Live,
-    /// Whoever watches was told that it was made, or may have been by an earlier life.
-    pub(super) told: bool,
+    /// Watchers got a Created event, or may have got one from an earlier process.
+    pub(super) announced: bool,
     pub(super) trouble: Option<String>,
 }
 
-/// What a sandbox was asked to be.
+/// The configuration of a sandbox, if it is known.
 #[derive(Clone)]
 pub(super) enum Known {
     As(Arc<Checkpoint>),
-    /// Only the ID is known, since the checkpoint is damaged or gone.
+    /// Only the ID is known, since the checkpoint is damaged or missing.
     Nothing {
-        /// When that was noticed.
+        /// When that was detected.
         since: SystemTime,
     },
 }
 
-/// A name that was claimed; let go when this is dropped, unless it is kept.
+/// A reserved name; released when this is dropped, unless it is kept.
 pub(super) struct Claim<'a> {
     sandboxes: &'a Sandboxes,
     metadata: Metadata,
@@ -72,7 +72,7 @@ impl Table {
         self.records.iter()
     }
 
-    /// With its name, if nobody else has that.
+    /// With its name, if no other sandbox has it.
     pub(super) fn insert(&mut self, id: SandboxId, record: Record) {
         if let Known::As(checkpoint) = &record.known {
             self.names.entry(checkpoint.config.metadata.clone()).or_insert_with(|| id.clone());
@@ -97,7 +97,7 @@ impl Table {
 // === impl Record ===
 
 impl Record {
-    /// Sandboxes that are being made are nobody's business but their maker's.
+    /// Sandboxes that are being made are not listed.
     pub(super) fn is_listed(&self) -> bool {
         self.live.phase != Phase::Creating
     }
@@ -109,7 +109,7 @@ impl Record {
         }
     }
 
-    /// Whose lock it is taken down under.
+    /// The key of the lock under which it is removed.
     pub(super) fn pod_key(&self, id: &SandboxId) -> String {
         match &self.known {
             Known::As(checkpoint) => checkpoint.config.metadata.pod_key(),
@@ -144,9 +144,11 @@ impl Sandboxes {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what is known of a sandbox, in the table and then on disk; false if there is no such sandbox, or the change says so.
+    /// Changes a sandbox's state, in the table and then on disk; returns false if there is no such
+    /// sandbox, or if `change` does.
     ///
-    /// A disk that refuses makes no difference here: the older state there has more taken down than is needed, never less.
+    /// A write error is tolerated here: with the older state on disk more is undone than necessary,
+    /// never less.
     pub(super) fn change(&self, id: &SandboxId, change: impl FnOnce(&mut Live) -> bool) -> bool {
         let mut table = self.table();
         let Some(record) = table.get_mut(id) else { return false };
@@ -157,7 +159,7 @@ impl Sandboxes {
         changed
     }
 
-    /// Takes a name for a sandbox that is to be made.
+    /// Reserves a name for a new sandbox.
     pub(super) fn claim(&self, metadata: &Metadata, id: &SandboxId) -> Result<Claim<'_>, SandboxError> {
         let mut table = self.table();
         let holder = table.names.get(metadata).cloned();
@@ -194,7 +196,7 @@ impl Drop for Claim<'_> {
         }
         let mut table = self.sandboxes.table();
         table.release(&self.metadata, &self.id);
-        // What could not be taken down has its name again.
+        // A sandbox whose removal failed keeps its name.
         if let Some(stale) = self.stale.take().filter(|stale| table.get(stale).is_some()) {
             table.names.entry(self.metadata.clone()).or_insert(stale);
         }

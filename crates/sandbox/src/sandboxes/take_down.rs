@@ -1,4 +1,4 @@
-//! The one way down: from any state, by what is written, going on past failures and any number of times.
+//! Removes a sandbox from any state, by its records; continues after failures, and can be repeated.
 
 use std::io::ErrorKind;
 
@@ -15,18 +15,20 @@ use crate::network::{detach_unknown, still_there};
 // === impl Sandboxes ===
 
 impl Sandboxes {
-    /// Ends a sandbox's processes and detaches it. Idempotent; a sandbox that is unknown is stopped. After an error it can be tried again.
+    /// Ends a sandbox's processes and detaches it. Idempotent; an unknown sandbox counts as
+    /// stopped. Can be repeated after an error.
     pub fn stop(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        self.alone_with(id, || self.halt(id, Phase::Stopped))
+        self.with_pod_lock(id, || self.halt(id, Phase::Stopped))
     }
 
-    /// Stops a sandbox and takes everything of it away. Idempotent; a sandbox that is unknown is removed. After an error it can be tried again.
+    /// Stops a sandbox and removes everything of it. Idempotent; an unknown sandbox counts as
+    /// removed. Can be repeated after an error.
     pub fn remove(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        self.alone_with(id, || self.take_down(id))
+        self.with_pod_lock(id, || self.take_down(id))
     }
 
-    /// Nothing else is done to the pod meanwhile.
-    fn alone_with(
+    /// Runs `work` under the pod's lock.
+    fn with_pod_lock(
         &self,
         id: &SandboxId,
         work: impl FnOnce() -> Result<(), SandboxError>,
@@ -37,15 +39,16 @@ impl Sandboxes {
         work()
     }
 
-    /// Everything of a sandbox; the caller has its pod's lock.
+    /// Removes everything of a sandbox; the caller holds its pod's lock.
     pub(super) fn take_down(&self, id: &SandboxId) -> Result<(), SandboxError> {
         self.halt(id, Phase::Removing)?;
         let erased = self.erase(id);
-        self.remember(id, &erased);
+        self.record_trouble(id, &erased);
         erased
     }
 
-    /// Detaches and stops. The one does not wait for the other's success: an address that cannot be given back must not keep processes alive.
+    /// Detaches and stops. Neither depends on the other: an address that cannot be released must
+    /// not keep processes alive.
     fn halt(&self, id: &SandboxId, phase: Phase) -> Result<(), SandboxError> {
         let Some(record) = self.table().get(id).cloned() else { return Ok(()) };
         let was_ready = record.live.phase == Phase::Ready;
@@ -58,19 +61,19 @@ impl Sandboxes {
         });
         self.deaths.forget(id);
         if was_ready {
-            self.tell(id, EventKind::Stopped);
+            self.notify(id, EventKind::Stopped);
         }
         step();
         let mut errors = Vec::new();
         errors.extend(self.detach(id, &record).err());
         step();
-        // What is removed next ends with that.
+        // A removal follows, and then there is no state to record.
         if phase != Phase::Removing || !errors.is_empty() {
             errors.extend(self.engine.stop(id).map_err(SandboxError::from).err());
         }
         step();
         let halted = SandboxError::collect(errors);
-        self.remember(id, &halted);
+        self.record_trouble(id, &halted);
         halted
     }
 
@@ -91,7 +94,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// What is left after processes and network are gone. The checkpoint goes last.
+    /// Removes what is left without processes and network. The checkpoint is removed last.
     fn erase(&self, id: &SandboxId) -> Result<(), SandboxError> {
         self.engine.remove(id)?;
         step();
@@ -111,15 +114,15 @@ impl Sandboxes {
         self.records.remove(id)?;
         step();
         self.table().remove(id);
-        if let Some(record) = record.filter(|record| record.told) {
+        if let Some(record) = record.filter(|record| record.announced) {
             let gone = record.show(id, self.dir(id));
-            self.watchers.tell(gone, EventKind::Deleted);
+            self.watchers.send(gone, EventKind::Deleted);
         }
         Ok(())
     }
 
-    /// What went wrong is shown with the sandbox until it goes well.
-    fn remember(&self, id: &SandboxId, result: &Result<(), SandboxError>) {
+    /// Keeps an error with the sandbox until an attempt succeeds.
+    fn record_trouble(&self, id: &SandboxId, result: &Result<(), SandboxError>) {
         if let Some(record) = self.table().get_mut(id) {
             record.trouble = result.as_ref().err().map(ToString::to_string);
         }

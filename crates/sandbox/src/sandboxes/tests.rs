@@ -1,4 +1,5 @@
-//! The life of sandboxes on a node that is only files (cni-runtime.md sections 3.1 to 3.3).
+//! The life cycle of sandboxes on a node that consists of files only (cni-runtime.md sections 3.1
+//! to 3.3).
 
 mod kernel;
 mod kill;
@@ -41,7 +42,7 @@ fn a_sandbox_is_ready_when_run_returns_and_gone_after_remove() {
 }
 
 #[test]
-fn plugins_are_told_who_the_pod_is_and_what_its_ports_are() {
+fn plugins_get_the_pods_identity_and_ports() {
     // cni-runtime.md section 3.1, buildCNIRuntimeConf
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
@@ -61,7 +62,7 @@ fn plugins_are_told_who_the_pod_is_and_what_its_ports_are() {
 }
 
 #[test]
-fn a_sandbox_in_the_nodes_network_meets_no_plugin() {
+fn a_sandbox_in_the_nodes_network_runs_no_plugin() {
     // cni-runtime.md section 6.2 item 43; section 3.1: hostNetwork? return
     let (_dir, lab) = lab();
     fs::remove_file(lab.0.join("net.d/10-pods.conflist")).unwrap();
@@ -253,7 +254,7 @@ fn the_network_is_ready_when_its_plugins_say_so() {
 }
 
 #[test]
-fn one_name_is_one_sandboxs_and_a_dead_one_makes_room() {
+fn a_name_belongs_to_one_sandbox_and_a_dead_one_is_replaced() {
     // cni-runtime.md section 3.2: retried with the same attempt, same name; "name … is reserved for …"
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
@@ -314,7 +315,7 @@ fn del_uses_the_network_of_the_add() {
 }
 
 #[test]
-fn a_sandbox_that_died_is_not_ready_and_is_told() {
+fn a_dead_sandbox_is_not_ready_and_reported() {
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
     let events = sandboxes.events();
@@ -329,7 +330,7 @@ fn a_sandbox_that_died_is_not_ready_and_is_told() {
 }
 
 #[test]
-fn a_sandbox_whose_process_ends_while_it_is_made_is_told_without_being_asked_for() {
+fn a_death_during_the_creation_is_reported_without_a_request() {
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
     let events = sandboxes.events();
@@ -383,7 +384,7 @@ fn after_a_restart_running_sandboxes_go_on_without_a_call() {
 }
 
 #[test]
-fn after_a_reboot_addresses_are_given_back_and_sandboxes_are_not_ready() {
+fn after_a_reboot_addresses_are_released_and_sandboxes_are_not_ready() {
     // cni-runtime.md section A.5: boot-id differs, all records stale, release at once
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
@@ -404,7 +405,7 @@ fn after_a_reboot_addresses_are_given_back_and_sandboxes_are_not_ready() {
 }
 
 #[test]
-fn a_run_directory_that_outlives_the_boot_is_not_believed() {
+fn a_run_directory_of_another_boot_is_ignored() {
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
     let web = sandboxes.run(pod("web")).unwrap();
@@ -457,14 +458,14 @@ fn a_damaged_one_that_cannot_be_taken_down_is_listed_and_tried_again() {
 }
 
 #[test]
-fn a_record_that_cannot_be_had_or_understood_costs_no_pod() {
+fn an_unreadable_record_is_an_error_and_kills_no_pod() {
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
     let id = sandboxes.run(pod("web")).unwrap();
     drop(sandboxes);
     let (checkpoint, live) = (lab.0.join("state/checkpoints"), lab.0.join("run/live"));
     let (checkpoint, live) = (checkpoint.join(id.as_str()), live.join(id.as_str()));
-    // Another program's, and a file system that fails: reading a directory is an error.
+    // Another program's file, and a failing file system: reading a directory is an error.
     let newer = fs::read_to_string(&checkpoint).unwrap().replace("\"version\":1", "\"version\":2");
     let frozen = fs::read_to_string(&live).unwrap().replace("\"Ready\"", "\"Frozen\"");
     for (path, text) in
@@ -486,7 +487,7 @@ fn a_record_that_cannot_be_had_or_understood_costs_no_pod() {
 }
 
 #[test]
-fn a_lost_state_has_the_sandbox_undone_and_not_forgotten() {
+fn a_sandbox_with_a_lost_state_is_removed() {
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
     let id = sandboxes.run(pod("web")).unwrap();
@@ -512,7 +513,7 @@ fn a_half_written_state_is_swept_away_and_means_nothing() {
 }
 
 #[test]
-fn gc_takes_what_nobody_knows_or_wants() {
+fn gc_removes_unknown_and_superseded_sandboxes() {
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
     let (old, kept) = (sandboxes.run(pod("web")).unwrap(), sandboxes.run(pod("db")).unwrap());
@@ -534,10 +535,9 @@ fn gc_takes_what_nobody_knows_or_wants() {
     assert_eq!(left, [new, kept]);
 }
 
-/// An engine during whose list a sandbox is removed.
+/// An engine in whose list operation a sandbox is removed.
 struct Removes {
     engine: lab::Directories,
-    /// Whose, and which.
     removed: Arc<OnceLock<(Weak<Sandboxes>, SandboxId)>>,
 }
 
@@ -572,7 +572,7 @@ impl Engine for Removes {
 }
 
 #[test]
-fn a_sandbox_that_goes_while_gc_looks_is_no_stray() {
+fn a_sandbox_removed_during_gc_is_no_stray() {
     let (_dir, lab) = lab();
     let removed = Arc::new(OnceLock::new());
     let engine = Removes { engine: lab::Directories(lab.clone()), removed: Arc::clone(&removed) };
@@ -586,7 +586,7 @@ fn a_sandbox_that_goes_while_gc_looks_is_no_stray() {
 }
 
 #[test]
-fn gc_gives_back_what_a_stop_could_not_and_keeps_the_sandbox() {
+fn gc_releases_what_a_stop_could_not_and_keeps_the_sandbox() {
     // cni-runtime.md section 3.2, StopPodSandbox; section A.5
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
@@ -603,7 +603,7 @@ fn gc_gives_back_what_a_stop_could_not_and_keeps_the_sandbox() {
 }
 
 #[test]
-fn what_is_not_taken_down_in_time_at_the_start_is_listed_and_left_to_gc() {
+fn removals_beyond_the_start_timeout_are_left_to_gc() {
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
     let (web, unknown) = (sandboxes.run(pod("web")).unwrap(), SandboxId::random().unwrap());
@@ -623,15 +623,15 @@ fn what_is_not_taken_down_in_time_at_the_start_is_listed_and_left_to_gc() {
 }
 
 #[test]
-fn an_engine_that_is_away_at_the_start_keeps_nobody_from_starting_and_costs_nobody_an_address() {
+fn an_unavailable_engine_at_the_start_is_tolerated_and_costs_no_address() {
     // cni-runtime.md section 3.3: what runs stays READY; only what is known is decided about
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
-    let (web, begun, unknown) = (pod("web"), pod("begun"), pod("unknown"));
-    let [web, begun, unknown] = [web, begun, unknown].map(|pod| sandboxes.run(pod).unwrap());
+    let (web, started, unknown) = (pod("web"), pod("started"), pod("unknown"));
+    let [web, started, unknown] = [web, started, unknown].map(|pod| sandboxes.run(pod).unwrap());
     drop(sandboxes);
-    // One is said by the run directory to be there, and one by nobody but the engine.
-    fs::remove_file(lab.0.join("state/checkpoints").join(begun.as_str())).unwrap();
+    // One is known from the run directory, and one only from the engine.
+    fs::remove_file(lab.0.join("state/checkpoints").join(started.as_str())).unwrap();
     for place in ["state/checkpoints", "run/live"] {
         fs::remove_file(lab.0.join(place).join(unknown.as_str())).unwrap();
     }
@@ -643,10 +643,10 @@ fn an_engine_that_is_away_at_the_start_keeps_nobody_from_starting_and_costs_nobo
     assert_eq!((lab.ids("addresses"), lab.ids("engine")), (left, [web.clone(), unknown.clone()].into()));
     let collected = sandboxes.gc(Collect { superseded: true, networks: true });
     let errors: Vec<String> = collected.errors.iter().map(ToString::to_string).collect();
-    assert!(errors.len() == 1 && errors[0].contains("nobody listens"), "{errors:?}");
+    assert!(errors.len() == 1 && errors[0].contains("connection refused"), "{errors:?}");
     assert_eq!((collected.removed.len(), lab.ids("addresses").len(), lab.verbs(&unknown).len()), (0, 2, 1));
     let other = sandboxes.run(pod("db")).unwrap();
-    // It is back.
+    // The engine is back.
     lab.clear("fail-list");
     let collected = sandboxes.gc(Collect::default());
     assert_eq!((collected.removed, collected.errors.len()), (vec![unknown], 0));
@@ -655,7 +655,7 @@ fn an_engine_that_is_away_at_the_start_keeps_nobody_from_starting_and_costs_nobo
 }
 
 #[test]
-fn addresses_that_cannot_be_read_are_not_taken_for_none() {
+fn unreadable_addresses_are_an_error() {
     // cni-runtime.md section 3.2: READY with ip "" has kubelet replace the pod
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
@@ -689,10 +689,11 @@ fn an_unknown_sandbox_is_listed_until_there_is_a_network_to_ask() {
 }
 
 #[test]
-fn of_a_creation_that_fails_only_as_much_is_told_as_was_made() {
+fn a_failed_creation_reports_only_events_of_what_was_made() {
     let (_dir, lab) = lab();
     let sandboxes = lab.open();
-    for (failure, told) in [("fail-create", &[][..]), ("fail-add", &[EventKind::Created, EventKind::Deleted])]
+    for (failure, announced) in
+        [("fail-create", &[][..]), ("fail-add", &[EventKind::Created, EventKind::Deleted])]
     {
         let events = sandboxes.events();
         lab.set(failure);
@@ -700,7 +701,7 @@ fn of_a_creation_that_fails_only_as_much_is_told_as_was_made() {
         lab.clear(failure);
         let told_now = std::iter::from_fn(|| events.wait(Duration::ZERO).ok());
         let kinds: Vec<EventKind> = told_now.map(|event| event.kind).collect();
-        assert_eq!(kinds, told, "{failure}");
+        assert_eq!(kinds, announced, "{failure}");
     }
 }
 
@@ -723,10 +724,10 @@ fn gc_of_the_networks_spares_the_sandboxes() {
 }
 
 #[test]
-fn two_processes_never_have_the_same_sandboxes() {
+fn two_processes_never_hold_the_same_sandboxes() {
     let (_dir, lab) = lab();
     let _sandboxes = lab.open();
-    let options = Options { patience: Duration::ZERO, ..lab.options() };
+    let options = Options { lock_timeout: Duration::ZERO, ..lab.options() };
     let refused = lab.try_open(options, BOOT).err().unwrap().to_string();
     assert!(refused.starts_with(&format!("process {} (", std::process::id())), "{refused}");
 }

@@ -1,4 +1,5 @@
-//! The corpus of `tests/corpus`, replayed with changes by chance: what a sandbox's resolv.conf is made of.
+//! The corpus of `tests/corpus`, replayed with random changes: the inputs of a sandbox's
+//! resolv.conf.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends where it stands")]
 
@@ -9,7 +10,7 @@ use russet_testkit::replay;
 mod targets;
 
 #[test]
-fn no_settings_that_are_taken_make_a_resolv_conf_that_says_something_else() {
+fn valid_settings_cannot_add_lines_to_a_resolv_conf() {
     // cni-runtime.md section 3.1
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/resolv-conf");
     let replayed = replay(&corpus, targets::resolv_conf);

@@ -1,11 +1,12 @@
-//! What turns others' settings into files. Called by `main.rs` with committed inputs, and by cargo-fuzz (fuzz/).
+//! Converts foreign settings to files. Called by `main.rs` with committed inputs, and by cargo-fuzz
+//! (fuzz/).
 
 use std::net::IpAddr;
 
 use russet_sandbox::{Config, Dns};
 
-/// A sandbox's configuration; whether it is one that is taken. Of its resolv.conf each line is one key and the words that were asked for: no setting brings
-/// in a line or a word of its own.
+/// Returns whether a sandbox's configuration is valid. Each line of its resolv.conf is one key and
+/// the configured words: no setting can add a line or a word.
 pub fn resolv_conf(bytes: &[u8]) -> bool {
     let Ok(config) = serde_json::from_slice::<Config>(bytes) else { return false };
     if config.validate().is_err() {

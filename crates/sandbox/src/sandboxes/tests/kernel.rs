@@ -1,5 +1,6 @@
-//! The same lives on a real kernel: the built-in engine, Debian's `bridge` with `host-local`, and what the kernel says of addresses. What is left after
-//! a death at each step is counted in namespaces, veths, addresses and mounts.
+//! The same life cycle on a real kernel: the built-in engine, Debian's `bridge` with `host-local`,
+//! and the kernel's addresses. Leftovers of a death at each step are counted in namespaces, veths,
+//! addresses and mounts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,15 +19,15 @@ use super::lab::pod;
 use crate::fault::DIE_AT;
 use crate::{Builtin, Engine as _, Filter, Metrics, Options, SandboxId, Sandboxes, State};
 
-/// The node of a child.
+/// The environment of a child: its node.
 const NODE: &str = "RUSSET_TEST_NODE";
 
 /// A node of the test's own, in namespaces of the test's own.
-struct Node(PathBuf);
+struct TestNode(PathBuf);
 
-// === impl Node ===
+// === impl TestNode ===
 
-impl Node {
+impl TestNode {
     fn new(dir: &Path, ipam: Value) -> Self {
         let list = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [
             {"type": "bridge", "bridge": "pods0", "isGateway": true, "ipam": ipam}]});
@@ -49,14 +50,15 @@ impl Node {
             runtime: Runtime::new(vec![plugins], run_dir.join("cni")),
             networks: Box::new(ConfigDir::new(self.0.join("net.d"))),
             metrics: Metrics::new(),
-            patience: Duration::from_secs(60),
-            tell_waiting: |_| (),
+            lock_timeout: Duration::from_secs(60),
+            on_waiting: |_| (),
             run_dir,
         };
         Sandboxes::open(options).unwrap()
     }
 
-    /// Nothing of any sandbox is left. The kernel removes a dead namespace's links in the background, after its last user went, so they have a few seconds.
+    /// Nothing of any sandbox is left. The kernel removes a dead namespace's links in the
+    /// background, after its last user has ended, so they have a few seconds.
     fn assert_nothing_left(&self) {
         eventually(Duration::from_secs(10), || self.veths() == 0);
         assert_eq!(self.left(), Vec::<String>::new());
@@ -98,10 +100,10 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for TestNode {
     fn drop(&mut self) {
         if std::env::var_os(NODE).is_none() {
-            // After a failed assertion there may be pods; their processes would outlive the test.
+            // After a failed assertion there may be pods; their processes would survive the test.
             let engine = Builtin::new(self.0.join("run"));
             for id in engine.list().unwrap_or_default() {
                 let _ = engine.remove(&id);
@@ -117,7 +119,7 @@ fn status_says_what_the_kernel_says() {
     // cni-runtime.md section 3.1, Pod IP, and section 3.2: READY with ip "" when the namespace is unmounted
     in_netns_with_loopback(|| {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::host_local(dir.path());
+        let node = TestNode::host_local(dir.path());
         let sandboxes = node.open();
         let id = sandboxes.run(pod("web")).unwrap();
         let sandbox = sandboxes.status(&id).unwrap();
@@ -146,7 +148,7 @@ fn sysctls_of_eth0_are_set_when_the_pod_has_it_and_a_bad_one_leaves_nothing() {
     // cni-runtime.md section 3.1: sysctls are part of the sandbox's linux section
     in_netns_with_loopback(|| {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::host_local(dir.path());
+        let node = TestNode::host_local(dir.path());
         let sandboxes = node.open();
         let with = |name: &str| {
             let sysctls = [(name.to_owned(), "1".to_owned())].into();
@@ -170,19 +172,19 @@ fn sysctls_of_eth0_are_set_when_the_pod_has_it_and_a_bad_one_leaves_nothing() {
 
 #[test]
 #[ignore = "kernel: namespaces, bridge, veth; root; tool: the Go plugins, ip"]
-fn a_sandbox_whose_process_is_killed_is_told_without_being_asked_for() {
+fn a_killed_process_is_reported_without_a_request() {
     in_netns_with_loopback(|| {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::host_local(dir.path());
+        let node = TestNode::host_local(dir.path());
         let sandboxes = node.open();
         let (old, new) = (sandboxes.run(pod("old")).unwrap(), pod("new"));
         drop(sandboxes);
-        // One of an earlier life, and one of this.
+        // One of an earlier process, and one of this.
         let sandboxes = node.open();
         let ids = [old, sandboxes.run(new).unwrap()];
         let events = sandboxes.events();
         let deaths = sandboxes.deaths().unwrap();
-        assert!(!russet_linux::process::has_ended(&deaths, Duration::ZERO).unwrap(), "nobody has died");
+        assert!(!russet_linux::process::has_ended(&deaths, Duration::ZERO).unwrap(), "no process has died");
         for id in &ids {
             let pid = sandboxes.status(id).unwrap().pid.unwrap();
             assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
@@ -205,7 +207,7 @@ fn an_ipv4_address_is_the_primary_one_whatever_came_first() {
         let dir = tempfile::tempdir().unwrap();
         let addresses =
             json!([{"address": "fd00::9/64"}, {"address": "10.9.9.9/24"}, {"address": "10.9.9.10/24"}]);
-        let node = Node::new(dir.path(), json!({"type": "static", "addresses": addresses}));
+        let node = TestNode::new(dir.path(), json!({"type": "static", "addresses": addresses}));
         let sandboxes = node.open();
         let id = sandboxes.run(pod("web")).unwrap();
         let addresses = sandboxes.status(&id).unwrap().addresses;
@@ -216,11 +218,11 @@ fn an_ipv4_address_is_the_primary_one_whatever_came_first() {
     });
 }
 
-/// A life of one pod; in a child, on the node that it was given.
+/// The life of one pod; runs in a child, on the given node.
 #[test]
 #[ignore = "kernel: namespaces, bridge, veth; root; tool: the Go plugins, ip"]
 fn a_pod_comes_and_goes_and_another_stays() {
-    let live = |node: Node| {
+    let live = |node: TestNode| {
         let sandboxes = node.open();
         let stays = sandboxes.run(pod("stays")).unwrap();
         fs::write(node.0.join("stays"), stays.as_str()).unwrap();
@@ -232,10 +234,10 @@ fn a_pod_comes_and_goes_and_another_stays() {
         sandboxes
     };
     match std::env::var_os(NODE) {
-        Some(path) => drop(live(Node(path.into()))),
+        Some(path) => drop(live(TestNode(path.into()))),
         None => in_netns_with_loopback(|| {
             let dir = tempfile::tempdir().unwrap();
-            let sandboxes = live(Node::host_local(dir.path()));
+            let sandboxes = live(TestNode::host_local(dir.path()));
             let ids: Vec<SandboxId> =
                 sandboxes.list(&Filter::default()).into_iter().map(|it| it.id).collect();
             ids.iter().for_each(|id| sandboxes.remove(id).unwrap());
@@ -243,8 +245,8 @@ fn a_pod_comes_and_goes_and_another_stays() {
     }
 }
 
-/// Whether it was killed.
-fn child(node: &Node, die_at: u64) -> bool {
+/// Returns whether it was killed.
+fn child(node: &TestNode, die_at: u64) -> bool {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let test = "sandboxes::tests::kernel::a_pod_comes_and_goes_and_another_stays";
     command.args(["--exact", test, "--test-threads=1", "--include-ignored"]);
@@ -262,7 +264,7 @@ fn a_daemon_killed_at_any_step_leaves_no_namespace_veth_or_address() {
         let mut killed = 0;
         loop {
             let dir = tempfile::tempdir().unwrap();
-            let node = Node::host_local(dir.path());
+            let node = TestNode::host_local(dir.path());
             if !child(&node, killed + 1) {
                 let sandboxes = node.open();
                 let ids: Vec<SandboxId> =
@@ -284,7 +286,7 @@ fn a_daemon_killed_at_any_step_leaves_no_namespace_veth_or_address() {
                 );
             }
             let attached = listed.iter().filter(|it| it.state == State::Ready).count();
-            // The kernel takes a dead namespace's links away in the background.
+            // The kernel removes a dead namespace's links in the background.
             eventually(Duration::from_secs(10), || node.veths() == attached);
             let addresses = node.left().iter().filter(|thing| thing.starts_with("ipam/")).count();
             assert_eq!(addresses, attached, "step {killed}");
@@ -301,9 +303,9 @@ fn a_daemon_killed_at_any_step_leaves_no_namespace_veth_or_address() {
 fn two_hundred_sandboxes_twenty_at_a_time_have_two_hundred_addresses_and_leave_nothing() {
     in_netns_with_loopback(|| {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node::host_local(dir.path());
+        let node = TestNode::host_local(dir.path());
         let sandboxes = node.open();
-        // Threads of the standard library begin in the namespaces of the one that starts them.
+        // Threads of the standard library start in the namespaces of their parent.
         let each = |work: &(dyn Fn(usize) + Sync)| {
             let began = Instant::now();
             std::thread::scope(|scope| {

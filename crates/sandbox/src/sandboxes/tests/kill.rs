@@ -1,6 +1,7 @@
-//! Death at every step. A child process leads whole lives of sandboxes and kills itself (SIGKILL) at the n-th place between two changes of the world,
-//! for every n; another recovers and is killed at every step of that. Then nothing may be left that is not listed, and nothing that ran may have been
-//! touched (cni-runtime.md section A.5).
+//! Death at every step. A child process runs whole life cycles of sandboxes and kills itself
+//! (SIGKILL) at the n-th point between two changes of the system, for every n; another one recovers
+//! and is killed at every step of that. Then nothing may be left that is not listed, and running
+//! sandboxes must be unchanged (cni-runtime.md section A.5).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,12 +13,12 @@ use super::lab::{Lab, host_pod, pod};
 use crate::fault::DIE_AT;
 use crate::{Filter, SandboxId, Sandboxes, State};
 
-/// The lab of a child.
+/// The environment of a child: its lab.
 const LAB: &str = "RUSSET_TEST_LAB";
-/// No life has so many steps: the trial would otherwise go on for ever if the place were not reached by mistake.
+/// More than any life cycle has; ends the loop if the step is never reached by mistake.
 const STEPS_MAX: u64 = 500;
 
-/// In a child: the lab that it was given. Otherwise one of its own.
+/// In a child: the given lab. Otherwise a new one.
 fn own_lab() -> (Option<tempfile::TempDir>, Lab) {
     match std::env::var_os(LAB) {
         Some(path) => (None, Lab(PathBuf::from(path))),
@@ -28,7 +29,8 @@ fn own_lab() -> (Option<tempfile::TempDir>, Lab) {
     }
 }
 
-/// What somebody was told: `run ID` was ready when it was said, `down ID` was to be stopped when it was.
+/// Records what a client saw: `run ID` was ready at that time, `down ID` was to be stopped at that
+/// time.
 fn say(lab: &Lab, word: &str, id: &SandboxId) {
     use std::io::Write as _;
     let mut file = fs::OpenOptions::new().create(true).append(true).open(lab.0.join("said")).unwrap();
@@ -83,7 +85,7 @@ fn child(lab: &Path, test: &str, die_at: u64) -> ExitStatus {
     output.status
 }
 
-/// What must hold after recovery, whenever somebody died.
+/// What must hold after recovery, wherever the process died.
 fn inspect(lab: &Lab, sandboxes: &Sandboxes, place: &str) {
     let listed = sandboxes.list(&Filter::default());
     let ids: BTreeSet<SandboxId> = listed.iter().map(|sandbox| sandbox.id.clone()).collect();
@@ -106,7 +108,7 @@ fn inspect(lab: &Lab, sandboxes: &Sandboxes, place: &str) {
     }
     for thing in lab.everything() {
         let of_listed = ids.iter().any(|id| thing.contains(id.as_str()));
-        assert!(of_listed, "{place}: {thing} is nobody's");
+        assert!(of_listed, "{place}: {thing} is stray");
     }
     for id in &ids {
         sandboxes.remove(id).unwrap();
@@ -134,7 +136,7 @@ fn a_daemon_killed_at_any_step_leaves_nothing_that_is_not_listed() {
 #[test]
 fn a_recovery_killed_at_any_step_is_done_by_the_next() {
     let (mut lives, mut recoveries) = (0, 0);
-    // One life in three: each costs a process for every step of its recovery.
+    // One point in three: each costs a process for every step of its recovery.
     for n in (1..STEPS_MAX).step_by(3) {
         let (dir, lab) = super::lab();
         if child(dir.path(), "lives_of_every_kind_end_as_they_should", n).success() {
@@ -154,7 +156,7 @@ fn a_recovery_killed_at_any_step_is_done_by_the_next() {
 }
 
 #[test]
-fn a_machine_that_loses_power_at_any_step_keeps_no_address() {
+fn a_loss_of_power_at_any_step_leaves_no_address() {
     let mut steps = 0;
     for n in 1..STEPS_MAX {
         let (dir, lab) = super::lab();
@@ -177,7 +179,7 @@ fn a_machine_that_loses_power_at_any_step_keeps_no_address() {
 }
 
 #[test]
-fn a_daemon_killed_while_a_plugin_works_finds_what_the_plugin_did() {
+fn a_daemon_killed_during_a_plugin_finds_the_plugins_result() {
     for moment in ["kill-before-add", "kill-in-add", "kill-in-del"] {
         let (dir, lab) = super::lab();
         lab.set(moment);
@@ -196,12 +198,12 @@ fn an_add_that_outlives_its_daemon_takes_no_address_after_recovery() {
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let status = child(dir.path(), "lives_of_every_kind_end_as_they_should", 0);
     assert_eq!(status.signal(), Some(9));
-    // Whoever reads from the pipe is still there; opening waits for that one.
+    // The reader of the pipe still exists; opening waits for it.
     let waiting = fs::OpenOptions::new().write(true).open(&fifo).unwrap();
     let sandboxes = lab.open();
     drop(waiting);
     let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;
-    let nobody = rustix::fs::open(&fifo, flags, rustix::fs::Mode::empty());
-    assert_eq!(nobody.unwrap_err(), rustix::io::Errno::NXIO);
+    let reader = rustix::fs::open(&fifo, flags, rustix::fs::Mode::empty());
+    assert_eq!(reader.unwrap_err(), rustix::io::Errno::NXIO);
     inspect(&lab, &sandboxes, "killed while the plugin waited");
 }

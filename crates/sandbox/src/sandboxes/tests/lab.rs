@@ -1,5 +1,6 @@
-//! A node for tests that need neither root nor a kernel's help: an engine that makes directories, and a plugin that is a shell script. Both keep what
-//! they make on disk, so that it outlives a process that is killed, and can be counted.
+//! A node for tests that need neither root nor the kernel: an engine that makes directories, and a
+//! plugin that is a shell script. Both keep everything on disk, so that it survives a killed
+//! process, and can be counted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,21 +13,22 @@ use russet_runtime::{ConfigDir, Runtime};
 
 use crate::engine::{Engine, EngineError, EngineState, Made};
 use crate::error::SandboxError;
-use crate::network::Inside;
+use crate::network::NamespaceOps;
 use crate::sandboxes::recover;
 use crate::{Config, Dns, Metadata, Metrics, Options, SandboxId, Sandboxes};
 
-/// The node's directory. What is in it decides how things fail: see [`Lab::set`].
+/// The node's directory. Its files inject failures: see [`Lab::set`].
 #[derive(Clone)]
 pub(super) struct Lab(pub(super) PathBuf);
 
 pub(super) const BOOT: &str = "boot-1";
-/// No process has it: the kernel's PID_MAX_LIMIT is 2^22, and exclusive.
-const NOBODY: u32 = 1 << 22;
+/// A pid that no process has: the kernel's PID_MAX_LIMIT is 2^22, and exclusive.
+const UNUSED_PID: u32 = 1 << 22;
 /// The other boot.
 pub(super) const NEXT_BOOT: &str = "boot-2";
 
-/// Takes an address for a container, and gives it back. Files in the lab make it fail or kill who called it.
+/// Takes an address for a container, and releases it. Files in the lab make it fail or kill its
+/// caller.
 const PLUGIN: &str = r#"#!/bin/sh
 lab='LAB'
 echo "$CNI_COMMAND $CNI_CONTAINERID netns=${CNI_NETNS##*/} $CNI_ARGS" >> "$lab/calls"
@@ -79,30 +81,30 @@ impl Lab {
             runtime: Runtime::new(vec![self.0.join("bin")], self.0.join("run/cni")),
             networks: Box::new(ConfigDir::new(self.0.join("net.d"))),
             metrics: Metrics::new(),
-            patience: Duration::from_secs(60),
-            tell_waiting: |_| (),
+            lock_timeout: Duration::from_secs(60),
+            on_waiting: |_| (),
         }
     }
 
     pub(super) fn try_open(&self, options: Options, boot_id: &str) -> Result<Sandboxes, SandboxError> {
-        self.open_within(options, boot_id, recover::SETTLE_PATIENCE)
+        self.open_within(options, boot_id, recover::SETTLE_TIMEOUT)
     }
 
-    /// With so much time to take down what an earlier life has left.
+    /// With this timeout for removals at the start.
     pub(super) fn open_within(
         &self,
         options: Options,
         boot_id: &str,
-        patience: Duration,
+        lock_timeout: Duration,
     ) -> Result<Sandboxes, SandboxError> {
-        Sandboxes::open_with(options, Box::new(Outside(self.clone())), boot_id.to_owned(), patience)
+        Sandboxes::open_with(options, Box::new(Outside(self.clone())), boot_id.to_owned(), lock_timeout)
     }
 
     pub(super) fn open(&self) -> Sandboxes {
         self.try_open(self.options(), BOOT).unwrap()
     }
 
-    /// The machine was switched off and on: what lives in the kernel and below /run is gone.
+    /// The machine was rebooted: everything in the kernel and below /run is gone.
     pub(super) fn reboot(&self) -> Sandboxes {
         let _ = fs::remove_dir_all(self.0.join("run"));
         for id in self.ids("engine") {
@@ -111,12 +113,12 @@ impl Lab {
         self.try_open(self.options(), NEXT_BOOT).unwrap()
     }
 
-    /// From now on this goes wrong.
+    /// From now on this fails.
     pub(super) fn set(&self, what: &str) {
         fs::write(self.0.join(what), "").unwrap();
     }
 
-    /// From now on it goes well.
+    /// From now on it succeeds.
     pub(super) fn clear(&self, what: &str) {
         let _ = fs::remove_file(self.0.join(what));
     }
@@ -140,7 +142,8 @@ impl Lab {
         names.filter_map(|name| name.to_str().unwrap().parse().ok()).collect()
     }
 
-    /// Everything that is somewhere, by place: addresses, things of the engine, directories, records, cached results.
+    /// Everything that exists, by kind: addresses, objects of the engine, directories, records,
+    /// cached results.
     pub(super) fn everything(&self) -> Vec<String> {
         let mut found = Vec::new();
         for dir in
@@ -191,7 +194,7 @@ impl Engine for Directories {
         }
         let netns = (!config.host_network).then_some(self.dir(id).join("netns"));
         if self.0.0.join("die-at-once").exists() {
-            return Ok(Made { netns, pid: Some(NOBODY), resolv_conf: None });
+            return Ok(Made { netns, pid: Some(UNUSED_PID), resolv_conf: None });
         }
         fs::write(self.dir(id).join("running"), "").unwrap();
         Ok(Made { netns, pid: Some(1), resolv_conf: None })
@@ -221,7 +224,7 @@ impl Engine for Directories {
 
     fn list(&self) -> Result<Vec<SandboxId>, EngineError> {
         if self.0.0.join("fail-list").exists() {
-            return Err(EngineError::new("list", "containers", "nobody listens"));
+            return Err(EngineError::new("list", "containers", "connection refused"));
         }
         Ok(self.0.ids("engine").into_iter().collect())
     }
@@ -229,7 +232,7 @@ impl Engine for Directories {
 
 // === impl Outside ===
 
-impl Inside for Outside {
+impl NamespaceOps for Outside {
     fn raise_loopback(&self, netns: &Path) -> Result<(), SandboxError> {
         assert!(netns.parent().unwrap().exists());
         Ok(())

@@ -1,4 +1,4 @@
-//! What the caller of the benchmark does to a server that is not its own.
+//! The benchmark's client against a server.
 
 use std::sync::OnceLock;
 
@@ -12,7 +12,7 @@ fn nth(n: usize) -> russet_cri_client::v1::PodSandboxConfig {
 }
 
 #[test]
-fn a_storm_makes_and_ends_its_sandboxes() {
+fn a_burst_makes_and_removes_its_sandboxes() {
     let lab = Lab::start();
     let report = storm(&lab.cri, 6, 3, nth).unwrap();
     for phase in ["run", "end"] {
@@ -22,7 +22,7 @@ fn a_storm_makes_and_ends_its_sandboxes() {
 }
 
 #[test]
-fn a_storm_leaves_a_server_alone_that_has_sandboxes() {
+fn a_burst_refuses_a_server_that_has_sandboxes() {
     let lab = Lab::start();
     let id = lab.run("web");
     let error = storm(&lab.cri, 2, 1, nth).unwrap_err().to_string();
@@ -31,7 +31,7 @@ fn a_storm_leaves_a_server_alone_that_has_sandboxes() {
 }
 
 #[test]
-fn a_storm_that_fails_removes_what_it_made_and_nothing_else() {
+fn a_failed_burst_removes_only_its_own_sandboxes() {
     let lab = Lab::start();
     let anothers = OnceLock::new();
     let pod = |n| match n {
