@@ -56,7 +56,7 @@ pub use containerd::types::{Any, Mount};
 /// Settings of runc's shim (`containerd.runc.v1.Options`), of which we have one.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RuncOptions {
-    /// Control groups are asked of systemd.
+    /// systemd makes control groups.
     #[prost(bool, tag = "9")]
     pub systemd_cgroup: bool,
 }

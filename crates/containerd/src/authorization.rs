@@ -1,16 +1,15 @@
-//! What a registry that answers 401 wants to be told: a password, or a token that another server gives for one (RFC 7235; the distribution
-//! specification's token authentication).
+//! Answers a registry's 401: with a password, or with a token that another server issues for one
+//! (RFC 7235; the distribution specification's token authentication).
 
 /// One challenge of `WWW-Authenticate`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Challenge {
-    /// Name and password.
+    /// User name and password.
     Basic,
-    /// A token, to be had elsewhere.
+    /// A token of another server.
     Bearer {
-        /// Where.
+        /// The URL of the token server.
         realm: String,
-        /// What it is for.
         service: Option<String>,
         /// What it shall allow.
         scope: Option<String>,
@@ -20,7 +19,7 @@ pub(crate) enum Challenge {
 // === impl Challenge ===
 
 impl Challenge {
-    /// The challenge of a header, if it is one that we can meet.
+    /// Parses a header; None if the challenge is not supported.
     pub(crate) fn parse(header: &str) -> Option<Self> {
         let header = header.trim();
         let (scheme, rest) = header.split_once(' ').unwrap_or((header, ""));
@@ -38,7 +37,7 @@ impl Challenge {
         Some(Self::Bearer { realm: get("realm")?, service: get("service"), scope: get("scope") })
     }
 
-    /// Where the token is to be had, for a repository that is to be read.
+    /// The URL of the token, for read access to a repository.
     pub(crate) fn token_url(
         realm: &str,
         service: Option<&str>,
@@ -56,7 +55,7 @@ impl Challenge {
     }
 }
 
-/// `key="value",key=value`; in quotes a backslash takes the next letter as it is.
+/// `key="value",key=value`; in quotes a backslash escapes the next character.
 fn parameters(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut letters = text.chars().peekable();
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_asked_for_with_what_the_challenge_says() {
+    fn a_token_request_has_the_challenges_parameters() {
         let url = Challenge::token_url("https://a/t?x=1", Some("my reg&"), None, "team/app");
         assert_eq!(url, "https://a/t?x=1&service=my%20reg%26&scope=repository:team/app:pull");
         assert_eq!(Challenge::token_url("https://a/t", None, Some("s"), "x"), "https://a/t?scope=s");

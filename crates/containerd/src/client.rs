@@ -1,4 +1,5 @@
-//! A connection to containerd, and how each of its calls is made: under a namespace, with a limit of time, and with an error that names its subject.
+//! A connection to containerd, and the way of its calls: with a namespace, a timeout, and errors
+//! that name their subject.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,13 +18,14 @@ pub struct Client {
     lease: Option<AsciiMetadataValue>,
 }
 
-/// A socket of this machine answers at once, or whoever should is not there.
+/// A local socket accepts at once, or its server is not running.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// What changes or reads a record.
+/// For calls that change or read a record.
 pub(crate) const QUICK: Duration = Duration::from_secs(15);
-/// What starts or ends processes, or writes a file system: a loaded machine takes seconds.
+/// For calls that start or end processes, or write a file system: a loaded machine takes seconds.
 pub(crate) const SLOW: Duration = Duration::from_secs(60);
-/// What unpacks a layer: minutes on a slow disk. Whoever wants the image has a limit for all of it.
+/// For calls that unpack a layer: minutes on a slow disk. The caller has its own timeout for the
+/// whole image.
 pub(crate) const UNPACK: Duration = Duration::from_secs(10 * 60);
 const NAMESPACE: &str = "containerd-namespace";
 const LEASE: &str = "containerd-lease";
@@ -31,7 +33,7 @@ const LEASE: &str = "containerd-lease";
 // === impl Client ===
 
 impl Client {
-    /// Connects to the socket. What is made and looked for is in `namespace` of containerd.
+    /// Connects to the socket. All objects are in `namespace` of containerd.
     pub async fn connect(socket: &Path, namespace: &str) -> Result<Self, CallError> {
         let failed = |source| CallError::Connect { socket: socket.to_owned(), source };
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(failed)?;
@@ -39,7 +41,7 @@ impl Client {
         Ok(Self { channel, namespace: header(namespace)?, lease: None })
     }
 
-    /// The same connection, under a lease: what is made is kept as long as that is there.
+    /// The same connection, under a lease: objects that are made are kept while the lease exists.
     pub(crate) fn leased(&self, lease: &str) -> Result<Self, CallError> {
         Ok(Self { lease: Some(header(lease)?), ..self.clone() })
     }
@@ -71,7 +73,7 @@ pub(crate) async fn answer<T>(
     }
 }
 
-/// What is not there is no error, but none.
+/// Maps "not found" to None.
 pub(crate) fn found<T>(result: Result<T, CallError>) -> Result<Option<T>, CallError> {
     match result {
         Err(error) if error.is_not_found() => Ok(None),

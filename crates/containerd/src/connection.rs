@@ -21,14 +21,14 @@ use crate::RegistryError;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Registries are far away, and some are slow.
+/// Registries are remote, and some are slow.
 const CONNECT_LIMIT: Duration = Duration::from_secs(15);
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// The longest silence within a body.
 const SILENCE_LIMIT: Duration = Duration::from_secs(30);
-/// What is repeated of what a registry says.
+/// How much of a registry's error message is shown.
 const DETAIL_MAX_CHARS: usize = 300;
-/// Where distributions keep the public authorities.
+/// The files of public CA certificates in distributions.
 const AUTHORITIES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -37,7 +37,7 @@ const AUTHORITIES: [&str; 4] = [
 ];
 const AGENT: &str = concat!("russet/", env!("CARGO_PKG_VERSION"));
 
-/// The head of the answer and the body to come.
+/// The head of the answer, and its body.
 pub(crate) async fn get(
     url: &Uri,
     accept: &str,
@@ -56,15 +56,16 @@ pub(crate) async fn get(
         let mut sender = within(CONNECT_LIMIT, "no connection", connect(url)).await?;
         within(ANSWER_LIMIT, "no answer", async { Ok(sender.send_request(request).await?) }).await
     };
-    // On the heap, as the pull that asks (`pull.rs`): who waits for one of several of these would have room for each on its stack.
+    // On the heap, as the pull that calls this (`pull.rs`): a caller of several of these would need
+    // stack space for each.
     Box::pin(sent).await.map_err(failed)
 }
 
-/// The next part of a body; none at its end.
+/// The next part of a body; None at its end.
 pub(crate) async fn part(url: &Uri, body: &mut Incoming) -> Result<Option<Bytes>, RegistryError> {
     let next = async {
         while let Some(frame) = body.frame().await {
-            // Trailers say nothing to us.
+            // Trailers are not used.
             if let Ok(data) = frame?.into_data() {
                 return Ok(Some(data));
             }
@@ -75,13 +76,13 @@ pub(crate) async fn part(url: &Uri, body: &mut Incoming) -> Result<Option<Bytes>
     next.map_err(|source| RegistryError::Connection { url: shown(url), source })
 }
 
-/// Without what follows a question mark: there are signatures in it.
+/// The URL without its query, which may contain signatures.
 pub(crate) fn shown(url: &Uri) -> String {
     let (scheme, authority) = (url.scheme_str().unwrap_or_default(), url.authority());
     format!("{scheme}://{}{}", authority.map_or("", |authority| authority.as_str()), url.path())
 }
 
-/// The beginning of what a stranger may have made of any length.
+/// The beginning of a foreign text of any length.
 pub(crate) fn cut(text: &str) -> String {
     text.chars().take(DETAIL_MAX_CHARS).collect()
 }
@@ -113,19 +114,19 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // What goes wrong there is told to whoever waits for the answer.
+    // Its errors are also reported to the caller that waits for the answer.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)
 }
 
-/// With the authorities of the system, as they are now.
+/// With the system's CA certificates, read again each time.
 fn tls_config() -> Result<ClientConfig, Cause> {
     let path = AUTHORITIES.iter().map(Path::new).find(|path| path.exists());
     let path =
         path.ok_or("this system has no bundle of certificate authorities (the package ca-certificates)")?;
     let bytes = std::fs::read(path)?;
     let mut roots = RootCertStore::empty();
-    // A bundle may hold what rustls does not like; the others serve nevertheless.
+    // A bundle may contain certificates that rustls refuses; the others are used.
     roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&bytes).filter_map(Result::ok));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;

@@ -10,13 +10,15 @@ use crate::{CallError, Client, Container, Mount, TaskStatus};
 type Answer<T> = Result<T, CallError>;
 
 const SIGKILL: u32 = 9;
-/// Of a list: gRPC's usual 4 MiB are some hundred containers with what they execute. containerd sends 16 MiB, unless it is told otherwise.
+/// For lists: gRPC's usual 4 MiB are some hundred containers with their specifications. containerd
+/// sends up to 16 MiB by default.
 const LIST_MAX_BYTES: usize = 256 * 1024 * 1024;
 
 // === impl Client ===
 
 impl Client {
-    /// Writes the record of a container. Nothing runs yet, and nothing is checked of its image or snapshot.
+    /// Writes the record of a container. Nothing runs yet, and its image and snapshot are not
+    /// checked.
     pub async fn create_container(&self, container: Container) -> Answer<()> {
         let name = container.id.clone();
         let request = self.request(CreateContainerRequest { container: Some(container) });
@@ -24,7 +26,7 @@ impl Client {
         answer("create container", &name, QUICK, service.create(request)).await.map(drop)
     }
 
-    /// The containers that `filter` fits, in containerd's language of filters.
+    /// The containers that match `filter`, in containerd's filter syntax.
     pub async fn containers(&self, filter: &str) -> Answer<Vec<Container>> {
         let request = self.request(ListContainersRequest { filters: vec![filter.to_owned()] });
         let mut service =
@@ -41,7 +43,8 @@ impl Client {
         Ok(answered.and_then(|answered| answered.container))
     }
 
-    /// Takes the record of a container away; false if there was none. Whether it runs is not looked at.
+    /// Deletes the record of a container; returns false if there was none. Does not check whether
+    /// it runs.
     pub async fn delete_container(&self, name: &str) -> Answer<bool> {
         let request = self.request(DeleteContainerRequest { id: name.to_owned() });
         let mut service = ContainersClient::new(self.channel.clone());
@@ -49,7 +52,7 @@ impl Client {
         Ok(found(answered)?.is_some())
     }
 
-    /// Prepares a container's process on its file system, up to where it would execute; returns its number.
+    /// Prepares a container's process on its file system, up to its execution; returns its pid.
     pub async fn create_task(&self, name: &str, rootfs: Vec<Mount>) -> Answer<u32> {
         let message = tasks::CreateTaskRequest { container_id: name.to_owned(), rootfs, options: None };
         let request = self.request(message);
@@ -64,20 +67,20 @@ impl Client {
         }
     }
 
-    /// Lets the prepared process execute.
+    /// Starts the prepared process.
     pub async fn start_task(&self, name: &str) -> Answer<()> {
         let request = self.request(tasks::StartRequest { container_id: name.to_owned() });
         answer("start the task of", name, SLOW, self.tasks().start(request)).await.map(drop)
     }
 
-    /// What a container's task does; none if it has no task.
+    /// The state of a container's task, if it has one.
     pub async fn task(&self, name: &str) -> Answer<Option<TaskStatus>> {
         let request = self.request(tasks::GetRequest { container_id: name.to_owned() });
         let answered = found(answer("look for the task of", name, QUICK, self.tasks().get(request)).await)?;
         Ok(answered.map(|answered| answered.process.map_or(TaskStatus::Unknown, |it| it.status())))
     }
 
-    /// Kills a container's task, waits for its end and takes it away. One without a task is as wanted.
+    /// Kills a container's task, waits for its end and deletes it. A missing task is fine.
     pub async fn end_task(&self, name: &str) -> Answer<()> {
         if self.task(name).await?.is_none() {
             return Ok(());

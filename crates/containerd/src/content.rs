@@ -1,4 +1,4 @@
-//! Blobs under their digests, the names of images, and the leases that keep what is not named yet.
+//! Blobs by their digests, names of images, and leases that keep objects without a name.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -30,7 +30,7 @@ pub(crate) struct Writer {
     offset: i64,
 }
 
-/// A pull that is not through by then has died, and what it has fetched is collected.
+/// A pull that is not complete by then has died, and its blobs are collected.
 const LEASE_LIFE: Duration = Duration::from_secs(60 * 60);
 const LEASE_EXPIRES: &str = "containerd.io/gc.expire";
 const WRITE: &str = "write blob";
@@ -38,7 +38,7 @@ const WRITE: &str = "write blob";
 // === impl Client ===
 
 impl Client {
-    /// What an image's name stands for, if it is known.
+    /// The target of an image's name, if it exists.
     pub(crate) async fn image(&self, name: &str) -> Answer<Option<Descriptor>> {
         let request = self.request(GetImageRequest { name: name.to_owned() });
         let mut service = ImagesClient::new(self.channel.clone());
@@ -46,7 +46,7 @@ impl Client {
         Ok(answered.and_then(|answered| answered.image?.target))
     }
 
-    /// Gives an image its name. Another, who was faster, may have given it.
+    /// Creates an image's name. Another client may have created it first.
     pub(crate) async fn create_image(&self, name: &str, target: Descriptor) -> Answer<()> {
         let image = Image { name: name.to_owned(), labels: Labels::new(), target: Some(target) };
         let request = self.request(CreateImageRequest { image: Some(image) });
@@ -57,7 +57,7 @@ impl Client {
         }
     }
 
-    /// Makes a lease that ends by itself.
+    /// Makes a lease that expires by itself.
     pub(crate) async fn create_lease(&self, name: &str) -> Answer<()> {
         let end = russet_model::time::rfc3339(SystemTime::now() + LEASE_LIFE);
         let labels = Labels::from([(LEASE_EXPIRES.to_owned(), end)]);
@@ -88,7 +88,7 @@ impl Client {
         Ok(bytes)
     }
 
-    /// Adds a label to a blob: by some of them containerd knows what the blob refers to.
+    /// Adds a label to a blob: containerd's garbage collection follows some labels to other blobs.
     pub(crate) async fn label_blob(&self, digest: &str, key: String, value: &str) -> Answer<()> {
         let paths = vec![format!("labels.{key}")];
         let labels = Labels::from([(key, value.to_owned())]);
@@ -98,7 +98,7 @@ impl Client {
         answer("label blob", digest, QUICK, self.content().update(request)).await.map(drop)
     }
 
-    /// Begins to write a blob; none if it is there already. `name` is the caller's alone until it is committed.
+    /// Starts to write a blob; None if it exists already. `name` must be unique until the commit.
     pub(crate) async fn write_blob(&self, name: &str, digest: &str, size: i64) -> Answer<Option<Writer>> {
         let (requests, receiver) = mpsc::channel(1);
         let first = WriteContentRequest {
@@ -108,15 +108,15 @@ impl Client {
             expected: digest.to_owned(),
             ..WriteContentRequest::default()
         };
-        // It has room for one.
+        // The channel has room for one.
         let _ = requests.try_send(first);
         let request = self.request(ReceiverStream::new(receiver));
-        let begun = async {
+        let opening = async {
             let answers = answer(WRITE, digest, SLOW, self.content().write(request)).await?;
             let mut writer = Writer { digest: digest.to_owned(), requests, answers, offset: 0 };
             writer.answer().await.map(|_| writer)
         };
-        match begun.await {
+        match opening.await {
             Err(error) if error.is_already_there() => Ok(None),
             other => other.map(Some),
         }
@@ -130,7 +130,7 @@ impl Client {
 // === impl Writer ===
 
 impl Writer {
-    /// Writes some more of it.
+    /// Writes a part of it.
     pub(crate) async fn write(&mut self, data: Bytes) -> Answer<()> {
         let length = i64::try_from(data.len()).unwrap_or(i64::MAX);
         let action = WriteAction::Write.into();
@@ -150,7 +150,7 @@ impl Writer {
         Err(CallError::Answer { operation: WRITE, subject: self.digest.clone(), reason })
     }
 
-    /// The blob is there when this returns, if its digest is what was promised.
+    /// The blob exists when this returns, if its digest matches.
     pub(crate) async fn commit(mut self, labels: Labels) -> Answer<()> {
         let commit = WriteContentRequest {
             action: WriteAction::Commit.into(),
@@ -168,7 +168,7 @@ impl Writer {
     }
 
     async fn say(&mut self, request: WriteContentRequest) -> Answer<()> {
-        // Who does not listen any more has said why, or the connection broke.
+        // If the receiver is gone, it has sent the reason, or the connection broke.
         if self.requests.send(request).await.is_err() {
             self.answer().await?;
         }

@@ -1,4 +1,5 @@
-//! Who registries are asked as: the files in which Docker and kubelet keep it (cni-runtime.md section 3.1, `ensureSandboxImageExists`).
+//! Credentials for registries: the files in which Docker and kubelet keep them (cni-runtime.md
+//! section 3.1, `ensureSandboxImageExists`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,21 +13,20 @@ use serde::Deserialize;
 use crate::Reference;
 use crate::reference::{DOCKER_HUB, split_port};
 
-/// A name and a password, and the file that they are from.
+/// A user name and a password, and their file.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
-    /// The user.
     user: String,
-    /// The password, which is never shown and leaves this module only within a header.
+    /// The password, which is never logged and leaves this module only in a header.
     password: String,
     /// Where it stands.
     file: PathBuf,
 }
 
-/// All credentials that there are, under what they are for.
+/// All credentials, by their registries.
 #[derive(Debug, Clone, Default)]
 pub struct Keyring {
-    /// `host[:port][/path]`, of which parts of the host may be patterns.
+    /// The key is `host[:port][/path]`; parts of the host may be patterns.
     entries: BTreeMap<String, Vec<Credential>>,
 }
 
@@ -48,16 +48,16 @@ struct Auth {
     auth: String,
 }
 
-/// Of the format from before `config.json`: only what is its `auths` there.
+/// The format before `config.json`, which has only the contents of `auths`.
 const OLD_NAME: &str = ".dockercfg";
 const NAME: &str = "config.json";
 const KUBELET: &str = "/var/lib/kubelet";
-/// Files with hundreds of entries are some ten kilobytes.
+/// Files with hundreds of entries have some ten kilobytes.
 const FILE_MAX_BYTES: u64 = 1024 * 1024;
-/// What `docker login` calls Docker Hub, without scheme and version.
+/// The name of Docker Hub in `docker login`, without scheme and version.
 const DOCKER_HUB_KEY: &str = "index.docker.io";
 
-/// Where kubelet and Docker look for credentials, with the environment as it is.
+/// The files in which kubelet and Docker look for credentials, by the current environment.
 pub fn usual_files() -> Vec<PathBuf> {
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     let docker = std::env::var_os("DOCKER_CONFIG").filter(|dir| !dir.is_empty()).map(PathBuf::from);
@@ -86,7 +86,7 @@ fn files_of(docker: Option<&Path>, home: Option<&Path>) -> Vec<PathBuf> {
 // === impl Keyring ===
 
 impl Keyring {
-    /// What the files say, those that there are. One that cannot be read or understood is logged and left out: the others may have what is needed.
+    /// Reads all existing files. An unreadable one is logged and left out: the others may suffice.
     pub fn read(files: &[PathBuf]) -> Self {
         let mut keyring = Self::default();
         for file in files {
@@ -108,7 +108,7 @@ impl Keyring {
                     of_place.push(credential);
                 }
             }
-            // Kept by a helper program, which we do not start.
+            // A helper program has it; helpers are not run.
             Ok(None) => {}
             Err(error) => {
                 tracing::warn!(file = %file.display(), place, error, "credentials for a registry are left out");
@@ -116,10 +116,10 @@ impl Keyring {
         }
     }
 
-    /// Every credential that is for the image, those for longer paths first.
+    /// Every credential for the image, those for longer paths first.
     pub fn matching(&self, image: &Reference) -> Vec<Credential> {
         let repository = image.repository();
-        let fitting = self.entries.iter().rev().filter(|(key, _)| fits(key, &repository));
+        let fitting = self.entries.iter().rev().filter(|(key, _)| key_matches(key, &repository));
         let mut found: Vec<Credential> = fitting.flat_map(|(_, credentials)| credentials.clone()).collect();
         if found.is_empty() && image.host() == DOCKER_HUB {
             found = self.entries.get(DOCKER_HUB_KEY).cloned().unwrap_or_default();
@@ -137,7 +137,7 @@ impl Keyring {
 // === impl Credential ===
 
 impl Credential {
-    /// As HTTP's basic authorization has it.
+    /// The value for HTTP's basic authorization.
     pub(crate) fn basic(&self) -> String {
         format!("Basic {}", STANDARD.encode(format!("{}:{}", self.user, self.password)))
     }
@@ -164,7 +164,7 @@ impl Auth {
         } else {
             let bytes = STANDARD.decode(self.auth.trim()).map_err(|_| "auth is not base64")?;
             let text = String::from_utf8(bytes).map_err(|_| "auth is no text")?;
-            // Docker fills up with zeros.
+            // Docker pads with zeros.
             let (user, password) = text.split_once(':').ok_or("auth has no colon")?;
             (user.to_owned(), password.trim_end_matches('\0').to_owned())
         };
@@ -173,7 +173,7 @@ impl Auth {
     }
 }
 
-/// Nothing where there is no file.
+/// Empty if the file does not exist.
 fn read(file: &Path) -> Result<BTreeMap<String, Auth>, String> {
     let mut bytes = Vec::new();
     match std::fs::File::open(file).and_then(|file| file.take(FILE_MAX_BYTES).read_to_end(&mut bytes)) {
@@ -182,7 +182,7 @@ fn read(file: &Path) -> Result<BTreeMap<String, Auth>, String> {
         }
         other => drop(other.map_err(|error| error.to_string())?),
     }
-    // Only the place of a fault is told: what stands there is secret.
+    // Only the position of an error is reported: the contents are secret.
     let place = |error: serde_json::Error| format!("no such JSON at line {}", error.line());
     if file.file_name().is_some_and(|name| name == OLD_NAME) {
         return serde_json::from_slice(&bytes).map_err(place);
@@ -190,7 +190,8 @@ fn read(file: &Path) -> Result<BTreeMap<String, Auth>, String> {
     serde_json::from_slice::<ConfigJson>(&bytes).map(|config| config.auths).map_err(place)
 }
 
-/// `https://index.docker.io/v1/` is `index.docker.io`: scheme, version and a last slash say nothing.
+/// `https://index.docker.io/v1/` is `index.docker.io`: scheme, version and a last slash are
+/// ignored.
 fn key(place: &str) -> String {
     let bare = place.strip_prefix("https://").or_else(|| place.strip_prefix("http://")).unwrap_or(place);
     let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
@@ -198,8 +199,8 @@ fn key(place: &str) -> String {
     if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") }
 }
 
-/// Host by host part, each of which may be a pattern; the same port; the beginning of the path.
-fn fits(key: &str, repository: &str) -> bool {
+/// Compares host parts, each of which may be a pattern, the port, and the path's prefix.
+fn key_matches(key: &str, repository: &str) -> bool {
     let (wanted, path) = key.split_once('/').unwrap_or((key, ""));
     let (host, name) = repository.split_once('/').unwrap_or((repository, ""));
     let ((wanted, wanted_port), (host, port)) = (split_port(wanted), split_port(host));
@@ -213,7 +214,7 @@ fn fits(key: &str, repository: &str) -> bool {
         && name.starts_with(path)
 }
 
-/// `*` stands for any letters, `?` for one. The last star that was met is the only one that is ever tried again.
+/// `*` matches any characters, `?` one. Backtracking to the last star suffices.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t, mut again) = (0, 0, None);
     while let Some(letter) = text.get(t) {

@@ -1,4 +1,4 @@
-//! What can go wrong with containerd, registries and images.
+//! Errors of containerd, registries and images.
 
 use std::path::PathBuf;
 
@@ -6,166 +6,116 @@ use tonic::Code;
 
 use crate::ReferenceError;
 
-/// containerd did not do what it was asked for.
+/// A call to containerd failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// Nobody listens.
+    /// No server listens on the socket.
     #[error("connect to containerd at {}: {}", socket.display(), innermost(source))]
-    Connect {
-        /// Where it should listen.
-        socket: PathBuf,
-        /// Why not.
-        source: tonic::transport::Error,
-    },
-    /// The name that namespaces or leases are asked with is none that fits a header.
-    #[error("containerd cannot be told {0:?}")]
+    Connect { socket: PathBuf, source: tonic::transport::Error },
+    /// The name of a namespace or lease is not valid in a header.
+    #[error("{0:?} is not valid in a header for containerd")]
     Header(String),
     /// It answered with an error, or its connection broke.
     #[error("containerd, {operation} {subject}: {:?}: {}", source.code(), source.message())]
     Call {
-        /// What it was asked for, as in `create container`.
+        /// The operation, for example `create container`.
         operation: &'static str,
-        /// What it was asked about.
+        /// The subject of the operation.
         subject: String,
-        /// Its answer.
         source: Box<tonic::Status>,
     },
     /// It did not answer in time.
     #[error("containerd, {operation} {subject}: no answer within {limit_s} s")]
     Late {
-        /// What it was asked for.
         operation: &'static str,
-        /// What it was asked about.
         subject: String,
-        /// How long it was given.
+        /// The timeout.
         limit_s: u64,
     },
-    /// It answered something that makes no sense.
+    /// Its answer is invalid.
     #[error("containerd, {operation} {subject}: {reason}")]
-    Answer {
-        /// What it was asked for.
-        operation: &'static str,
-        /// What it was asked about.
-        subject: String,
-        /// What is wrong with its answer.
-        reason: String,
-    },
+    Answer { operation: &'static str, subject: String, reason: String },
 }
 
-/// A registry did not give what it was asked for.
+/// A request to a registry failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// The connection could not be made, or broke.
     #[error("{url}: {source}")]
-    Connection {
-        /// What was asked for.
-        url: String,
-        /// Why.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// It wants to know who asks, and does not take what it was told.
+    Connection { url: String, source: Box<dyn std::error::Error + Send + Sync> },
+    /// It requires credentials, and does not accept the given ones.
     #[error("{url}: 401 Unauthorized: {reason}")]
-    Unauthorized {
-        /// What was asked for.
-        url: String,
-        /// What it was told.
-        reason: String,
-    },
+    Unauthorized { url: String, reason: String },
     /// It answered with an error.
     #[error("{url}: status {status}{}{detail}", if detail.is_empty() { "" } else { ": " })]
     Status {
-        /// What was asked for.
         url: String,
         /// HTTP's status.
         status: u16,
-        /// The beginning of what it said.
+        /// The beginning of its message.
         detail: String,
     },
-    /// It answered something that makes no sense.
+    /// Its answer is invalid.
     #[error("{url}: {reason}")]
-    Answer {
-        /// What was asked for.
-        url: String,
-        /// What is wrong with the answer.
-        reason: String,
-    },
+    Answer { url: String, reason: String },
 }
 
 /// One attempt of a pull failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    /// The registry.
     #[error("{who}: {source}")]
     Registry {
-        /// As whom it was asked.
+        /// The credential of the attempt.
         who: String,
-        /// What happened.
         source: RegistryError,
     },
-    /// containerd.
     #[error("{0}")]
     Containerd(#[from] CallError),
 }
 
-/// An image cannot be used.
+/// An image is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// Its name is none.
+    /// Its name is invalid.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
-    /// Whether it is there is unknown, so that nothing was pulled.
+    /// Its presence could not be checked, so nothing was pulled.
     #[error("inspect image {image}: {source}")]
-    Inspect {
-        /// Its name.
-        image: String,
-        /// Why it is unknown.
-        source: CallError,
-    },
-    /// Every way to pull it failed.
+    Inspect { image: String, source: CallError },
+    /// Every attempt to pull it failed.
     #[error("pull image {image}: {}", listed(attempts))]
     Pull {
-        /// Its name.
         image: String,
-        /// What each attempt came to, in their order.
+        /// The errors of all attempts, in order.
         attempts: Vec<PullError>,
     },
-    /// It is there, and of no use.
+    /// It exists, and is invalid.
     #[error("image {image}: {reason}")]
-    Broken {
-        /// Its name.
-        image: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// It is there, and could not be read or unpacked.
+    Broken { image: String, reason: String },
+    /// It exists, and could not be read or unpacked.
     #[error("unpack image {image}: {source}")]
-    Unpack {
-        /// Its name.
-        image: String,
-        /// Why.
-        source: CallError,
-    },
+    Unpack { image: String, source: CallError },
 }
 
 // === impl CallError ===
 
 impl CallError {
-    /// Whether what was asked about is not there.
+    /// Whether the subject does not exist.
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(Code::NotFound)
     }
 
-    /// Whether what was to be made is there already.
+    /// Whether the subject exists already.
     pub fn is_already_there(&self) -> bool {
         self.code() == Some(Code::AlreadyExists)
     }
 
-    /// Whether it is in no state for what was asked.
+    /// Whether the subject is in a wrong state for the operation.
     pub fn is_precondition(&self) -> bool {
         self.code() == Some(Code::FailedPrecondition)
     }
 
-    /// Whether containerd has said what became of it. Otherwise it may still be at it.
+    /// Whether containerd has answered. Otherwise it may still work on the call.
     pub fn is_answered(&self) -> bool {
         let lost = [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded];
         self.code().is_some_and(|code| !lost.contains(&code))
@@ -184,7 +134,7 @@ fn listed(attempts: &[PullError]) -> String {
     texts.join("; ")
 }
 
-/// tonic says "transport error" and hides the reason behind it.
+/// tonic's message is "transport error"; the reason is its innermost source.
 fn innermost(error: &dyn std::error::Error) -> String {
     let mut inner = error;
     while let Some(source) = inner.source() {

@@ -79,7 +79,8 @@ pub async fn find(
     Ok(is_there.then(|| Image { name: image.to_string(), snapshot, process: parts.process }))
 }
 
-/// Makes an image ready: looks for it, pulls it if it is surely not there, and unpacks it if it is not. `keyring` is asked only for a pull.
+/// Makes an image ready: pulls it if it is certainly missing, and unpacks it if it is not yet.
+/// `keyring` is used only for a pull.
 pub async fn ensure(
     client: &Client,
     image: &Reference,

@@ -1,7 +1,11 @@
-//! containerd 1.6 and later, as far as the sandboxes' pause containers need it: a client of its API, and the pull of an image, which containerd leaves to
-//! its clients. `sandbox` makes sandboxes with it.
+//! containerd 1.6 and later, as far as the sandboxes' pause containers need it: a client of its
+//! API, and the pull of an image, which containerd leaves to its clients. `sandbox` makes sandboxes
+//! with it.
 //!
-//! Everything here is asynchronous and keeps nothing: what outlives a call is in containerd, under the names that the caller gave.
+//! All calls are asynchronous and stateless: objects that survive a call are in containerd, under
+//! the caller's names.
+
+#![allow(missing_docs, reason = "used only by this repository; names say most of it")]
 
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]

@@ -1,4 +1,5 @@
-//! What an image is made of, as registries say it: OCI's formats and Docker's, which are the same but for their names.
+//! The parts of an image, by a registry's manifest: OCI's formats and Docker's, which differ only
+//! in their names.
 
 use serde::Deserialize;
 
@@ -6,17 +7,16 @@ use crate::api::Descriptor;
 use crate::connection::cut;
 use crate::reference::is_digest;
 
-/// A manifest or a list of such, parsed.
+/// A parsed manifest, or a list of manifests.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Manifest {
-    /// Of one image.
     Image {
-        /// What it is to execute.
+        /// The configuration, which has the command.
         config: Descriptor,
-        /// Its file system, the lowest first.
+        /// The layers of its file system, the lowest first.
         layers: Vec<Descriptor>,
     },
-    /// Of several platforms; this is the one that is ours.
+    /// Of several platforms; this is the one of this machine.
     Index(Descriptor),
 }
 
@@ -49,15 +49,15 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
 const DOCKER: &str = "application/vnd.docker.distribution.manifest.v2+json";
-/// Overlay file systems have no more.
+/// The limit of overlay file systems.
 const LAYERS_MAX: usize = 127;
 
-/// What a registry is told that we understand.
+/// The value of the Accept header.
 pub(crate) fn accepted() -> String {
     [INDEX, LIST, OCI, DOCKER].join(", ")
 }
 
-/// What a manifest is called in the content store. What a registry says of it counts, if that is one of the known names.
+/// The media type of a manifest in the content store: the registry's, if it is a known one.
 pub(crate) fn media_type(said: &str, manifest: &Manifest) -> String {
     let known = match manifest {
         Manifest::Index(_) => [INDEX, LIST],
@@ -69,10 +69,10 @@ pub(crate) fn media_type(said: &str, manifest: &Manifest) -> String {
 // === impl Manifest ===
 
 impl Manifest {
-    /// Reads one, whatever its name says: by its members it can be told.
+    /// Parses one by its members, whatever its media type is.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let document: Document =
-            // What serde says may repeat what it has read.
+            // serde's message may repeat secret contents.
             serde_json::from_slice(bytes)
                 .map_err(|error| format!("it has no manifest: {}", cut(&error.to_string())))?;
         if document.schema_version != Some(2) {
@@ -120,7 +120,7 @@ fn layer(described: Described) -> Result<Descriptor, String> {
     Err(format!("a layer of it is {:.100?}, which is not to be had from a registry", descriptor.media_type))
 }
 
-/// As Go names it.
+/// The architecture under Go's name.
 pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_manifest_is_refused_in_words() {
+    fn an_invalid_manifest_is_refused_with_a_reason() {
         let layers = |media_type: &str, digest: &str, count: usize| {
             let layer = serde_json::json!({"mediaType": media_type, "digest": digest, "size": 1});
             serde_json::json!({"schemaVersion": 2, "config": layer, "layers": vec![layer.clone(); count]})

@@ -1,4 +1,5 @@
-//! From a registry into containerd: every blob under its digest, with labels that tell what refers to what, and the image's name last.
+//! Pulls from a registry into containerd: every blob under its digest, with labels for its
+//! references, and the image's name last.
 
 use bytes::Bytes;
 
@@ -15,27 +16,29 @@ struct Attempt<'a> {
     registry: Registry<'a>,
     image: &'a Reference,
     who: String,
-    /// Before the names of what is not whole yet: nobody else's.
+    /// A unique prefix for the names of incomplete objects.
     mark: &'a str,
 }
 
 const REFERS: &str = "containerd.io/gc.ref.content";
-/// Of all layers together, as they come, which is mostly compressed: what containerd makes of them is not limited. A sandbox needs an image of less than a
-/// megabyte; a registry that means ill must not fill the node's disk with what it sends.
+/// The limit of all layers together, in their compressed form: what containerd unpacks from them is
+/// not limited. A sandbox needs an image of less than a megabyte; a malicious registry must not
+/// fill the node's disk with its blobs.
 const LAYERS_MAX_BYTES: i64 = 1024 * 1024 * 1024;
-/// Parts of a body are written when they are this large together: a call for each would be slower than the network.
+/// Parts of a body are written when they have this size together: a call for each would be slower
+/// than the network.
 const PART_BYTES: usize = 512 * 1024;
 
-/// Pulls an image: with every credential that there is for it until one works, or as nobody if there is none.
+/// Pulls an image: with every credential for it until one works, or anonymously if there is none.
 pub(crate) async fn pull(
     client: &Client,
     image: &Reference,
     keyring: &Keyring,
 ) -> Result<Descriptor, ImageError> {
     let credentials = keyring.matching(image);
-    let nobody = credentials.is_empty().then_some(None);
+    let anonymous = credentials.is_empty().then_some(None);
     let mut attempts = Vec::new();
-    for credential in nobody.into_iter().chain(credentials.iter().map(Some)) {
+    for credential in anonymous.into_iter().chain(credentials.iter().map(Some)) {
         match attempt(client, image, credential).await {
             Ok(target) => {
                 tracing::info!(%image, digest = target.digest, "image pulled");
@@ -56,13 +59,14 @@ async fn attempt(
         let who = credential.map_or_else(|| "anonymous".to_owned(), Credential::to_string);
         let registry = Registry::new(image, credential);
         let attempt = Attempt { client: &leased, registry, image, who, mark: &mark };
-        // On the heap: everybody who waits for it would hold all of it on a stack, and that of a daemon's thread has 512 KiB.
+        // On the heap: a caller would hold all of it on its stack, and a daemon's thread has 512
+        // KiB.
         Box::pin(attempt.run()).await
     };
     leased(client, work).await
 }
 
-/// Does `work` under a lease of its own; what is not referred to afterwards may be collected.
+/// Runs `work` under a lease of its own; afterwards, objects without references may be collected.
 pub(crate) async fn leased<T, E: From<CallError>>(
     client: &Client,
     work: impl AsyncFnOnce(Client, String) -> Result<T, E>,
@@ -70,7 +74,7 @@ pub(crate) async fn leased<T, E: From<CallError>>(
     let mark = format!("russet-{}", random());
     client.create_lease(&mark).await?;
     let done = work(client.leased(&mark)?, mark.clone()).await;
-    // Otherwise it ends by itself within the hour.
+    // Otherwise it expires within the hour.
     if let Err(error) = client.delete_lease(&mark).await {
         tracing::debug!(%error, "a lease is left");
     }
@@ -126,7 +130,7 @@ impl Attempt<'_> {
         Manifest::parse(&fetched.bytes).map_err(|reason| self.wrong(reason))
     }
 
-    /// A layer, as it comes. containerd compares its digest.
+    /// Copies a layer as a stream. containerd compares its digest.
     async fn copy(&mut self, layer: &Descriptor) -> Result<(), PullError> {
         let name = format!("{}-{}", self.mark, layer.digest);
         let Some(mut writer) = self.client.write_blob(&name, &layer.digest, layer.size).await? else {
@@ -175,7 +179,7 @@ impl Attempt<'_> {
         Ok(Descriptor { media_type, digest: fetched.digest.clone(), size })
     }
 
-    /// One that is there already may be another client's, and have other labels: what it refers to is told again.
+    /// An existing one may be another client's, with other labels: its references are added again.
     async fn put(&self, digest: &str, bytes: Vec<u8>, labels: Labels) -> Result<(), PullError> {
         let name = format!("{}-{digest}", self.mark);
         let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
@@ -202,7 +206,7 @@ impl Attempt<'_> {
     }
 }
 
-/// Whether so much may be copied. Of each layer no more comes than its manifest says.
+/// Whether the layers may be copied. Of each layer at most the manifest's size is read.
 fn check_size(layers: &[Descriptor]) -> Result<(), String> {
     let bytes = layers.iter().fold(0_i64, |sum, layer| sum.saturating_add(layer.size));
     if bytes > LAYERS_MAX_BYTES {
@@ -211,10 +215,11 @@ fn check_size(layers: &[Descriptor]) -> Result<(), String> {
     Ok(())
 }
 
-/// Unlike any other.
+/// A random, unique text.
 pub(crate) fn random() -> String {
     let mut bytes = [0_u8; 8];
-    // The kernel's own; it fails on no kernel of this decade, and then the names of two pulls at once would meet, one of which would fail.
+    // The kernel's generator; it fails on no kernel of this decade, and then only concurrent pulls
+    // with equal names would fail.
     let _ = ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes);
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

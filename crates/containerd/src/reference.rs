@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// A name, with everything that is usually left out.
+/// A complete image name, with defaults for omitted parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     /// `registry.k8s.io`, `127.0.0.1:5000`.
@@ -15,7 +15,7 @@ pub struct Reference {
     digest: Option<String>,
 }
 
-/// The text is no name of an image.
+/// The text is not the name of an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid name of an image {name:.200?}: {reason}")]
 pub struct ReferenceError {
@@ -23,47 +23,46 @@ pub struct ReferenceError {
     reason: &'static str,
 }
 
-/// What a name without a registry is of, and where that answers.
+/// The registry of names without one, and its server.
 pub(crate) const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_SERVER: &str = "registry-1.docker.io";
-/// Repositories of Docker Hub that are nobody's.
+/// The prefix of Docker Hub's official repositories.
 const DOCKER_HUB_OWN: &str = "library";
 const LATEST: &str = "latest";
-/// Of registries' own: longer ones are refused by all.
+/// The limit of registries.
 const NAME_MAX_BYTES: usize = 255;
 const TAG_MAX_BYTES: usize = 128;
 
 // === impl Reference ===
 
 impl Reference {
-    /// `registry.k8s.io/pause`: what credentials are looked for with.
+    /// `registry.k8s.io/pause`: the key for credentials.
     pub fn repository(&self) -> String {
         format!("{}/{}", self.host, self.repository)
     }
 
-    /// The host as it stands in the name.
     pub(crate) fn host(&self) -> &str {
         &self.host
     }
 
-    /// Where its registry answers: scheme, host and port. Only this machine's own is spoken to without TLS.
+    /// The scheme, host and port of its registry. Only loopback addresses are used without TLS.
     pub(crate) fn server(&self) -> String {
         let host = if self.host == DOCKER_HUB { DOCKER_HUB_SERVER } else { &self.host };
         let scheme = if is_this_machine(host) { "http" } else { "https" };
         format!("{scheme}://{host}")
     }
 
-    /// The name within its registry.
+    /// The repository within its registry.
     pub(crate) fn path(&self) -> &str {
         &self.repository
     }
 
-    /// What its manifest is asked with: a digest counts more than a tag.
+    /// The version for the manifest request: a digest takes precedence over a tag.
     pub(crate) fn version(&self) -> &str {
         self.digest.as_deref().or(self.tag.as_deref()).unwrap_or(LATEST)
     }
 
-    /// The digest that its manifest must have, if it says one.
+    /// The digest that its manifest must have, if the name has one.
     pub(crate) fn digest(&self) -> Option<&str> {
         self.digest.as_deref()
     }
@@ -111,7 +110,7 @@ impl FromStr for Reference {
 }
 
 impl fmt::Display for Reference {
-    /// As containerd's other clients name images.
+    /// The name in the form of containerd's other clients.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.host, self.repository)?;
         if let Some(tag) = &self.tag {
@@ -124,7 +123,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// `sha256:` and 64 digits, the only digests that are in use.
+/// `sha256:` and 64 digits, the only digests in use.
 pub(crate) fn is_digest(text: &str) -> bool {
     let digits = text.strip_prefix("sha256:").unwrap_or_default();
     digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
@@ -151,7 +150,7 @@ fn is_host(text: &str) -> bool {
         && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port != 0))
 }
 
-/// A host and its port, if it has one; an address of IPv6 is in brackets.
+/// A host and its port, if it has one; an IPv6 address is in brackets.
 pub(crate) fn split_port(text: &str) -> (&str, Option<&str>) {
     match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_names_are_refused() {
         let long = "a".repeat(500);
         for text in [
             "",

@@ -1,4 +1,5 @@
-//! What is read of a registry (the OCI distribution specification): manifests and blobs, as one user or as nobody.
+//! Reads manifests and blobs of a registry (the OCI distribution specification), as one user or
+//! anonymously.
 
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, LOCATION, WWW_AUTHENTICATE};
@@ -13,28 +14,28 @@ use crate::{Credential, Reference, RegistryError};
 
 type Answer<T> = Result<T, RegistryError>;
 
-/// A registry, asked about one image.
+/// Requests to a registry about one image.
 pub(crate) struct Registry<'a> {
     image: &'a Reference,
     credential: Option<&'a Credential>,
-    /// What it took once it takes again.
+    /// The last accepted authorization, which is reused.
     authorization: Option<String>,
 }
 
-/// A manifest, or a list of such, as it came.
+/// A manifest, or a list of manifests, unparsed.
 pub(crate) struct Fetched {
     pub(crate) bytes: Vec<u8>,
     pub(crate) media_type: String,
     pub(crate) digest: String,
 }
 
-/// A blob that is on its way.
+/// A blob in transfer.
 pub(crate) struct Blob {
     url: Uri,
     body: Incoming,
 }
 
-/// What a token server answers.
+/// The answer of a token server.
 #[derive(Deserialize)]
 struct Token {
     token: Option<String>,
@@ -44,9 +45,9 @@ struct Token {
 /// Registries refuse larger manifests themselves.
 pub(crate) const MANIFEST_MAX_BYTES: usize = 4 * 1024 * 1024;
 const TOKEN_MAX_BYTES: usize = 64 * 1024;
-/// What is repeated of an error page.
+/// How much of an error page is shown.
 const DETAIL_MAX_BYTES: usize = 300;
-/// Registries send clients to where the blobs are, which may send them on once.
+/// Registries redirect clients to blob servers, which may redirect once more.
 const REDIRECTS_MAX: usize = 5;
 const BLOB: &str = "application/octet-stream, */*";
 
@@ -57,7 +58,7 @@ impl<'a> Registry<'a> {
         Self { image, credential, authorization: None }
     }
 
-    /// The manifest under a tag or a digest; its bytes are those of the digest.
+    /// The manifest of a tag or a digest; for a digest its bytes are verified.
     pub(crate) async fn manifest(&mut self, version: &str) -> Answer<Fetched> {
         let (url, response) = self.fetch("manifests", version, &manifest::accepted()).await?;
         let media_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
@@ -74,7 +75,7 @@ impl<'a> Registry<'a> {
         Ok(Fetched { bytes, media_type, digest })
     }
 
-    /// The blob of a digest, which nobody has verified.
+    /// The blob of a digest; it is not verified here.
     pub(crate) async fn blob(&mut self, digest: &str) -> Answer<Blob> {
         let (url, response) = self.fetch("blobs", digest, BLOB).await?;
         Ok(Blob { url, body: response.into_body() })
@@ -112,7 +113,7 @@ impl<'a> Registry<'a> {
         Ok(())
     }
 
-    /// Passwords are told to servers with TLS, and to this machine's own.
+    /// Passwords are sent only over TLS, and to loopback addresses.
     async fn token(
         &self,
         from: &Uri,
@@ -121,7 +122,7 @@ impl<'a> Registry<'a> {
         scope: Option<&str>,
     ) -> Answer<String> {
         let url = parse(&Challenge::token_url(realm, service, scope, self.image.path()))?;
-        if !may_have_the_password(from, &url) {
+        if !may_get_the_password(from, &url) {
             return Err(unauthorized(from, "it sends us to a server without TLS for a token"));
         }
         let basic = self.credential.map(Credential::basic);
@@ -142,12 +143,11 @@ impl<'a> Registry<'a> {
 // === impl Blob ===
 
 impl Blob {
-    /// The next part of it; none at its end.
+    /// The next part of it; None at its end.
     pub(crate) async fn part(&mut self) -> Answer<Option<Bytes>> {
         part(&self.url, &mut self.body).await
     }
 
-    /// All of it.
     pub(crate) async fn whole(self, max_bytes: usize) -> Answer<Vec<u8>> {
         whole(&self.url, self.body, max_bytes).await
     }
@@ -158,13 +158,14 @@ impl Blob {
     }
 }
 
-/// Whether the registry at `from` may send us to `to` with the password: over TLS, or to itself over the transport that it is asked over anyway.
-fn may_have_the_password(from: &Uri, to: &Uri) -> bool {
+/// Whether the registry at `from` may direct the password to `to`: over TLS, or to itself over the
+/// same transport.
+fn may_get_the_password(from: &Uri, to: &Uri) -> bool {
     let is_itself = to.scheme() == from.scheme() && to.authority() == from.authority();
     to.scheme_str() == Some("https") || is_itself
 }
 
-/// To where the answer is. Elsewhere nobody is told who asks: the place has its own signature.
+/// Follows redirects. Another server gets no authorization: its URL has its own signature.
 async fn follow(
     mut url: Uri,
     mut response: Response<Incoming>,
@@ -227,7 +228,7 @@ fn parse(text: &str) -> Answer<Uri> {
         matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some_and(|host| !host.is_empty())
     });
     let none = || RegistryError::Answer {
-        // Without what follows a question mark, as everywhere.
+        // Without the query, as everywhere.
         url: cut(text.split_once('?').map_or(text, |(url, _)| url)),
         reason: "this is no address of HTTP".to_owned(),
     };
@@ -240,11 +241,11 @@ mod tests {
 
     #[test]
     fn an_address_that_is_none_is_shown_without_its_signature_and_not_whole() {
-        let told = |text: &str| parse(text).unwrap_err().to_string();
+        let shown_url = |text: &str| parse(text).unwrap_err().to_string();
         let none = "this is no address of HTTP";
-        assert_eq!(told("ftp://store/blob?X-Amz-Signature=secret"), format!("ftp://store/blob: {none}"));
-        assert_eq!(told("http://?signature=secret"), format!("http://: {none}"));
-        assert_eq!(told(&"a".repeat(5000)), format!("{}: {none}", "a".repeat(300)));
+        assert_eq!(shown_url("ftp://store/blob?X-Amz-Signature=secret"), format!("ftp://store/blob: {none}"));
+        assert_eq!(shown_url("http://?signature=secret"), format!("http://: {none}"));
+        assert_eq!(shown_url(&"a".repeat(5000)), format!("{}: {none}", "a".repeat(300)));
     }
 
     #[test]
@@ -261,8 +262,8 @@ mod tests {
             ("http://127.0.0.1:5000/v2/", "http://quay.io/token", false),
             ("http://127.0.0.1:5000/v2/", "https://quay.io/token", true),
         ] {
-            let told = may_have_the_password(&parse(from).unwrap(), &parse(realm).unwrap());
-            assert_eq!(told, expected, "{from} sends to {realm}");
+            let allowed = may_get_the_password(&parse(from).unwrap(), &parse(realm).unwrap());
+            assert_eq!(allowed, expected, "{from} sends to {realm}");
         }
     }
 }

@@ -15,7 +15,7 @@ type Answer<T> = Result<T, CallError>;
 // === impl Client ===
 
 impl Client {
-    /// A file system of its own over that of `parent` (empty for none); what is mounted to have it.
+    /// A new file system over that of `parent` (empty for none); returns its mounts.
     pub async fn prepare_snapshot(&self, snapshotter: &str, key: &str, parent: &str) -> Answer<Vec<Mount>> {
         let [snapshotter, parent] = [snapshotter, parent].map(str::to_owned);
         let request = self.request(PrepareSnapshotRequest { snapshotter, key: key.to_owned(), parent });
@@ -23,7 +23,7 @@ impl Client {
         Ok(prepared.mounts)
     }
 
-    /// Takes a file system away; false if there was none.
+    /// Deletes a file system; returns false if there was none.
     pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Answer<bool> {
         let snapshotter = snapshotter.to_owned();
         let request = self.request(RemoveSnapshotRequest { snapshotter, key: key.to_owned() });
@@ -38,7 +38,7 @@ impl Client {
         Ok(found(stat)?.is_some())
     }
 
-    /// Makes what was prepared under `key` the parent of others, as `name`.
+    /// Commits what was prepared under `key` as `name`, the parent of others.
     pub(crate) async fn commit_snapshot(&self, snapshotter: &str, key: &str, name: &str) -> Answer<()> {
         let message = CommitSnapshotRequest {
             snapshotter: snapshotter.to_owned(),
@@ -49,7 +49,7 @@ impl Client {
         answer("commit snapshot", name, SLOW, self.snapshots().commit(request)).await.map(drop)
     }
 
-    /// Unpacks a layer that is in the content store; returns the digest of its archive without compression.
+    /// Unpacks a layer of the content store; returns the digest of its uncompressed archive.
     pub(crate) async fn apply(&self, layer: Descriptor, mounts: Vec<Mount>) -> Answer<String> {
         let digest = layer.digest.clone();
         let request = self.request(ApplyRequest { diff: Some(layer), mounts });

@@ -1,5 +1,5 @@
-//! The layers of an image into snapshots, one over the other, each under a name made of what it and all below it hold (the OCI image
-//! specification's chain IDs).
+//! Unpacks the layers of an image into snapshots, one over the other, each named by its layer and
+//! all below it (the OCI image specification's chain IDs).
 
 use crate::image::{Parts, digest_of};
 use crate::pull::{leased, random};
@@ -12,7 +12,7 @@ pub(crate) fn top(parts: &Parts) -> String {
     chain(&parts.diff_ids).pop().unwrap_or_default()
 }
 
-/// The name of the highest snapshot; those that are missing are made.
+/// Makes missing snapshots; returns the name of the highest.
 pub(crate) async fn unpack(client: &Client, snapshotter: &str, parts: &Parts) -> Result<String, CallError> {
     let top = top(parts);
     if !client.has_snapshot(snapshotter, &top).await? {
@@ -24,7 +24,7 @@ pub(crate) async fn unpack(client: &Client, snapshotter: &str, parts: &Parts) ->
                 }
                 parent.clone_from(name);
             }
-            // As long as the image is there, its snapshots are.
+            // The snapshots exist as long as the image does.
             client.label_blob(&parts.config_digest, format!("{REFERS}.{snapshotter}"), &top).await
         })
         .await?;
@@ -57,9 +57,9 @@ async fn layer(
     match made.await {
         Ok(()) => Ok(()),
         Err(error) => {
-            // The first error is the one that matters; what is left is collected with the lease.
+            // The first error is the cause; leftovers are collected with the lease.
             let _ = client.remove_snapshot(snapshotter, &key).await;
-            // Somebody else has unpacked the same.
+            // Another client has unpacked the same layer.
             if error.is_already_there() { Ok(()) } else { Err(error) }
         }
     }

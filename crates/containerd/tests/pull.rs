@@ -15,7 +15,7 @@ const SNAPSHOTTER: &str = "overlayfs";
 const IMAGES_GET: &str = "/containerd.services.images.v1.Images/Get";
 const RIGHT: Access = Access::Basic("kubelet", "right");
 
-/// Everything is read anew, as an engine does it.
+/// Everything is read again, as by an engine.
 fn ensure_over(socket: &Path, image: &str, files: &[PathBuf]) -> Result<Image, ImageError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -24,7 +24,7 @@ fn ensure_over(socket: &Path, image: &str, files: &[PathBuf]) -> Result<Image, I
     })
 }
 
-/// A file such as `docker login` writes, for users whose passwords are these.
+/// A file as written by `docker login`, for users with these passwords.
 fn credentials(dir: &Path, name: &str, registry: &Registry, user: &str, password: &str) -> PathBuf {
     let entry = json!({ "username": user, "password": password });
     let auths = json!({ format!("http://{}", registry.address()): entry });
@@ -39,11 +39,11 @@ fn pause(registry: &Registry) -> String {
     registry.push("team/pause", "1", "busybox", &["sleep", "1000000"])
 }
 
-/// What containerd's own client says of the only image that it knows.
+/// The state of the only image by containerd's own client.
 #[track_caller]
 fn assert_complete(containerd: &Containerd) {
-    let told = containerd.ctr(NAMESPACE, &["images", "check"]);
-    assert!(told.contains(" complete (") && !told.contains("incomplete"), "{told}");
+    let output = containerd.ctr(NAMESPACE, &["images", "check"]);
+    assert!(output.contains(" complete (") && !output.contains("incomplete"), "{output}");
 }
 
 fn statuses(asked: &[Asked]) -> Vec<(Option<&str>, u16)> {
@@ -67,7 +67,7 @@ fn an_image_that_is_there_is_not_pulled() {
     let again = ensure_over(&containerd.socket(), &name, &[]).unwrap();
     assert_eq!((again, registry.asked()), (pulled.clone(), vec![]));
 
-    // Nothing of it is collected: a collection follows a deletion.
+    // Nothing of it is collected: garbage collection follows a deletion.
     assert_complete(&containerd);
     containerd.ctr(NAMESPACE, &["images", "tag", &name, "other"]);
     containerd.ctr(NAMESPACE, &["images", "rm", "--sync", "other"]);
@@ -99,14 +99,14 @@ fn an_inspection_that_fails_is_an_error_and_no_pull() {
     let says =
         format!("inspect image {name}: containerd, look for image {name}: Internal: the disk is broken");
     assert_eq!((error.to_string(), registry.asked(), proxy.unasked()), (says, vec![], 0));
-    // "Not found" is what a pull follows.
+    // "Not found" leads to a pull.
     ensure_over(&proxy.socket(), &name, &[]).unwrap();
     assert!(!registry.asked().is_empty());
 }
 
 #[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
-fn without_a_credential_for_it_a_registry_is_asked_as_nobody() {
+fn without_a_credential_a_registry_is_accessed_anonymously() {
     let (containerd, registry) = (Containerd::start(), Registry::start(RIGHT));
     let (name, dir) = (pause(&registry), tempfile::tempdir().unwrap());
     let others = dir.path().join("config.json");
@@ -163,14 +163,14 @@ fn when_all_credentials_are_wrong_every_error_is_listed_without_a_password() {
     assert_eq!(
         statuses(&registry.asked()),
         [(None, 401), by("kubelet:wrong-1"), (None, 401), by("other:wrong-2")],
-        "and nobody was asked for as nobody afterwards"
+        "and no anonymous request follows"
     );
     assert_eq!(containerd.ctr(NAMESPACE, &["images", "ls", "-q"]), "");
 }
 
 #[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
-fn a_layer_that_is_not_what_was_promised_is_no_image() {
+fn a_layer_with_a_wrong_digest_is_an_error() {
     let (containerd, registry) = (Containerd::start(), Registry::start(Access::Open));
     let name = pause(&registry);
     registry.damage_layers();

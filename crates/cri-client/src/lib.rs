@@ -1,6 +1,10 @@
-//! A client of the container runtime interface (CRI v1), for tests: what kubelet asks of containerd about sandboxes, and no more.
+//! A client of the container runtime interface (CRI v1), for tests: kubelet's calls about
+//! sandboxes, and no more.
 //!
-//! The whole-program tests drive Debian's containerd with it; whatever serves CRI can be driven the same way.
+//! The whole-program tests drive Debian's containerd with it; any CRI server can be driven the same
+//! way.
+
+#![allow(missing_docs, reason = "used only by this repository; names say most of it")]
 
 pub mod storm;
 
@@ -18,7 +22,8 @@ use v1::runtime_service_client::RuntimeServiceClient;
 pub use russet_cri_api as v1;
 pub use tonic::Code as StatusCode;
 
-/// A connection to a runtime. Its methods wait for the answer, and may be called from several threads at once.
+/// A connection to a runtime. Its methods block for the answer, and may be called from several
+/// threads concurrently.
 #[derive(Debug)]
 pub struct Cri {
     runtime: Runtime,
@@ -26,7 +31,7 @@ pub struct Cri {
     socket: PathBuf,
 }
 
-/// What happens to a runtime's sandboxes, for who asked for it.
+/// The stream of a runtime's sandbox events.
 pub struct Events<'a> {
     cri: &'a Cri,
     stream: Streaming<v1::ContainerEventResponse>,
@@ -37,15 +42,14 @@ pub struct Events<'a> {
 pub struct Pod {
     /// Its namespace in the cluster.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Counts the sandboxes that the pod has had.
+    /// The number of earlier sandboxes of the pod.
     pub attempt: u32,
-    /// Ports of the host that lead to it over TCP: (host's, pod's).
+    /// Ports of the host that are forwarded to it over TCP: (host's, pod's).
     pub host_ports: Vec<(u16, u16)>,
 }
 
-/// What a runtime tells of a sandbox.
+/// The state of a sandbox by the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sandbox {
     /// Whether it runs.
@@ -56,64 +60,51 @@ pub struct Sandbox {
     pub netns: PathBuf,
 }
 
-/// A request that did not come to an answer.
+/// A call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No tokio runtime could be made.
     #[error("start the client of {socket}")]
-    Start {
-        /// Where the runtime listens.
-        socket: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The path cannot be one of a socket.
+    Start { socket: PathBuf, source: std::io::Error },
+    /// The path is not valid for a socket.
     #[error("the address of {socket}")]
-    Address {
-        /// Where the runtime should listen.
-        socket: PathBuf,
-        /// Why.
-        source: tonic::transport::Error,
-    },
+    Address { socket: PathBuf, source: tonic::transport::Error },
     /// The runtime answered with an error, or not at all.
     #[error("{method} {subject:?} on {socket}: {}: {}", source.code(), source.message())]
     Call {
-        /// The method, as in the interface's definition.
+        /// The method, under CRI's name.
         method: &'static str,
         /// The sandbox or pod in question.
         subject: String,
-        /// Where the runtime listens.
         socket: PathBuf,
-        /// What it said.
         source: Box<tonic::Status>,
     },
-    /// The runtime answered something that makes no sense.
+    /// The runtime's answer is invalid.
     #[error("{method} {subject:?} on {socket}: the answer lacks {missing}")]
     Answer {
-        /// The method, as in the interface's definition.
+        /// The method, under CRI's name.
         method: &'static str,
         /// The sandbox in question.
         subject: String,
-        /// Where the runtime listens.
         socket: PathBuf,
-        /// What should have been there.
+        /// The missing member.
         missing: &'static str,
     },
 }
 
-/// The result of a request.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What kubelet grants `RunPodSandbox`: twice its two minutes (cni-runtime.md section 3.1).
+/// kubelet's timeout for `RunPodSandbox`: twice its two minutes (cni-runtime.md section 3.1).
 const REQUEST_LIMIT: Duration = Duration::from_secs(240);
 
-/// How long an event may be waited for: whoever waits has done what makes one.
-const EVENT_PATIENCE: Duration = Duration::from_secs(60);
+/// How long to wait for an event that the caller has caused.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 // === impl Cri ===
 
 impl Cri {
-    /// A client of the runtime behind a unix socket. Connects with the first request, and again when the runtime was started again.
+    /// A client of the runtime behind a unix socket. Connects with the first call, and again after
+    /// a restart of the runtime.
     pub fn new(socket: &Path) -> Result<Self> {
         let start = |source| Error::Start { socket: socket.to_owned(), source };
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -150,8 +141,8 @@ impl Cri {
 
     /// Whether the runtime serves and has a usable network configuration.
     pub fn is_ready(&self) -> bool {
-        let asked = self.wait("Status", "", self.service().status(v1::StatusRequest::default()));
-        let conditions = asked.ok().and_then(|answer| answer.status).unwrap_or_default().conditions;
+        let call = self.wait("Status", "", self.service().status(v1::StatusRequest::default()));
+        let conditions = call.ok().and_then(|answer| answer.status).unwrap_or_default().conditions;
         !conditions.is_empty() && conditions.iter().all(|condition| condition.status)
     }
 
@@ -160,27 +151,27 @@ impl Cri {
         self.run_config(pod.config())
     }
 
-    /// Starts a sandbox that is described in the interface's own words, and returns its ID.
+    /// Starts a sandbox from CRI's own message, and returns its ID.
     pub fn run_config(&self, config: v1::PodSandboxConfig) -> Result<String> {
         let name = config.metadata.as_ref().map_or_else(String::new, |metadata| metadata.name.clone());
         let request = v1::RunPodSandboxRequest { config: Some(config), ..Default::default() };
-        let asked = self.wait("RunPodSandbox", &name, self.service().run_pod_sandbox(request));
-        asked.map(|answer| answer.pod_sandbox_id)
+        let call = self.wait("RunPodSandbox", &name, self.service().run_pod_sandbox(request));
+        call.map(|answer| answer.pod_sandbox_id)
     }
 
-    /// Ends a sandbox's processes and takes its network away.
+    /// Ends a sandbox's processes and detaches its network.
     pub fn stop(&self, id: &str) -> Result<()> {
         let request = v1::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
         self.wait("StopPodSandbox", id, self.service().stop_pod_sandbox(request)).map(drop)
     }
 
-    /// Forgets a sandbox.
+    /// Removes a sandbox.
     pub fn remove(&self, id: &str) -> Result<()> {
         let request = v1::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
         self.wait("RemovePodSandbox", id, self.service().remove_pod_sandbox(request)).map(drop)
     }
 
-    /// What has become of a sandbox.
+    /// The state of a sandbox.
     pub fn sandbox(&self, id: &str) -> Result<Sandbox> {
         let answer = self.sandbox_status(id)?;
         let missing = |missing| Error::Answer {
@@ -198,7 +189,8 @@ impl Cri {
         Ok(Sandbox { ready: status.state() == v1::PodSandboxState::SandboxReady, addresses, netns })
     }
 
-    /// Any call at all, by the names of its service and method; `deadline` is told to the runtime and kept here.
+    /// Any call, by the names of its service and method; `deadline` is sent to the runtime and
+    /// enforced here.
     pub fn ask<M, R>(
         &self,
         (service, method): (&'static str, &'static str),
@@ -214,56 +206,57 @@ impl Cri {
             request.set_timeout(deadline);
         }
         let path = PathAndQuery::try_from(format!("/{service}/{method}"));
-        let asked = async {
+        let call = async {
             let path = path.map_err(|error| Status::invalid_argument(error.to_string()))?;
             let mut client = tonic::client::Grpc::new(self.channel.clone());
             client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
             client.unary(request, path, ProstCodec::<M, R>::default()).await
         };
-        self.wait(method, service, asked)
+        self.wait(method, service, call)
     }
 
-    /// What the runtime says of itself, with what it tells when it is asked to be verbose.
+    /// The runtime's verbose status.
     pub fn status(&self) -> Result<v1::StatusResponse> {
         self.wait("Status", "", self.service().status(v1::StatusRequest { verbose: true }))
     }
 
-    /// All that is told of a sandbox.
+    /// The verbose status of a sandbox.
     pub fn sandbox_status(&self, id: &str) -> Result<v1::PodSandboxStatusResponse> {
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
         self.wait("PodSandboxStatus", id, self.service().pod_sandbox_status(request))
     }
 
-    /// The sandboxes that `filter` fits.
+    /// The sandboxes that match `filter`.
     pub fn list(&self, filter: v1::PodSandboxFilter) -> Result<Vec<v1::PodSandbox>> {
         let request = v1::ListPodSandboxRequest { filter: Some(filter) };
         self.wait("ListPodSandbox", "", self.service().list_pod_sandbox(request)).map(|answer| answer.items)
     }
 
-    /// What happens from now on.
+    /// Events from now on.
     pub fn events(&self) -> Result<Events<'_>> {
         let mut service = self.service();
-        let asked = service.get_container_events(v1::GetEventsRequest {});
-        Ok(Events { cri: self, stream: self.wait("GetContainerEvents", "", asked)? })
+        let call = service.get_container_events(v1::GetEventsRequest {});
+        Ok(Events { cri: self, stream: self.wait("GetContainerEvents", "", call)? })
     }
 
     /// The IDs of all sandboxes.
     pub fn sandboxes(&self) -> Result<Vec<String>> {
         let request = v1::ListPodSandboxRequest::default();
-        let asked = self.wait("ListPodSandbox", "", self.service().list_pod_sandbox(request))?;
-        Ok(asked.items.into_iter().map(|item| item.id).collect())
+        let call = self.wait("ListPodSandbox", "", self.service().list_pod_sandbox(request))?;
+        Ok(call.items.into_iter().map(|item| item.id).collect())
     }
 }
 
 // === impl Events ===
 
 impl Events<'_> {
-    /// The next event; none when the runtime ends the stream. An error when nothing happens for a minute.
+    /// The next event; None when the runtime ends the stream. An error if there is none for a
+    /// minute.
     pub fn wait(&mut self) -> Result<Option<v1::ContainerEventResponse>> {
         let Self { cri, stream } = self;
         let next = async {
             let silent = |_elapsed| Status::deadline_exceeded("nothing happened");
-            let next = tokio::time::timeout(EVENT_PATIENCE, stream.message()).await.map_err(silent)??;
+            let next = tokio::time::timeout(EVENT_TIMEOUT, stream.message()).await.map_err(silent)??;
             Ok(tonic::Response::new(next))
         };
         cri.wait("GetContainerEvents", "", next)
@@ -273,7 +266,7 @@ impl Events<'_> {
 // === impl Error ===
 
 impl Error {
-    /// What gRPC calls it; none if nobody was asked, or the answer makes no sense.
+    /// The gRPC code; None if no call was made, or its answer was invalid.
     pub fn code(&self) -> Option<Code> {
         match self {
             Self::Call { source, .. } => Some(source.code()),
@@ -298,7 +291,7 @@ impl Pod {
         Self { namespace: "default".to_owned(), name: name.to_owned(), ..Self::default() }
     }
 
-    /// The pod in the interface's own words.
+    /// The pod as CRI's message.
     pub fn config(&self) -> v1::PodSandboxConfig {
         let metadata = v1::PodSandboxMetadata {
             name: self.name.clone(),

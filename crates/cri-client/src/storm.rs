@@ -1,4 +1,5 @@
-//! Many sandboxes at a time, and what each took: what `russet-cri-storm` does.
+//! Makes and removes many sandboxes concurrently, and measures each: the work of
+//! `russet-cri-storm`.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,15 +12,16 @@ use crate::{Cri, v1};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// What was asked for, and what each took.
+/// The number of sandboxes, and the time of each.
 struct Phase<T> {
     answers: Vec<T>,
     each: Vec<Duration>,
     all: Duration,
 }
 
-/// Makes `count` sandboxes, `at_once` of them at any time, and ends them; says what each took and what all took, in microseconds. After a failure what was
-/// made is removed; where there are sandboxes already, nothing is begun, since nothing could be told of what is left.
+/// Makes `count` sandboxes, `at_once` concurrently, and removes them; returns the time of each and
+/// of all, in microseconds. After a failure it removes its sandboxes. Fails if the server has
+/// sandboxes already, since leftovers could not be detected then.
 pub fn storm(
     cri: &Cri,
     count: usize,
@@ -28,7 +30,7 @@ pub fn storm(
 ) -> Result<Value> {
     let before = cri.sandboxes()?.len();
     if before != 0 {
-        return Err(format!("{before} sandboxes are there already; nothing was begun").into());
+        return Err(format!("the server has {before} sandboxes already; nothing was started").into());
     }
     let made = Mutex::new(Vec::new());
     let stormed = make_and_end(cri, count, at_once, |n| {
@@ -37,7 +39,7 @@ pub fn storm(
         Ok(id)
     });
     if stormed.is_err() {
-        // The first error is the one to tell; what cannot be removed either is in the server's list.
+        // The first error is the cause; sandboxes that cannot be removed are in the server's list.
         for id in made.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let _ = cri.remove(&id);
         }
@@ -63,7 +65,7 @@ fn make_and_end(
     Ok(json!({ "run": made.json(), "end": ended.json() }))
 }
 
-/// Does `work` for 0 to `count`, `at_once` of them at any time. The first failure stops it.
+/// Runs `work` for 0 to `count`, `at_once` concurrently. The first failure stops it.
 fn phase<T: Send>(
     count: usize,
     at_once: usize,

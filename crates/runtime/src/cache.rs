@@ -1,4 +1,4 @@
-//! The result cache: what was attached with which configuration, for the DEL that comes days later.
+//! The result cache: attachments and their configurations, for the DEL that comes days later.
 //!
 //! The files are those of Go's libcni, read and written both ways (cni-runtime.md section 2.4).
 
@@ -26,24 +26,24 @@ pub(crate) struct Cache {
     dir: PathBuf,
 }
 
-/// One attachment, as it was when ADD succeeded.
+/// One attachment at the time when its ADD succeeded.
 #[derive(Debug, Clone)]
 pub struct CacheEntry {
-    /// The network.
     pub network: NetworkName,
-    /// What was attached, and with which arguments. The namespace is empty in files of older runtimes.
+    /// The attachment and its arguments. The namespace is empty in files of older runtimes.
     pub attachment: Attachment,
     /// The configuration at that time; empty in files of the oldest form.
     pub config: Vec<u8>,
     result: Value,
 }
 
-/// What [`Runtime::del_cached`](crate::Runtime::del_cached) found of a container. Nothing at all means that nothing is known of it.
+/// The result of [`Runtime::del_cached`](crate::Runtime::del_cached) for a container. Both lists
+/// are empty if the container is unknown.
 #[derive(Debug, Clone, Default)]
 pub struct Detached {
-    /// What was detached.
+    /// The entries that were detached.
     pub entries: Vec<CacheEntry>,
-    /// The files that seem to be this container's by their names, and say nothing that could be detached.
+    /// Files with this container's name whose contents cannot be used for a DEL.
     pub unreadable: Vec<PathBuf>,
 }
 
@@ -51,15 +51,15 @@ pub struct Detached {
 pub(crate) enum Unusable {
     /// There is none.
     Absent,
-    /// There is one, of another attachment whose file name is the same.
+    /// There is one, of another attachment with the same file name.
     Foreign,
-    /// There is one, and this is wrong with it.
+    /// There is one, and it is invalid for this reason.
     Corrupt(String),
 }
 
 /// A result with its configuration and arguments, several times over.
 const FILE_MAX_BYTES: u64 = 8 * 1024 * 1024;
-/// Tells Go's format from the older one.
+/// Distinguishes Go's format from the older one.
 const KIND: &str = "cniCacheV1";
 
 // === impl Cache ===
@@ -69,7 +69,7 @@ impl Cache {
         Self { dir: cache_dir.join("results") }
     }
 
-    /// Ambiguous, since all three names may hold `-`: the fields inside decide.
+    /// Ambiguous, since all three names may contain `-`: the fields inside decide.
     pub(crate) fn path(&self, network: &NetworkName, container_id: &ContainerId, ifname: &IfName) -> PathBuf {
         self.dir.join(format!("{network}-{container_id}-{ifname}"))
     }
@@ -144,19 +144,19 @@ impl Cache {
         let _ = fs::remove_file(self.path_for(list, attachment));
     }
 
-    /// Every entry that can be read, of every network.
+    /// Every readable entry, of every network.
     pub(crate) fn entries(&self) -> Vec<CacheEntry> {
         self.paths(|_| true).iter().filter_map(|path| CacheEntry::of_file(path).ok()).collect()
     }
 
-    /// Every entry of this container that can be read, and the files that may be its entries and cannot.
+    /// Every readable entry of this container, and the unreadable files that may be its entries.
     pub(crate) fn entries_of(&self, container_id: &ContainerId) -> (Vec<CacheEntry>, Vec<PathBuf>) {
         let part = format!("-{container_id}-");
         let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
         for path in self.paths(|name| name.contains(&part)) {
             match CacheEntry::of_file(&path) {
                 Ok(entry) if entry.attachment.container_id == *container_id => entries.push(entry),
-                // It went meanwhile, or is another's whose name has this one in it.
+                // It was deleted meanwhile, or belongs to a container whose name contains this one.
                 Ok(_) | Err(Unusable::Absent | Unusable::Foreign) => {}
                 Err(Unusable::Corrupt(_)) => unreadable.push(path),
             }
@@ -164,7 +164,8 @@ impl Cache {
         (entries, unreadable)
     }
 
-    /// Removes what was half-written when its writer died. Files of those who still write stay, and so do other runtimes', which have other names.
+    /// Removes half-written files of dead writers. Files of live writers stay, and so do other
+    /// runtimes', which have other names.
     pub(crate) fn tidy(&self) {
         for file in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let writer = writer_of(&file.file_name().to_string_lossy());
@@ -176,7 +177,7 @@ impl Cache {
 
     fn paths(&self, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         let files = fs::read_dir(&self.dir).into_iter().flatten().flatten();
-        // Names that begin with a dot are half-written, and nobody's.
+        // Files whose names start with a dot are half-written, and no entries.
         let wanted = |name: &str| !name.starts_with('.') && wanted(name);
         let files = files.filter(|file| wanted(&file.file_name().to_string_lossy()));
         let mut paths: Vec<PathBuf> = files.map(|file| file.path()).collect();
@@ -185,12 +186,12 @@ impl Cache {
     }
 }
 
-/// What a file is called until it is whole.
+/// The name of a file until it is complete.
 fn temporary_name(writer: u32, serial: u64) -> String {
     format!(".{writer}.{serial}.tmp")
 }
 
-/// The process that writes, or wrote, a file of such a name.
+/// The process that writes, or wrote, a file with such a name.
 fn writer_of(name: &str) -> Option<u32> {
     let (writer, serial) = name.strip_prefix('.')?.strip_suffix(".tmp")?.split_once('.')?;
     let writer = writer.parse().ok()?;
@@ -216,8 +217,8 @@ impl CacheEntry {
         Self { network: list.name.clone(), attachment, config: list.bytes.clone(), result }
     }
 
-    /// What the bytes of a cache file say, whichever runtime wrote them; or what is wrong with them. The oldest form, a bare result, does not say whose
-    /// it is, and is no entry by itself.
+    /// Parses a cache file of any runtime; returns the reason if it is invalid. The oldest form, a
+    /// bare result, does not name its attachment, and is no entry by itself.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         Self::decode(value).map_err(str::to_owned)
@@ -251,7 +252,7 @@ impl CacheEntry {
         Some(Self { network, attachment, config, result: object.remove("result").unwrap_or_default() })
     }
 
-    /// The list that the attachment was made with.
+    /// The configuration list of the attachment.
     pub fn list(&self) -> Result<ConfigList, ConfigError> {
         ConfigList::parse(&self.config)?.require_plugins()
     }
@@ -271,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_dead_writer_left_half_written_goes_and_nothing_else_does() {
+    fn only_half_written_files_of_dead_writers_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::new(dir.path());
         cache.tidy();

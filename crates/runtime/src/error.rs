@@ -1,4 +1,4 @@
-//! What can go wrong between a runtime and its plugins, in the words that people search for.
+//! Errors between a runtime and its plugins, in libcni's words, which people search for.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::process::ExitStatus;
 use russet_cni_spec::{CniError, ResultError, UnsupportedVersion, Verb, Version, code};
 use russet_linux::execute::{ExecuteError, Finished};
 
-/// A plugin did not do what it was asked for (cni-runtime.md section 2.2).
+/// A plugin failed (cni-runtime.md section 2.2).
 #[derive(Debug, thiserror::Error)]
 pub enum PluginError {
     /// No directory holds the executable.
@@ -15,35 +15,25 @@ pub enum PluginError {
     NotFound {
         /// The plugin's type.
         kind: String,
-        /// Where it was looked for.
+        /// The directories that were searched.
         dirs: Vec<PathBuf>,
     },
-    /// It could not be executed, or did not come to its end.
+    /// It could not be executed, or did not end.
     #[error(transparent)]
     Execute(#[from] ExecuteError),
-    /// It failed and said why.
+    /// It failed with an error object.
     #[error(transparent)]
     Cni(CniError),
-    /// It failed without a word.
+    /// It failed without output.
     #[error("netplugin failed with no error message: {0}")]
     Silent(ExitStatus),
-    /// It failed with words for people only.
+    /// It failed with text on standard error only.
     #[error("netplugin failed: {stderr:?}: {status}")]
-    Stderr {
-        /// The words.
-        stderr: String,
-        /// The end.
-        status: ExitStatus,
-    },
-    /// It failed, and what it printed is no error object.
+    Stderr { stderr: String, status: ExitStatus },
+    /// It failed, and its output is not an error object.
     #[error("netplugin failed but error parsing its diagnostic message {stdout:?}: {problem}")]
-    Garbage {
-        /// What it printed.
-        stdout: String,
-        /// What is wrong with that.
-        problem: String,
-    },
-    /// It succeeded, and what it printed is no result.
+    Garbage { stdout: String, problem: String },
+    /// It succeeded, and its output is not a result.
     #[error(transparent)]
     Result(#[from] ResultError),
 }
@@ -51,49 +41,38 @@ pub enum PluginError {
 /// An operation on a network failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// One plugin of an ADD or DEL.
+    /// One plugin from_finished an ADD or DEL.
     #[error("plugin {plugin} failed ({}): {source}", if *verb == Verb::Del { "delete" } else { "add" })]
     Plugin {
         /// `type="bridge"`, and its name if its object has one.
         plugin: String,
-        /// ADD or DEL.
         verb: Verb,
-        /// Why.
         source: PluginError,
     },
-    /// One plugin of a CHECK, STATUS or VERSION; its own words, so that the code survives.
+    /// One plugin from_finished a CHECK, STATUS or VERSION; unwrapped, so that the code is kept.
     #[error(transparent)]
     Bare(#[from] PluginError),
-    /// One plugin of a GC.
+    /// One plugin from_finished a GC.
     #[error("failed to GC plugin {kind}: {source}")]
     Gc {
         /// The plugin's type.
         kind: String,
-        /// Why.
         source: PluginError,
     },
-    /// An attachment that GC found stale could not be detached.
+    /// A stale attachment found by GC could not be detached.
     #[error("failed to delete stale attachment {container_id} {ifname}: {source}")]
-    Stale {
-        /// Container.
-        container_id: String,
-        /// Interface.
-        ifname: String,
-        /// Why.
-        source: Box<RuntimeError>,
-    },
-    /// The list's version is none of ours.
+    Stale { container_id: String, ifname: String, source: Box<RuntimeError> },
+    /// The list's version is not supported.
     #[error(transparent)]
     Version(#[from] UnsupportedVersion),
-    /// The list's version does not know the verb.
+    /// The list's version does not have the verb.
     #[error("configuration version {:?} does not support the {verb} command", version.as_str())]
     Unsupported {
         /// The list's version.
         version: Version,
-        /// The verb.
         verb: Verb,
     },
-    /// A plugin does not speak the list's version.
+    /// A plugin does not support the list's version.
     #[error("plugin {kind} does not support config version {version:?}")]
     PluginVersion {
         /// The plugin's type.
@@ -101,23 +80,16 @@ pub enum RuntimeError {
         /// The list's version.
         version: String,
     },
-    /// The cache entry is there and cannot be used.
+    /// The cache entry exists and is invalid.
     #[error("failed to get network {network:?} cached result: {problem}")]
-    Cached {
-        /// The network.
-        network: String,
-        /// Why.
-        problem: String,
-    },
+    Cached { network: String, problem: String },
     /// The cache could not be written.
     #[error("cache the result in {}: {source}", path.display())]
     CacheWrite {
         /// The file.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// Several things failed; each is here.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Several(Vec<RuntimeError>),
 }
@@ -125,8 +97,8 @@ pub enum RuntimeError {
 // === impl PluginError ===
 
 impl PluginError {
-    /// What a plugin with a bad exit status meant to say (the table of cni-runtime.md section 2.2).
-    pub(crate) fn of(finished: Finished) -> Self {
+    /// The error from_finished a plugin with a bad exit status (the table from_finished section 2.2).
+    pub(crate) fn from_finished(finished: Finished) -> Self {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let Finished { status, stdout, stderr } = finished;
         match (stdout.is_empty(), stderr.is_empty()) {
@@ -139,7 +111,7 @@ impl PluginError {
         }
     }
 
-    /// The error object to report for this failure.
+    /// The error object for this failure.
     pub fn to_cni(&self) -> CniError {
         let text = self.to_string();
         match self {
@@ -156,7 +128,7 @@ impl PluginError {
 // === impl RuntimeError ===
 
 impl RuntimeError {
-    /// One error for all of `errors`; none when there are none.
+    /// Combines `errors`; Ok if there are none.
     pub(crate) fn collect(mut errors: Vec<RuntimeError>) -> Result<(), RuntimeError> {
         match errors.len() {
             0 => Ok(()),
@@ -165,7 +137,8 @@ impl RuntimeError {
         }
     }
 
-    /// The error object to report for this failure: the plugin's own code, our own words around its message.
+    /// The error object for this failure: the plugin's own code, and our context around its
+    /// message.
     pub fn to_cni(&self) -> CniError {
         let code = match self {
             Self::Plugin { source, .. } | Self::Gc { source, .. } => source.to_cni().code,

@@ -1,4 +1,5 @@
-//! One plugin of a chain: where it is, and how it is run: as a process, or inside this one where it is part of this program.
+//! Finds and runs one plugin of a chain: as a process, or inside this one if it is part of this
+//! program.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,26 +12,26 @@ use serde_json::Value;
 use crate::request::{self, Extras};
 use crate::{Attachment, PluginError, PluginTime, Runtime, in_process};
 
-/// Where a plugin's work is done.
-enum Place<'a> {
+/// How a plugin is run.
+enum Runner<'a> {
     Process(PathBuf),
     Here(&'a std::sync::Arc<dyn crate::InProcess>),
 }
 
-/// The plugin that has a vendor directory of its own wherever it stands in a chain.
+/// The plugin that has a vendor directory of its own at any position of a chain.
 const LOOPBACK: &str = "loopback";
 
 // === impl Runtime ===
 
 impl Runtime {
-    /// Where the plugins of a network are looked for: with a vendor prefix, first in the directory that is named after the first plugin
-    /// (cni-runtime.md section 2.1).
+    /// The plugin directories of a network: with a vendor prefix, first the directory that is named
+    /// after the first plugin (cni-runtime.md section 2.1).
     pub fn dirs_of(&self, list: &ConfigList) -> Vec<PathBuf> {
         self.dirs_for(list.plugins.iter().map(|plugin| plugin.kind.as_str()))
     }
 
-    /// An error if a plugin of the network is nowhere, or an IPAM plugin that one of them names. Then no ADD can succeed and no DEL either, so that an
-    /// attachment should not be begun.
+    /// Fails if a plugin of the network, or an IPAM plugin of one, is missing. Then neither ADD nor
+    /// DEL can succeed, so an attachment should not be started.
     pub fn require_plugins(&self, list: &ConfigList) -> Result<(), PluginError> {
         let dirs = self.dirs_of(list);
         for plugin in &list.plugins {
@@ -77,18 +78,18 @@ impl Runtime {
         found.ok_or_else(|| PluginError::NotFound { kind: kind.to_owned(), dirs: dirs.to_vec() })
     }
 
-    /// A file in the directories is what is executed, unless it is this very program under the plugin's name; a plugin of this program
-    /// needs no file.
-    fn place(&self, dirs: &[PathBuf], kind: &str) -> Result<Place<'_>, PluginError> {
+    /// A file in the directories is executed, unless it is this very program under the plugin's
+    /// name; a plugin of this program needs no file.
+    fn place(&self, dirs: &[PathBuf], kind: &str) -> Result<Runner<'_>, PluginError> {
         let found = Self::find(dirs, kind);
         let path: Option<&Path> = found.as_deref().ok();
         match self.in_process.as_ref().filter(|ours| ours.stands_for(kind, path)) {
-            Some(ours) => Ok(Place::Here(ours)),
-            None => found.map(Place::Process),
+            Some(ours) => Ok(Runner::Here(ours)),
+            None => found.map(Runner::Process),
         }
     }
 
-    /// Runs one plugin; what it says to people on success is passed on.
+    /// Runs one plugin; on success, passes its standard error on.
     pub(crate) fn run(
         &self,
         dirs: &[PathBuf],
@@ -123,17 +124,18 @@ impl Runtime {
         }
         let (deadline, began) = (self.plugin_deadline, Instant::now());
         let mut finished = match &place {
-            Place::Process(binary) => {
+            Runner::Process(binary) => {
                 Execution { binary, env: &env, stdin, deadline }.run().map_err(PluginError::from)
             }
-            Place::Here(ours) => in_process::run(ours, kind, &env, stdin, deadline),
+            Runner::Here(ours) => in_process::run(ours, kind, &env, stdin, deadline),
         };
         self.note(kind, verb, began, &mut finished);
         let finished = finished?;
-        if finished.status.success() { Ok(finished) } else { Err(PluginError::of(finished)) }
+        if finished.status.success() { Ok(finished) } else { Err(PluginError::from_finished(finished)) }
     }
 
-    /// Notes what an execution took, and takes what the plugin says about that out of its words for people.
+    /// Records the time of an execution, and removes the plugin's own timing from its standard
+    /// error.
     fn note(&self, kind: &str, verb: Verb, began: Instant, finished: &mut Result<Finished, PluginError>) {
         let Some(times) = &self.times else { return };
         let elapsed = began.elapsed();

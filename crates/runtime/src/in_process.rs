@@ -1,9 +1,10 @@
-//! The short cut for plugins that are part of this program: no process is started for them.
+//! Runs plugins that are part of this program without a process.
 //!
-//! What a process gives is kept: its variables and its stdin are the call's, its answer is its output and its exit code, a deadline ends
-//! the waiting. Each call has a thread of its own. A thread cannot be killed: one that does not come back
-//! goes on alone, and what it might still do is kept from the next call by the locks that the plugins' requests take anyway. A panic ends the program,
-//! as release builds end at any panic: what was half done is found again when it is started anew, as after kill -9.
+//! The behaviour is that of a process: the call has its own variables and stdin, its answer is the
+//! output and the exit code, and a deadline ends the wait. Each call has a thread of its own. A
+//! thread cannot be killed: one that hangs continues alone, and the locks that the plugins'
+//! requests take anyway keep it from interfering with the next call. A panic ends the program, as
+//! in all release builds: the next start recovers, as after kill -9.
 
 use std::ffi::OsString;
 use std::fmt::Debug;
@@ -20,41 +21,42 @@ use russet_linux::execute::{ExecuteError, Finished};
 
 use crate::PluginError;
 
-/// The plugins that this program is itself.
+/// The plugins that this program contains.
 pub trait InProcess: Debug + Send + Sync {
-    /// Whether it can do the work of the plugin `kind`, for which `found` is the executable in the plugin directories, if there is one.
-    /// Somebody else's executable must be left to do its own work.
+    /// Whether it can do the work of the plugin `kind`, for which `found` is the executable in the
+    /// plugin directories, if there is one. A foreign executable must be executed itself.
     fn stands_for(&self, kind: &str, found: Option<&Path>) -> bool;
 
-    /// Does what the executable would do with these variables and this stdin. May block.
+    /// Does the work of the executable with these variables and this stdin. May block.
     fn run(&self, call: Call) -> Outcome;
 }
 
-/// One execution that is none.
+/// One call of a plugin without a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     /// The plugin's type.
     pub kind: String,
-    /// What its environment would have besides this process's own.
+    /// The variables of its environment besides this process's own.
     pub vars: Vec<(String, String)>,
-    /// What it would read.
+    /// Its standard input.
     pub stdin: Vec<u8>,
 }
 
-/// How many calls have a thread.
+/// The limit of concurrent calls.
 #[derive(Debug)]
-struct Seats {
+struct CallLimit {
     taken: AtomicUsize,
     max: usize,
 }
 
-/// One of the threads that calls are on, for as long as it lives.
+/// The permit of a call's thread, for as long as the thread lives.
 #[derive(Debug)]
-struct Seat(&'static Seats);
+struct CallPermit(&'static CallLimit);
 
-/// The threads of this program, the forgotten ones included. `russet cri` has some 50 chains at once (its crews), each with one call at a time; the others
-/// are for those that do not come back, so that a file system or a kernel that hangs costs a known number of stacks, and not one more each minute.
-static SEATS: Seats = Seats { taken: AtomicUsize::new(0), max: 128 };
+/// Includes threads that hang. `russet cri` has some 50 concurrent chains (its pools), each with
+/// one call at a time; the other permits are for hanging threads, so that a file system or a kernel
+/// that hangs costs a limited number of stacks, and not one more each minute.
+static CALL_LIMIT: CallLimit = CallLimit { taken: AtomicUsize::new(0), max: 128 };
 
 /// Runs the plugin on a thread of its own.
 pub(crate) fn run(
@@ -67,20 +69,20 @@ pub(crate) fn run(
     let Some(call) = Call::new(kind, env, stdin) else {
         return Err(PluginError::Cni(CniError::environment("a variable is no UTF-8 text", "")));
     };
-    let seat = SEATS.take().ok_or_else(too_many)?;
+    let permit = CALL_LIMIT.take().ok_or_else(too_many)?;
     let (answer, answered) = sync_channel(1);
     let work = Arc::clone(ours);
     let thread = std::thread::Builder::new().name(format!("cni {kind}"));
     let started = thread.spawn(move || {
-        let _seat = seat;
-        // Nobody waits any more after the deadline.
+        let _permit = permit;
+        // After the deadline there is no receiver any more.
         let _ = answer.send(work.run(call));
     });
     started.map_err(ExecuteError::Io)?;
     match answered.recv_timeout(deadline) {
         Ok(outcome) => Ok(finished(outcome)),
         Err(RecvTimeoutError::Timeout) => Err(ExecuteError::Deadline(deadline).into()),
-        // Only where a build unwinds.
+        // Only in a build that unwinds.
         Err(RecvTimeoutError::Disconnected) => {
             Err(PluginError::Cni(CniError::internal("the plugin ended without an answer", "")))
         }
@@ -88,11 +90,11 @@ pub(crate) fn run(
 }
 
 fn too_many() -> PluginError {
-    let details = format!("at most {} at a time", SEATS.max);
+    let details = format!("at most {} at a time", CALL_LIMIT.max);
     PluginError::Cni(CniError::try_again_later("too many requests inside this process", details))
 }
 
-/// The outcome as a process would have left it.
+/// The outcome in the form of an ended process.
 fn finished(outcome: Outcome) -> Finished {
     let mut stderr = outcome.stderr.into_bytes();
     if let Some(timing) = outcome.timing {
@@ -105,7 +107,7 @@ fn finished(outcome: Outcome) -> Finished {
 // === impl Call ===
 
 impl Call {
-    /// None where a variable is no text.
+    /// None if a variable is not UTF-8.
     fn new(kind: &str, env: &[(&'static str, OsString)], stdin: &[u8]) -> Option<Self> {
         let text =
             |(key, value): &(&'static str, OsString)| Some(((*key).to_owned(), value.to_str()?.to_owned()));
@@ -119,16 +121,16 @@ impl Call {
     }
 }
 
-// === impl Seats ===
+// === impl CallLimit ===
 
-impl Seats {
-    fn take(&'static self) -> Option<Seat> {
+impl CallLimit {
+    fn take(&'static self) -> Option<CallPermit> {
         let free = |taken: usize| (taken < self.max).then_some(taken + 1);
-        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free).ok().map(|_| Seat(self))
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free).ok().map(|_| CallPermit(self))
     }
 }
 
-impl Drop for Seat {
+impl Drop for CallPermit {
     fn drop(&mut self) {
         self.0.taken.fetch_sub(1, Ordering::Relaxed);
     }
@@ -139,8 +141,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_so_many_seats_and_one_that_is_left_is_free_again() {
-        static TWO: Seats = Seats { taken: AtomicUsize::new(0), max: 2 };
+    fn permits_are_limited_and_reusable() {
+        static TWO: CallLimit = CallLimit { taken: AtomicUsize::new(0), max: 2 };
         let (first, _second) = (TWO.take().unwrap(), TWO.take().unwrap());
         assert!(TWO.take().is_none());
         drop(first);

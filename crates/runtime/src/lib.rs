@@ -1,14 +1,18 @@
-//! The runtime's side of CNI: what containerd, CRI-O and podman do through libcni.
+//! The runtime's side of CNI, like libcni in containerd, CRI-O and podman.
 //!
-//! Read a [`ConfigList`](russet_cni_spec::ConfigList) with [`load_conflist`] or a [`ConfigDir`], or, in a process that runs
-//! all the time, have the default network watched by [`Networks`]; then call [`Runtime`]. Everything here blocks. Nothing here locks: whoever calls keeps the operations of one container apart
-//! from each other, and GC apart from everything (cni-runtime.md section 1.13). Every ADD, even a failed one, is to be
-//! followed by a DEL some time.
+//! Read a [`ConfigList`](russet_cni_spec::ConfigList) with [`load_conflist`] or a [`ConfigDir`],
+//! or, in a daemon, have the default network watched by [`Networks`]; then call [`Runtime`]. All
+//! calls block. Nothing here locks: the caller serialises the operations of one container, and GC
+//! with everything (cni-runtime.md section 1.13). Every ADD, even a failed one, must be followed by
+//! a DEL some time.
 //!
-//! Where we differ from Go's libcni, on purpose: DEL goes by the configuration that the cache has for the attachment
-//! ([`Runtime::del_cached`] even without knowing the network), and on past a plugin that fails or is missing, so that
-//! the address is given back; it tells nobody of a namespace that was unmounted; a plugin is killed with everything it
-//! started at its deadline; the cache is written atomically, and an unwritable cache undoes the ADD.
+//! Differences from Go's libcni, on purpose: DEL uses the configuration in the attachment's cache
+//! entry ([`Runtime::del_cached`] works even without knowing the network), and continues after a
+//! plugin that fails or is missing, so that the address is released; it does not pass the path of
+//! an unmounted namespace to plugins; a plugin is killed with everything it started at its
+//! deadline; the cache is written atomically, and an unwritable cache undoes the ADD.
+
+#![allow(missing_docs, reason = "used only by this repository; names say most of it")]
 
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
@@ -40,31 +44,32 @@ pub use network::{Networks, Skipped, Unready, WatchError, Why};
 pub use progress::Progress;
 pub use times::{PluginTime, Times};
 
-/// Executes plugins and remembers their results.
+/// Executes plugins and caches their results.
 #[derive(Debug, Clone)]
 pub struct Runtime {
-    /// Where plugins are looked for, in this order; also their `CNI_PATH`.
+    /// The directories of plugins, in this order; also their `CNI_PATH`.
     pub plugin_dirs: Vec<PathBuf>,
-    /// Where results are kept; libcni's default is `/var/lib/cni`.
+    /// The directory of results; libcni's default is `/var/lib/cni`.
     pub cache_dir: PathBuf,
-    /// How long one plugin may take.
+    /// The time limit of one plugin.
     pub plugin_deadline: Duration,
-    /// Where it is noted what plugins take, if anybody wants to know.
+    /// Records the time of each plugin, if set.
     pub times: Option<Times>,
-    /// Below which each network's vendor has a directory that comes before [`plugin_dirs`](Self::plugin_dirs): `<prefix>/opt/<type>/bin`.
+    /// The prefix below which each network's vendor has a directory that precedes
+    /// [`plugin_dirs`](Self::plugin_dirs): `<prefix>/opt/<type>/bin`.
     pub vendor_prefix: Option<PathBuf>,
-    /// Who is told of each plugin as it runs.
+    /// Notified of each plugin as it runs.
     pub progress: Option<Arc<dyn Progress>>,
-    /// The plugins for which no process is started.
+    /// The plugins that run without a process.
     pub in_process: Option<Arc<dyn InProcess>>,
 }
 
-/// One interface of one container, and what the runtime says about it.
+/// One interface of one container, with its arguments.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attachment {
     /// The container or sandbox.
     pub container_id: ContainerId,
-    /// Path of its network namespace; empty when that is gone, which only DEL may see.
+    /// Path of its network namespace; empty when it is gone, which is valid for DEL only.
     pub netns: PathBuf,
     /// The interface inside it.
     pub ifname: IfName,
@@ -74,7 +79,8 @@ pub struct Attachment {
     pub capability_args: Map<String, Value>,
 }
 
-/// dockershim gave a chain 220 s, CRI-O gives an ADD 5 minutes and a DEL one; a plugin of ours answers within 55 s.
+/// dockershim gave a chain 220 s, CRI-O gives an ADD 5 minutes and a DEL one; Russet's plugins
+/// answer within 55 s.
 const PLUGIN_DEADLINE: Duration = Duration::from_secs(60);
 
 // === impl Runtime ===

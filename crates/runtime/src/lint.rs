@@ -1,7 +1,8 @@
-//! What is wrong with a network configuration, in words: for `russet cni lint`, and for whoever wants to know why a runtime passes over a file.
+//! Finds faults in a network configuration: for `russet cni lint`, and to explain why a runtime
+//! skips a file.
 //!
-//! Loading stops at the first thing that makes a file useless. This goes on, knows where in the file each thing stands, and also names what loads
-//! well and then does not work: a key in the wrong place, a plugin that is missing, subnets that overlap.
+//! Loading stops at the first error. This continues, reports positions, and also finds faults of
+//! files that load and then do not work: a misplaced key, a missing plugin, overlapping subnets.
 
 mod json;
 mod keys;
@@ -18,53 +19,52 @@ use crate::{Runtime, load, load_conflist};
 use keys::Keys;
 use ranges::Ranges;
 
-/// One thing that is wrong.
+/// One fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The file it stands in.
     pub file: PathBuf,
-    /// Line and column, both counted from 1, where the file is JSON enough to have them.
+    /// Line and column, both counted from 1, if the file is JSON enough to have them.
     pub position: Option<(usize, usize)>,
-    /// The member, as in `plugins[1].ipam.subnet`; empty for the whole file.
+    /// The member, for example `plugins[1].ipam.subnet`; empty for the whole file.
     pub at: String,
     /// How bad it is.
     pub severity: Severity,
-    /// What is wrong, and what to do about it.
+    /// The fault and its remedy.
     pub text: String,
 }
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
-    /// With this the file is not used, or an ADD fails.
+    /// The file is not used, or an ADD fails.
     Error,
-    /// It can be used, but probably does not do what was meant.
+    /// It is usable, but probably does not do what was intended.
     Warning,
 }
 
-/// A file while it is looked at.
+/// A file that is being checked.
 struct Document {
     file: PathBuf,
     positions: json::Positions,
     findings: Vec<Finding>,
 }
 
-/// What all plugins of a chain have in common, and what is compared between them.
+/// The common properties of a chain's plugins, and the values that are compared between them.
 struct Chain<'a> {
     runtime: Option<&'a Runtime>,
-    /// Where plugins are looked for.
     dirs: Vec<PathBuf>,
-    /// What the plugins are asked in; none if that is no version.
+    /// The version for the plugins; None if it is invalid.
     version: Option<Version>,
     ranges: Ranges,
-    /// How many plugins came before.
+    /// The number of earlier plugins.
     before: usize,
 }
 
-/// The suffixes that runtimes read.
+/// The suffixes of files that runtimes read.
 const SUFFIXES: [&str; 3] = ["conflist", "conf", "json"];
 
-/// Looks at a file, and at the plugins in the directory of its network. With a runtime, plugins are looked for and asked for their versions.
+/// Checks a file, and the plugins in the directory of its network. With a runtime, plugins are
+/// searched and run for their versions.
 pub fn lint(path: &Path, runtime: Option<&Runtime>) -> Vec<Finding> {
     let mut document = Document::new(path);
     let Some((bytes, object)) = document.read() else { return document.findings };
@@ -88,7 +88,7 @@ pub fn lint(path: &Path, runtime: Option<&Runtime>) -> Vec<Finding> {
         document.appended(object.as_ref(), &mut chain);
         findings.append(&mut document.findings);
     }
-    // Whatever the rules above do not know, loading does.
+    // Loading also finds errors that the rules above do not cover.
     if findings.iter().all(|finding| finding.severity == Severity::Warning) {
         document.errors_of_loading(&bytes, suffix);
         findings.append(&mut document.findings);
@@ -96,7 +96,7 @@ pub fn lint(path: &Path, runtime: Option<&Runtime>) -> Vec<Finding> {
     findings
 }
 
-/// What keeps pods of a network from reaching the world outside, as far as its configuration says it.
+/// Why pods of a network do not reach other hosts, if its configuration shows that.
 pub fn no_way_out(list: &ConfigList) -> Option<&'static str> {
     let first = list.plugins.first()?;
     plugin::sends_unanswered(&first.kind, &first.object).then_some(plugin::UNANSWERED)
@@ -106,7 +106,7 @@ fn is_list(object: &Map<String, Value>) -> bool {
     object.contains_key("plugins")
 }
 
-/// The types of the plugins, as far as they are such.
+/// The types of the plugins, as far as they are valid.
 fn kinds(object: &Map<String, Value>) -> Vec<&str> {
     let listed = object.get("plugins").and_then(Value::as_array).into_iter().flatten();
     let kinds = listed.map(|plugin| plugin.get("type")).chain([object.get("type")]);
@@ -116,7 +116,8 @@ fn kinds(object: &Map<String, Value>) -> Vec<&str> {
         .collect()
 }
 
-/// The plugins in the directory that is named after the network (cni-runtime.md section 2.1): each file with the object in it.
+/// The plugins in the directory that is named after the network (cni-runtime.md section 2.1): each
+/// file with its object.
 fn own_directory(path: &Path, object: &Map<String, Value>) -> Vec<(Document, Option<Map<String, Value>>)> {
     let inlined_only = object.get("loadOnlyInlinedPlugins").is_some_and(keys::is_true);
     let name =
@@ -139,7 +140,7 @@ impl Document {
     }
 
     fn add(&mut self, severity: Severity, at: &str, text: impl Into<String>) {
-        let position = self.positions.of(at);
+        let position = self.positions.position_of(at);
         self.findings.push(Finding {
             file: self.file.clone(),
             position,
@@ -157,7 +158,7 @@ impl Document {
         self.add(Severity::Warning, at, text);
     }
 
-    /// The file and the object in it; what keeps it from being one is a finding.
+    /// Reads the file and its object; an error is a finding.
     fn read(&mut self) -> Option<(Vec<u8>, Map<String, Value>)> {
         let bytes = match load::read(&self.file) {
             Ok(bytes) => bytes,
@@ -187,7 +188,7 @@ impl Document {
         }
     }
 
-    /// Finds fault with the versions; the chosen one, if it is one of ours.
+    /// Checks the versions; returns the chosen one if it is supported.
     fn version(&mut self, object: &Map<String, Value>) -> Option<Version> {
         let texts: Vec<&str> = object
             .get("cniVersions")
@@ -223,7 +224,7 @@ impl Document {
                     self.fail("name", format!("{error}"));
                 }
             }
-            // The table of keys says that it must be text.
+            // The table of keys reports a value that is not text.
             Some(_) => {}
         }
     }
@@ -253,12 +254,14 @@ impl Document {
                     chain.before += 1;
                 }
             }
-            // Missing: the network's directory may have them, and loading says so if not. Something else: see the table of keys.
+            // A missing list may be in the network's directory, and loading reports it if not. For
+            // another type, see the table of keys.
             _ => {}
         }
     }
 
-    /// A plugin of the network's own directory, behind those of the list. A file that is no object keeps its place.
+    /// Adds a plugin of the network's own directory, after those of the list. An invalid file keeps
+    /// its position.
     fn appended(&mut self, object: Option<&Map<String, Value>>, chain: &mut Chain<'_>) {
         if let Some(object) = object {
             self.plugin("", object, true, chain);

@@ -1,4 +1,4 @@
-//! Finding and reading network configurations in a directory (cni-runtime.md section 2.1).
+//! Finds and reads network configurations in a directory (cni-runtime.md section 2.1).
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -10,7 +10,7 @@ use russet_cni_spec::{ConfigError, ConfigList};
 #[derive(Debug, Clone)]
 pub struct ConfigDir(PathBuf);
 
-/// A configuration could not be found or read.
+/// A configuration was not found, or is unreadable.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// Reading failed.
@@ -18,21 +18,18 @@ pub enum LoadError {
     Read {
         /// File or directory.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// The contents are no configuration.
+    /// The contents are not a configuration.
     #[error("{}: {source}", path.display())]
     Config {
         /// The file.
         path: PathBuf,
-        /// Why.
         source: ConfigError,
     },
     /// There are configurations, but none of that name.
     #[error("no net configuration with name {name:?} in {}", dir.display())]
     NoSuchName {
-        /// The name.
         name: String,
         /// The directory.
         dir: PathBuf,
@@ -42,7 +39,7 @@ pub enum LoadError {
     Empty(PathBuf),
 }
 
-/// A configuration is written by people; a plugin would refuse more.
+/// People write configurations; plugins refuse larger ones.
 const FILE_MAX_BYTES: u64 = russet_cni_spec::plugin::STDIN_MAX_BYTES as u64;
 
 /// Reads one file: a list from a `.conflist`, with the plugins in the directory named after the network; anything else
@@ -72,7 +69,6 @@ impl ConfigDir {
         Self(path.into())
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -82,8 +78,8 @@ impl ConfigDir {
         files(&self.0, &["conf", "conflist", "json"])
     }
 
-    /// The network called `name`, as libcni finds it: lists first, then single configurations, and a file that cannot
-    /// be read stops the search.
+    /// The network called `name`, as libcni finds it: lists first, then single configurations, and
+    /// an unreadable file stops the search.
     pub fn network(&self, name: &str) -> Result<ConfigList, LoadError> {
         let mut paths = files(&self.0, &["conflist"])?;
         paths.extend(files(&self.0, &["conf", "json"])?);
@@ -99,7 +95,7 @@ impl ConfigDir {
         })
     }
 
-    /// The default network: the first file that can be used; the others' errors come with it.
+    /// The default network: the first valid file; also returns the errors of the skipped ones.
     pub fn first(&self) -> Result<(ConfigList, Vec<LoadError>), LoadError> {
         let mut skipped = Vec::new();
         for path in self.files()? {

@@ -1,8 +1,9 @@
-//! The default network, for processes that run all the time: `sandbox` and the CRI server ask [`Networks`] at each sandbox.
+//! The default network, for daemons: `sandbox` and the CRI server ask [`Networks`] at each sandbox.
 //!
-//! A thread of its own watches the configuration directory and the plugins' (cni-runtime.md section 3.4): every change is heard of, also
-//! links, files moved in and directories made again, and a slow poll sees what inotify cannot tell. A look at the directories takes the
-//! first file that can be used; when there is none any more, the network that was in use stays.
+//! A thread of its own watches the configuration directory and the plugins' (cni-runtime.md section
+//! 3.4): inotify reports every change, also links, files moved in and directories made again, and a
+//! slow poll finds changes without an event. A scan of the directories takes the first valid file;
+//! if there is none any more, the previous network stays in use.
 
 mod survey;
 
@@ -19,20 +20,19 @@ pub use survey::{Skipped, Unready, Why};
 
 use crate::{ConfigDir, Runtime};
 
-/// The watched default network; clones share it, and the last one's end ends the watching.
+/// The watched default network; clones share it, and dropping the last one ends the watch.
 #[derive(Debug, Clone)]
 pub struct Networks {
     shared: Arc<Shared>,
     _watching: Arc<Watching>,
 }
 
-/// The watching could not begin.
+/// The watch could not be started.
 #[derive(Debug, thiserror::Error)]
 #[error("watch network configurations in {}: {source}", dir.display())]
 pub struct WatchError {
     /// The directory.
     pub dir: PathBuf,
-    /// Why.
     pub source: io::Error,
 }
 
@@ -42,33 +42,34 @@ struct Shared {
     state: RwLock<State>,
 }
 
-/// What the last look found, and what is in use.
+/// The result of the last scan, and the network in use.
 #[derive(Debug, Default)]
 struct State {
     current: Option<Arc<Found>>,
-    /// Why the last look found nothing to use.
+    /// Why the last scan found no usable network.
     unready: Option<Unready>,
     skipped: Vec<Skipped>,
     generation: u64,
 }
 
-/// Ends the thread when nobody asks any more.
+/// Ends the thread when the last clone is dropped.
 #[derive(Debug)]
 struct Watching(Arc<Call>);
 
-/// How patient the thread is.
+/// The timing of the thread.
 #[derive(Debug, Clone, Copy)]
-struct Pace {
-    /// Between looks when nothing is heard.
+struct ScanTiming {
+    /// The interval of scans without events.
     poll: Duration,
-    /// How long it must be quiet after a change: an installer writes several files, and some write them in place.
+    /// How long it must be quiet after a change: an installer writes several files, and some write
+    /// them in place.
     settle: Duration,
-    /// For all the changes together.
+    /// The limit for all the changes together.
     settle_limit: Duration,
 }
 
-/// dockershim looked every 5 seconds.
-const PACE: Pace = Pace {
+/// dockershim polled every 5 seconds.
+const SCAN_TIMING: ScanTiming = ScanTiming {
     poll: Duration::from_secs(5),
     settle: Duration::from_millis(50),
     settle_limit: Duration::from_secs(1),
@@ -77,13 +78,14 @@ const PACE: Pace = Pace {
 // === impl Networks ===
 
 impl Networks {
-    /// Looks, and goes on looking. `runtime` says where plugins are: a network with a plugin that is missing or does not speak its version is
-    /// skipped until there is one.
+    /// Scans, and continues in the background. `runtime` has the plugin directories: a network with
+    /// a plugin that is missing or does not support its version is skipped until the plugin is
+    /// there.
     pub fn watch(dir: ConfigDir, runtime: Runtime) -> Result<Self, WatchError> {
-        Self::watch_at(dir, runtime, PACE)
+        Self::watch_at(dir, runtime, SCAN_TIMING)
     }
 
-    fn watch_at(dir: ConfigDir, runtime: Runtime, pace: Pace) -> Result<Self, WatchError> {
+    fn watch_at(dir: ConfigDir, runtime: Runtime, timing: ScanTiming) -> Result<Self, WatchError> {
         let path = dir.path().to_owned();
         let failed = |source| WatchError { dir: path.clone(), source };
         let mut surveyor = Surveyor::new(dir, runtime);
@@ -92,11 +94,12 @@ impl Networks {
         let call = Arc::new(Call::new().map_err(failed)?);
         let (of_thread, until) = (Arc::clone(&shared), Arc::clone(&call));
         let thread = std::thread::Builder::new().name("networks".into());
-        thread.spawn(move || of_thread.go_on(&mut surveyor, watch, &until, pace)).map_err(failed)?;
+        thread.spawn(move || of_thread.go_on(&mut surveyor, watch, &until, timing)).map_err(failed)?;
         Ok(Self { shared, _watching: Arc::new(Watching(call)) })
     }
 
-    /// The default network: the first file that can be used now, or else the last one that could; or why there never was one.
+    /// The default network: the first valid file, or else the last one that was; or why there never
+    /// was one.
     pub fn current(&self) -> Result<Arc<ConfigList>, Unready> {
         let state = self.shared.read();
         match (&state.current, &state.unready) {
@@ -111,17 +114,17 @@ impl Networks {
         self.shared.read().current.as_ref().map(|found| found.path.clone())
     }
 
-    /// Why nothing in the directory can be used now, also when a network from before is still in use.
+    /// Why no file in the directory is valid now, also while an earlier network is still in use.
     pub fn problem(&self) -> Option<Unready> {
         self.shared.read().unready.clone()
     }
 
-    /// The files that cannot be used, in their order.
+    /// The invalid files, in their order.
     pub fn skipped(&self) -> Vec<Skipped> {
         self.shared.read().skipped.clone()
     }
 
-    /// How often [`current`](Self::current) has become another one; 0 while there never was one.
+    /// How many times [`current`](Self::current) has changed; 0 while there never was one.
     pub fn changed(&self) -> u64 {
         self.shared.read().generation
     }
@@ -139,21 +142,21 @@ impl Shared {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks, with a watch armed before, so that no change falls between the two: what is to be waited on until the next look. None if the machine is out of
-    /// watches.
+    /// Scans, with a watch that was armed before, so that no change is missed in between; returns
+    /// the watch for the next scan. None if the machine is out of watches.
     fn look(&self, surveyor: &mut Surveyor) -> Option<DirWatch> {
         loop {
             let dirs = surveyor.dirs();
             let watch = DirWatch::arm(&dirs);
             self.take_in(surveyor);
-            // What was found may have its plugins elsewhere.
+            // The new network may have its plugins in other directories.
             if surveyor.dirs() == dirs {
                 return watch.ok();
             }
         }
     }
 
-    /// No lock is held while files are read and plugins are asked.
+    /// No lock is held while files are read and plugins are run.
     fn take_in(&self, surveyor: &mut Surveyor) {
         let current = self.read().current.clone();
         let survey = surveyor.survey(current.as_deref());
@@ -170,16 +173,17 @@ impl Shared {
         }
     }
 
-    /// Until somebody calls.
-    fn go_on(&self, surveyor: &mut Surveyor, mut watch: Option<DirWatch>, call: &Call, pace: Pace) {
-        let heard = |watch: Option<DirWatch>| watch.map(|watch| settled(&watch, call, pace));
-        while !is_called(heard(watch), || call.wait(pace.poll), pace.poll) {
+    /// Runs until the last clone is dropped.
+    fn go_on(&self, surveyor: &mut Surveyor, mut watch: Option<DirWatch>, call: &Call, timing: ScanTiming) {
+        let heard = |watch: Option<DirWatch>| watch.map(|watch| settled(&watch, call, timing));
+        while !is_called(heard(watch), || call.wait(timing.poll), timing.poll) {
             watch = self.look(surveyor);
         }
     }
 }
 
-/// Whether somebody called. Where there is no watch, or it cannot be waited on, the poll alone sets the pace, by the clock if need be.
+/// Whether the watch was ended. Without a working watch the poll alone sets the interval, by the
+/// clock if need be.
 fn is_called(
     heard: Option<io::Result<Woken>>,
     call: impl FnOnce() -> io::Result<bool>,
@@ -188,19 +192,19 @@ fn is_called(
     match heard {
         Some(Ok(woken)) => woken == Woken::Called,
         None | Some(Err(_)) => call().unwrap_or_else(|_| {
-            // Nobody unparks it: what fails at once must not spin.
+            // Nothing unparks it: an immediate failure must not spin.
             std::thread::park_timeout(poll);
             false
         }),
     }
 }
 
-/// Waits for a change, and then for its end.
-fn settled(watch: &DirWatch, call: &Call, pace: Pace) -> io::Result<Woken> {
-    let mut woken = watch.wait(call, pace.poll)?;
+/// Waits for a change, and then for quiet.
+fn settled(watch: &DirWatch, call: &Call, timing: ScanTiming) -> io::Result<Woken> {
+    let mut woken = watch.wait(call, timing.poll)?;
     let began = std::time::Instant::now();
-    while woken == Woken::Changed && began.elapsed() < pace.settle_limit {
-        woken = watch.wait(call, pace.settle)?;
+    while woken == Woken::Changed && began.elapsed() < timing.settle_limit {
+        woken = watch.wait(call, timing.settle)?;
     }
     Ok(woken)
 }

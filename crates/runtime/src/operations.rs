@@ -1,4 +1,5 @@
-//! The operations on a network: chains forward and backward, with the cache between them (cni-runtime.md section 2.3).
+//! The operations on a network: chains forward and backward, with the cache between them
+//! (cni-runtime.md section 2.3).
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -15,10 +16,12 @@ use crate::{Attachment, CacheEntry, Detached, PluginError, Runtime, RuntimeError
 // === impl Runtime ===
 
 impl Runtime {
-    /// Attaches: every plugin forward, each with the result of the one before; the last result is cached.
+    /// Attaches: runs every plugin forward, each with the previous result; the last result is
+    /// cached.
     ///
-    /// The first failure stops the chain, and what the plugins before it made stays until DEL. Only when the cache
-    /// cannot be written is the chain undone here: without its entry nobody would find the attachment again.
+    /// The first failure stops the chain, and the objects of earlier plugins stay until DEL. Only
+    /// if the cache cannot be written is the chain undone here: without its entry the attachment
+    /// could not be found again.
     pub fn add(&self, list: &ConfigList, attachment: &Attachment) -> Result<CniResult, RuntimeError> {
         let version = list.version()?;
         let mut previous: Option<CniResult> = None;
@@ -45,11 +48,13 @@ impl Runtime {
         Ok(result)
     }
 
-    /// Detaches: every plugin backward with the cached result, going on past failures; all of them are reported.
-    /// The cache entry goes when all succeeded, and stays for another try when one did not.
+    /// Detaches: runs every plugin backward with the cached result, continues after failures, and
+    /// reports all of them. The cache entry is removed when all succeeded, and stays for another
+    /// try otherwise.
     ///
-    /// The plugins are those that the attachment was made with, as the cache has them; `list` is used where it has none. A namespace that was
-    /// unmounted, so that its path is a plain file, is told to nobody: plugins would fail at it for as long as the file is there.
+    /// The plugins are those of the attachment's cache entry; `list` is used if there is none. The
+    /// path of a namespace that was unmounted, and is now a plain file, is not passed on: plugins
+    /// would fail for as long as the file exists.
     pub fn del(&self, list: &ConfigList, attachment: &Attachment) -> Result<(), RuntimeError> {
         let unmounted = matches!(NetNs::open(&attachment.netns), Err(NetNsError::NotANamespace { .. }));
         let without = unmounted.then(|| Attachment { netns: PathBuf::new(), ..attachment.clone() });
@@ -69,8 +74,8 @@ impl Runtime {
         RuntimeError::collect(errors)
     }
 
-    /// Detaches everything that the cache has of this container, whatever networks there are by now: each with the configuration, the arguments and
-    /// the namespace of its ADD, if that is still one.
+    /// Detaches every cached attachment of this container, whatever networks exist by now: each
+    /// with the configuration, the arguments and the namespace of its ADD, if that still exists.
     pub fn del_cached(&self, container_id: &ContainerId) -> Result<Detached, RuntimeError> {
         let (known, unreadable) = self.cache().entries_of(container_id);
         let mut detached = Detached { entries: Vec::new(), unreadable };
@@ -92,7 +97,8 @@ impl Runtime {
         RuntimeError::collect(errors).map(|()| detached)
     }
 
-    /// What the cache has of an attachment to the network of this name: for a DEL after the network's configuration has been removed.
+    /// The cache entry of an attachment to the network of this name: for a DEL after the network's
+    /// configuration has been removed.
     pub fn cached(&self, network: &NetworkName, attachment: &Attachment) -> Option<CacheEntry> {
         self.cache().find(network, attachment)
     }
@@ -113,7 +119,7 @@ impl Runtime {
         list.plugins.iter().rev().filter_map(del).collect()
     }
 
-    /// Compares an attachment with what it should be; the first plugin's complaint is the answer.
+    /// Compares an attachment with its desired state; returns the first plugin's error.
     pub fn check(&self, list: &ConfigList, attachment: &Attachment) -> Result<(), RuntimeError> {
         let version = list.version()?;
         if !version.supports(Verb::Check) {
@@ -136,13 +142,14 @@ impl Runtime {
         Ok(())
     }
 
-    /// Removes results from the cache whose writer died before they were whole. To be called at times; nobody takes them for results.
+    /// Removes half-written results of dead writers. To be called periodically.
     pub fn tidy(&self) {
         self.cache().tidy();
     }
 
-    /// Detaches every cached attachment of this network that is not in `valid`, then lets every plugin collect what
-    /// it holds for others than those. Without `valid` no attachment is valid: every cached one goes, and the plugins get an empty list.
+    /// Detaches every cached attachment of this network that is not in `valid`, then lets every
+    /// plugin release what it holds for others. Without `valid` no attachment is valid: every
+    /// cached one is detached, and the plugins get an empty list.
     pub fn gc(&self, list: &ConfigList, valid: Option<&[ValidAttachment]>) -> Result<(), RuntimeError> {
         let version = list.version()?;
         if list.disable_gc {
@@ -175,7 +182,7 @@ impl Runtime {
         RuntimeError::collect(errors)
     }
 
-    /// Asks every plugin whether it could serve ADD; the first that cannot gives the answer, its code included.
+    /// STATUS of every plugin; returns the first error, its code included.
     pub fn status(&self, list: &ConfigList) -> Result<(), RuntimeError> {
         let version = list.version()?;
         if version.supports(Verb::Status) {
@@ -186,12 +193,12 @@ impl Runtime {
         Ok(())
     }
 
-    /// The versions that a plugin says it speaks.
+    /// The versions that a plugin supports.
     pub fn versions(&self, kind: &str) -> Result<Vec<String>, PluginError> {
         self.versions_in(&self.plugin_dirs, kind)
     }
 
-    /// [`versions`](Self::versions) of the plugin that `dirs` have.
+    /// [`versions`](Self::versions) of the plugin in `dirs`.
     pub fn versions_in(&self, dirs: &[PathBuf], kind: &str) -> Result<Vec<String>, PluginError> {
         let stdin = format!("{{\"cniVersion\":\"{}\"}}", Version::LATEST);
         let stdout = match self.run(dirs, kind, Verb::Version, None, stdin.as_bytes()) {
@@ -207,14 +214,14 @@ impl Runtime {
         Ok(versions.filter_map(Value::as_str).map(str::to_owned).collect())
     }
 
-    /// Refuses a list with a plugin that is missing or does not speak its version; gives the union of the capabilities
-    /// that the plugins declare.
+    /// Refuses a list with a plugin that is missing or does not support its version; returns the
+    /// union of the plugins' capabilities.
     pub fn validate(&self, list: &ConfigList) -> Result<Vec<String>, RuntimeError> {
         let dirs = self.dirs_of(list);
         self.validate_by(list, |kind| self.versions_in(&dirs, kind))
     }
 
-    /// [`validate`](Self::validate), for whoever knows what versions a plugin speaks.
+    /// [`validate`](Self::validate), for a caller that knows the plugins' versions.
     pub(crate) fn validate_by(
         &self,
         list: &ConfigList,
@@ -234,7 +241,7 @@ impl Runtime {
         Ok(capabilities)
     }
 
-    /// Every cached attachment that can be read, of every network.
+    /// Every readable cache entry, of every network.
     pub fn attachments(&self) -> Vec<CacheEntry> {
         self.cache().entries()
     }

@@ -1,4 +1,4 @@
-//! A chain as it runs, for whoever looks on.
+//! Observes a chain as it runs.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use russet_cni_spec::Verb;
 
 use crate::PluginError;
 
-/// Is told of each plugin, on the thread that runs the chain.
+/// Called for each plugin, on the thread that runs the chain.
 pub trait Progress: Debug + Send + Sync {
     /// Before the plugin is started.
     fn begins(&self, plugin: &str, verb: Verb);
 
-    /// When it has come to its end.
+    /// When it has ended.
     fn ended(&self, plugin: &str, verb: Verb, elapsed: Duration, failure: Option<&PluginError>);
 }

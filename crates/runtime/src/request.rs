@@ -1,4 +1,4 @@
-//! What a plugin gets: its environment and its stdin (cni-runtime.md sections 1.4 and 1.6).
+//! A plugin's request: its environment and its stdin (cni-runtime.md sections 1.4 and 1.6).
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub(crate) struct Extras<'a> {
     pub(crate) valid: Option<&'a [ValidAttachment]>,
 }
 
-/// Members that only a runtime may write; what a file says there is dropped.
+/// Members that only a runtime may write; a file's values of them are dropped.
 const GENERATED: [&str; 3] = ["prevResult", "runtimeConfig", "capabilities"];
 
 /// The request for one plugin: its object, and what the list and the runtime add.
@@ -51,7 +51,7 @@ pub(crate) fn stdin(
     Value::Object(object).to_string().into_bytes()
 }
 
-/// The environment; every variable is set, so that none of the runtime's own shines through.
+/// The environment; every variable is set, so that none of the runtime's own is inherited.
 pub(crate) fn env(
     verb: Verb,
     attachment: Option<&Attachment>,
@@ -68,7 +68,7 @@ pub(crate) fn env(
         ("CNI_PATH", path),
     ];
     if verb == Verb::Version {
-        // As libcni does: the first plugins checked these even for VERSION.
+        // As in libcni: the first plugins checked these even for VERSION.
         vars.retain(|(key, _)| !matches!(*key, "CNI_NETNS" | "CNI_IFNAME" | "CNI_PATH"));
         vars.extend(["CNI_NETNS", "CNI_IFNAME", "CNI_PATH"].map(|key| (key, "dummy".into())));
     }

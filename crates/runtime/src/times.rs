@@ -1,5 +1,6 @@
-//! What each execution of a plugin took, and where plugins of ours say that the time went. Only for a [`Runtime`](crate::Runtime) with
-//! [`Times`]: then plugins are asked for it by a variable, and their answer is taken out of what they print on stderr.
+//! The time of each execution of a plugin, and its stages inside Russet's plugins. Only for a
+//! [`Runtime`](crate::Runtime) with [`Times`]: then a variable requests the stages from plugins,
+//! and their report is removed from stderr.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,20 +17,19 @@ pub struct Times(Arc<Mutex<Vec<PluginTime>>>);
 pub struct PluginTime {
     /// The plugin's type.
     pub plugin: String,
-    /// What it was asked for.
     pub verb: Verb,
-    /// From before it was started until it had ended.
+    /// From before its start until its end.
     pub elapsed: Duration,
     /// Whether its exit status was good.
     pub succeeded: bool,
-    /// What plugins of ours said: this one, and those that it called.
+    /// The stages of Russet's plugins: this one, and those that it called.
     pub inside: Vec<Timing>,
 }
 
 // === impl Times ===
 
 impl Times {
-    /// Everything so far; the list is empty afterwards.
+    /// All executions so far; the list is empty afterwards.
     pub fn take(&self) -> Vec<PluginTime> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,8 +1,10 @@
-//! Sandboxes made and taken down through CRI, so many at a time: the caller of `cargo xtask bench cri`.
+//! Makes and removes many sandboxes concurrently through CRI: the client of `cargo xtask bench
+//! cri`.
 //!
-//! `russet-cri-storm SOCKET COUNT AT_ONCE` makes COUNT sandboxes with RunPodSandbox, then ends each with StopPodSandbox and RemovePodSandbox, AT_ONCE of
-//! them under way at any time. One line of JSON on standard output tells what each took and what all took, in microseconds. Whatever fails, what was made
-//! is removed before it ends, and nothing else: a server that has sandboxes already is left alone.
+//! `russet-cri-storm SOCKET COUNT AT_ONCE` makes COUNT sandboxes with RunPodSandbox, then ends each
+//! with StopPodSandbox and RemovePodSandbox, AT_ONCE of them at any time. One line of JSON on
+//! standard output has the time of each and of all, in microseconds. After any failure its own
+//! sandboxes are removed, and no others: a server that has sandboxes already is an error.
 
 use std::error::Error;
 use std::path::Path;

@@ -26,7 +26,7 @@ fn a_burst_refuses_a_server_that_has_sandboxes() {
     let lab = Lab::start();
     let id = lab.run("web");
     let error = storm(&lab.cri, 2, 1, nth).unwrap_err().to_string();
-    assert_eq!(error, "1 sandboxes are there already; nothing was begun");
+    assert_eq!(error, "the server has 1 sandboxes already; nothing was started");
     assert_eq!(lab.ready(), [id]);
 }
 

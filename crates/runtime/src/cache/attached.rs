@@ -1,5 +1,6 @@
-//! What a node's runtimes have attached, as their caches say. For whoever decides by it that something is gone: unlike the runtime's own reading, this
-//! one passes over nothing. What cannot be read might be the record of a pod that lives.
+//! The attachments in the caches of a node's runtimes, for a caller that decides whether something
+//! is gone. Unlike the runtime's own reading, this skips nothing: an unreadable file might be the
+//! record of a live pod.
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -10,12 +11,12 @@ use serde_json::Value;
 
 use super::{KIND, Unusable, read_file};
 
-/// One attachment that a runtime has not taken down, as far as it knows.
+/// An attachment that a runtime has not deleted, as far as it knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
     /// Its file.
     pub path: PathBuf,
-    /// Whose it is; none in files of the oldest form, whose names are ambiguous.
+    /// Its owner; None in files of the oldest form, whose names are ambiguous.
     pub owner: Option<AttachedOwner>,
     /// The addresses that ADD reported.
     pub addresses: Vec<IpAddr>,
@@ -24,9 +25,7 @@ pub struct Attached {
 /// One interface of one container on one network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachedOwner {
-    /// The network.
     pub network: NetworkName,
-    /// The container.
     pub container: ContainerId,
     /// The interface inside it.
     pub ifname: IfName,
@@ -42,8 +41,9 @@ pub struct CacheError {
     pub reason: String,
 }
 
-/// Every attachment that is in the cache below `cache_dir`, libcni's default for which is `/var/lib/cni` (cni-runtime.md section 2.4). None where there
-/// is no such directory. Files whose names begin with a dot are half-written and nobody's.
+/// Every attachment in the cache below `cache_dir`, for which libcni's default is `/var/lib/cni`
+/// (cni-runtime.md section 2.4). Empty if the directory does not exist. Files whose names start
+/// with a dot are half-written and skipped.
 pub fn attached(cache_dir: &Path) -> Result<Vec<Attached>, CacheError> {
     let dir = cache_dir.join("results");
     let failed = |error: std::io::Error| CacheError { path: dir.clone(), reason: error.to_string() };
@@ -62,7 +62,7 @@ pub fn attached(cache_dir: &Path) -> Result<Vec<Attached>, CacheError> {
     Ok(found)
 }
 
-/// None when the file went away meanwhile.
+/// None if the file was deleted meanwhile.
 fn read(path: PathBuf) -> Result<Option<Attached>, CacheError> {
     let (owner, addresses) = match read_file(&path) {
         Err(Unusable::Absent) => return Ok(None),
@@ -93,7 +93,8 @@ fn owner(value: &Value) -> Option<AttachedOwner> {
     })
 }
 
-/// The addresses of a result of any version: `ips`, or `ip4` and `ip6` before 0.3.0. None if there is something that is none.
+/// The addresses of a result of any version: `ips`, or `ip4` and `ip6` before 0.3.0. None if one is
+/// invalid.
 fn addresses(result: &Value) -> Option<Vec<IpAddr>> {
     if result.is_null() {
         return Some(Vec::new());

@@ -1,15 +1,15 @@
-//! Where in a JSON text its members stand.
+//! Positions position_of members in a JSON text.
 
 use std::collections::BTreeMap;
 
-/// Line and column of each member, both counted from 1.
+/// Line and column position_of each member, both counted from 1.
 #[derive(Debug, Default)]
 pub(super) struct Positions {
     members: BTreeMap<String, (usize, usize)>,
     repeated: Vec<String>,
 }
 
-/// Reads a text that is known to be JSON; its depth is limited by whoever found that out.
+/// Scans a text that is known to be valid JSON; the parser has limited its depth.
 struct Scanner<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -17,17 +17,18 @@ struct Scanner<'a> {
     counted: Counted,
 }
 
-/// How far lines and columns are counted: members come in the order of the text, so that each byte is counted once, however long a line is.
+/// The position up to which lines and columns are counted: members come in the order position_of the text,
+/// so each byte is counted once, however long a line is.
 struct Counted {
     to: usize,
     line: usize,
     column: usize,
 }
 
-/// A file saved by an editor that means well.
+/// Some editors write it at the start position_of a file.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// A parser's complaint, with what usually is behind it.
+/// A parser's error, with its usual cause.
 pub(super) fn explain(error: &serde_json::Error, bytes: &[u8]) -> String {
     let text = error.to_string();
     let what = text.split(" at line ").next().unwrap_or(&text);
@@ -41,7 +42,7 @@ pub(super) fn explain(error: &serde_json::Error, bytes: &[u8]) -> String {
     } else if line.starts_with("//") || line.starts_with('#') || line.starts_with("/*") {
         ": JSON has no comments"
     } else if what == "trailing characters" {
-        ": there is something behind the end of the object"
+        ": there is something behind the end position_of the object"
     } else {
         ""
     };
@@ -63,8 +64,8 @@ impl Positions {
         scanner.found
     }
 
-    /// The member's, or that of the nearest one around it.
-    pub(super) fn of(&self, at: &str) -> Option<(usize, usize)> {
+    /// The position position_of a member, or position_of the nearest one around it.
+    pub(super) fn position_of(&self, at: &str) -> Option<(usize, usize)> {
         let mut at = at;
         loop {
             if let Some(position) = self.members.get(at) {
@@ -74,7 +75,7 @@ impl Positions {
         }
     }
 
-    /// Members that are there more than once.
+    /// Members that occur more than once.
     pub(super) fn repeated(&self) -> Vec<String> {
         self.repeated.clone()
     }
@@ -148,7 +149,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// The string that begins here.
+    /// The string that starts here.
     fn text(&mut self) -> String {
         let begin = self.at;
         self.at += 1;
@@ -175,7 +176,7 @@ impl<'a> Scanner<'a> {
         for byte in passed {
             match byte {
                 b'\n' => (*line, *column) = (*line + 1, 1),
-                // The rest of a character that was counted at its first byte.
+                // A continuation byte position_of a character that was counted at its first byte.
                 0x80..=0xbf => {}
                 _ => *column += 1,
             }
@@ -193,13 +194,13 @@ mod tests {
     fn members_have_the_line_and_column_of_their_key() {
         let text = "{\n  \"a\": [1, {\"b\\\"c\": \"x\\\\\"}],\n\t\"é\": {\"d\": null}, \"e\": -1.5e3}";
         let positions = Positions::new(text.as_bytes());
-        assert_eq!(positions.of("a"), Some((2, 3)));
-        assert_eq!(positions.of("a[1]"), Some((2, 12)));
-        assert_eq!(positions.of("a[1].b\"c"), Some((2, 13)));
-        assert_eq!(positions.of("é.d"), Some((3, 8)));
-        assert_eq!(positions.of("e"), Some((3, 20)));
-        assert_eq!(positions.of("a[1].nosuch.deeper"), Some((2, 12)), "the nearest around it");
-        assert_eq!(positions.of("nosuch"), None);
+        assert_eq!(positions.position_of("a"), Some((2, 3)));
+        assert_eq!(positions.position_of("a[1]"), Some((2, 12)));
+        assert_eq!(positions.position_of("a[1].b\"c"), Some((2, 13)));
+        assert_eq!(positions.position_of("é.d"), Some((3, 8)));
+        assert_eq!(positions.position_of("e"), Some((3, 20)));
+        assert_eq!(positions.position_of("a[1].nosuch.deeper"), Some((2, 12)), "the nearest around it");
+        assert_eq!(positions.position_of("nosuch"), None);
     }
 
     #[test]
@@ -207,8 +208,8 @@ mod tests {
         const MEMBERS: usize = 200_000;
         let text = format!("[{}]", vec!["1"; MEMBERS].join(","));
         let positions = Positions::new(text.as_bytes());
-        // Counting each column from the line's begin would take 40,000,000,000 steps here.
-        assert_eq!(positions.of(&format!("[{}]", MEMBERS - 1)), Some((1, 2 * MEMBERS)));
+        // Counting each column from the start position_of the line would take 40,000,000,000 steps here.
+        assert_eq!(positions.position_of(&format!("[{}]", MEMBERS - 1)), Some((1, 2 * MEMBERS)));
     }
 
     #[test]
@@ -219,7 +220,7 @@ mod tests {
             Positions::new(text.as_bytes());
         }
         let deep = format!("{}{}", "[".repeat(120), "]".repeat(120));
-        assert!(Positions::new(deep.as_bytes()).of("[0][0][0]").is_some());
+        assert!(Positions::new(deep.as_bytes()).position_of("[0][0][0]").is_some());
         assert_eq!(Positions::new(br#"{"a":1,"b":{"a":1},"a":2}"#).repeated(), ["a"]);
     }
 }

@@ -1,5 +1,5 @@
-//! Which keys belong where, and what they hold (cni-runtime.md sections 1.2 and 1.12; for plugins, the configurations of containernetworking/plugins
-//! 1.9.1 and our own docs/plugins.md).
+//! The tables of known keys and their types (cni-runtime.md sections 1.2 and 1.12; for plugins, the
+//! configurations of containernetworking/plugins 1.9.1 and our own docs/plugins.md).
 
 use serde_json::{Map, Value};
 
@@ -7,10 +7,9 @@ use super::Document;
 use super::json::join;
 use super::names::nearest;
 
-/// What a key holds.
+/// The type of a key's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// Text.
     Text,
     /// A whole number, not negative.
     Number,
@@ -18,9 +17,7 @@ pub(super) enum Shape {
     Switch,
     /// true or false, also as text in any case.
     LooseSwitch,
-    /// An object.
     Object,
-    /// An array.
     Array,
     /// An array of texts.
     Texts,
@@ -30,15 +27,15 @@ use Shape::{Array, LooseSwitch, Number, Object, Switch, Text, Texts};
 
 type Table = &'static [(&'static str, Shape)];
 
-/// The keys of one place.
+/// The known keys of one object.
 pub(super) struct Keys {
     tables: Vec<Table>,
-    /// Whether other keys are somebody's mistake.
+    /// Whether an unknown key is an error.
     closed: bool,
     place: Place,
 }
 
-/// Where an object stands.
+/// The kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     List,
@@ -65,11 +62,12 @@ const PLUGIN: Table = &[
     ("dns", Object),
     ("args", Object),
 ];
-/// What every plugin of Russet takes, and those whose place it takes under their names (docs/plugins.md): where its agent, its node and its command are.
+/// The keys of all of Russet's plugins, under their own and the reference plugins' names
+/// (docs/plugins.md): the agent's socket, the node and the command.
 const OURS: Table = &[("agent_socket", Text), ("root", Text), ("russet_path", Text)];
 const DNS: Table = &[("nameservers", Texts), ("domain", Text), ("search", Texts), ("options", Texts)];
 
-/// What plugins take besides [`PLUGIN`].
+/// The keys of plugins besides [`PLUGIN`].
 const PLUGINS: &[(&str, Table)] = &[
     (
         "bridge",
@@ -131,7 +129,7 @@ const PLUGINS: &[(&str, Table)] = &[
     ),
     ("flannel", &[("subnetFile", Text), ("dataDir", Text), ("delegate", Object)]),
 ];
-/// Keys whose shape is known, of plugins whose other keys are not.
+/// Keys of known type, of plugins whose other keys are unknown.
 const USUAL: Table = &[
     ("mtu", Number),
     ("ipMasq", Switch),
@@ -144,7 +142,7 @@ const USUAL: Table = &[
     ("ipv4_pools", Texts),
     ("ipv6_pools", Texts),
 ];
-/// What IPAM plugins take besides `type`.
+/// The keys of IPAM plugins besides `type`.
 const IPAMS: &[(&str, Table)] = &[
     (
         "host-local",
@@ -180,7 +178,7 @@ const CAPABILITIES: [&str; 12] = [
     "podAnnotations",
 ];
 
-/// A value's kind, for people.
+/// The name of a value's type, for people.
 pub(super) fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -192,7 +190,7 @@ pub(super) fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// A switch of a list, as libcni reads it.
+/// A boolean of a list, as libcni parses it.
 pub(super) fn is_true(value: &Value) -> bool {
     value.as_bool().unwrap_or_else(|| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("true")))
 }
@@ -205,12 +203,12 @@ fn has(table: Table, key: &str) -> bool {
     table.iter().any(|(name, _)| *name == key)
 }
 
-/// Whether any of the tables has it, without those keys that are everywhere.
+/// Whether any of the tables has it, without the keys that are everywhere.
 fn in_some(tables: &[(&str, Table)], key: &str) -> bool {
     key != "type" && tables.iter().any(|(_, table)| has(table, key))
 }
 
-/// Where people leave notes.
+/// Whether people use the key for notes.
 fn is_note(key: &str) -> bool {
     key.starts_with(['_', '/', '#', '$']) || key.starts_with("x-") || key == "comment"
 }
@@ -248,7 +246,7 @@ impl Keys {
             .map(|(_, shape)| *shape)
     }
 
-    /// Where the key should be instead.
+    /// Where a misplaced key belongs.
     fn misplaced(&self, key: &str) -> Option<&'static str> {
         match self.place {
             Place::List
@@ -277,7 +275,7 @@ impl Keys {
         match (near, self.closed) {
             (Some(name), true) => Some(format!("unknown key '{key}': is '{name}' meant?")),
             (Some("capabilities"), false) => Some(format!("unknown key '{key}': is 'capabilities' meant?")),
-            (None, true) if !is_note(key) => Some(format!("unknown key '{key}': nobody looks at it")),
+            (None, true) if !is_note(key) => Some(format!("unknown key '{key}': no plugin reads it")),
             _ => None,
         }
     }
@@ -316,7 +314,7 @@ impl Shape {
 // === impl Document ===
 
 impl Document {
-    /// Compares an object's keys with those that belong there. null is as good as absent.
+    /// Compares an object's keys with the known ones. null counts as absent.
     pub(super) fn keys(&mut self, path: &str, object: &Map<String, Value>, keys: &Keys) {
         for (key, value) in object {
             let at = join(path, key);
@@ -353,7 +351,7 @@ impl Document {
     }
 }
 
-/// A value's kind, and the value if it is short.
+/// A value's type, and the value if it is short.
 pub(super) fn shown(value: &Value) -> String {
     const SHOWN_MAX_CHARS: usize = 40;
     let text = value.to_string();

@@ -1,9 +1,9 @@
-//! Which known name somebody may have meant.
+//! Finds the known name that a misspelt one probably means.
 
-/// The known name nearest to `word`, if it is near.
+/// The known name nearest to `word`, if it is near enough.
 pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = word.to_lowercase();
-    // A short word is near to everything.
+    // A short word is near to every name.
     let near = if word.chars().count() < 5 { 1 } else { 2 };
     let distances = known.into_iter().map(|name| (distance(&lower, &name.to_lowercase()), name));
     distances
@@ -12,7 +12,7 @@ pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) 
         .map(|(_, name)| name)
 }
 
-/// How many letters are to be added, left out or exchanged. A key is short; the longest are cut.
+/// The edit distance. Keys are short; the longest are truncated.
 fn distance(one: &str, other: &str) -> usize {
     const MAX_CHARS: usize = 64;
     let other: Vec<char> = other.chars().take(MAX_CHARS).collect();
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_is_seen_and_another_word_is_not() {
+    fn a_misspelling_is_matched_and_another_word_is_not() {
         let known = ["capabilities", "ipam", "mtu"];
         assert_eq!(nearest("capabilites", known), Some("capabilities"));
         assert_eq!(nearest("IPAM", known), Some("ipam"));

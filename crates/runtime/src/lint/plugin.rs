@@ -1,4 +1,4 @@
-//! One plugin of a chain: its name, its keys, its executable, its place in the chain.
+//! Checks one plugin of a chain: its name, keys, executable and position.
 
 use serde_json::{Map, Value};
 
@@ -7,22 +7,23 @@ use super::keys::Keys;
 use super::{Chain, Document};
 use crate::PluginError;
 
-/// Plugins that work on what one before them made.
+/// Plugins that modify the result of an earlier one.
 const CHAINED: [&str; 6] = ["portmap", "bandwidth", "tuning", "firewall", "sbr", "vrf"];
-/// Plugins that do nothing unless a runtime says something, and what they must declare for that; keys that make up for it.
+/// Plugins that do nothing without a capability, and the keys that replace it.
 const NEEDS: [(&str, &str, &[&str]); 2] =
     [("portmap", "portMappings", &[]), ("bandwidth", "bandwidth", &["ingressRate", "egressRate"])];
 
-/// It makes the delegate's `ipam` from its own, and adds type and ranges itself.
+/// It derives the delegate's `ipam` from its own, and adds type and ranges itself.
 const FLANNEL: &str = "flannel";
 const FLANNEL_IPAM: &str = "host-local";
 
-/// Plugins that masquerade only if `ipMasq` says so.
+/// Plugins that masquerade only with `ipMasq`.
 const MASQUERADING: [&str; 2] = ["bridge", "ptp"];
-/// What is wrong where [`sends_unanswered`] holds.
+/// The message if [`sends_unanswered`] holds.
 pub(super) const UNANSWERED: &str = "pods have a default route, and what they send outside keeps their own addresses: it is answered only by hosts with a route back. \"ipMasq\": true gives it the node's address";
 
-/// Whether pods are given a way outside on which no answer comes back by itself: a default route without masquerade.
+/// Whether pods get a default route without masquerade, so that answers from other hosts do not
+/// find a way back.
 pub(super) fn sends_unanswered(kind: &str, object: &Map<String, Value>) -> bool {
     let is_on = |key: &str| object.get(key).is_some_and(|value| *value == true);
     let routes = object.get("ipam").and_then(|ipam| ipam.get("routes")).and_then(Value::as_array);
@@ -37,7 +38,7 @@ pub(super) fn sends_unanswered(kind: &str, object: &Map<String, Value>) -> bool 
 // === impl Document ===
 
 impl Document {
-    /// `at` is empty where the plugin is the whole file.
+    /// `at` is empty if the plugin is the whole file.
     pub(super) fn plugin(
         &mut self,
         at: &str,
@@ -91,7 +92,7 @@ impl Document {
         self.ranges(at, kind, ipam, &mut chain.ranges);
     }
 
-    /// What the plugin needs of those before it.
+    /// Checks what the plugin needs of earlier ones.
     fn place(&mut self, at: &str, kind: &str, chain: &Chain<'_>) {
         use russet_cni_spec::Version;
         let at = join(at, "type");
@@ -122,15 +123,16 @@ impl Document {
         let declares = declared.and_then(|declared| declared.get(*capability)).is_some_and(|it| it == true);
         if !declares && !instead.iter().any(|key| object.contains_key(*key)) {
             let needed = format!("\"capabilities\": {{\"{capability}\": true}}");
-            self.warn(at, format!("{kind} is told nothing, and does nothing, without {needed}"));
+            self.warn(at, format!("{kind} gets no input, and does nothing, without {needed}"));
         }
     }
 
-    /// Whether the plugin can be executed, and speaks the version. Plugins of ours that the runtime carries need no file.
+    /// Whether the plugin can be executed, and supports the version. Plugins inside the runtime's
+    /// program need no file.
     fn executable(&mut self, at: &str, kind: &str, missing: bool, chain: &Chain<'_>) {
         if kind.is_empty() {
             let text = if missing { "no 'type': which plugin is it?" } else { "the type is empty" };
-            // A type that is no text is said to be so already.
+            // A type that is not text has been reported already.
             self.fail(at, text);
             return;
         }

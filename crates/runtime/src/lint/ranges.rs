@@ -1,4 +1,4 @@
-//! The addresses that a file gives away: whether they can be read, and whether two ranges have some in common.
+//! Checks the address ranges of a file: valid prefixes, and overlaps.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -24,13 +24,13 @@ struct Range {
     file: PathBuf,
 }
 
-/// host-local gives away neither the network's address nor the broadcast address nor the gateway's.
+/// host-local assigns neither the network's address nor the broadcast address nor the gateway's.
 const PREFIX_MAX: [u8; 2] = [30, 126];
 
 // === impl Ranges ===
 
 impl Ranges {
-    /// Adds a range; the one that it overlaps.
+    /// Adds a range; returns the one that it overlaps.
     fn add(&mut self, range: Range) -> Option<Range> {
         let overlaps = |it: &&Range| {
             it.first.is_ipv4() == range.first.is_ipv4() && it.first <= range.last && range.first <= it.last
@@ -98,7 +98,6 @@ impl Document {
         }
     }
 
-    /// One range; its family.
     fn range(&mut self, at: &str, range: &Map<String, Value>, ranges: &mut Ranges) -> Option<Family> {
         let subnet_at = join(at, "subnet");
         let Some(text) = self.text(range, "subnet", &subnet_at) else {

@@ -5,7 +5,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::Runtime;
 
-/// Writes a file, and what is found in it, as people see it: `line:column severity member: text`.
+/// Writes a file, and returns its findings in the form for people: `line:column severity member:
+/// text`.
 fn found_in(file: &str, text: &str, runtime: Option<&Runtime>) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(file);
@@ -25,7 +26,7 @@ fn found(text: &str) -> Vec<String> {
     found_in("10-x.conflist", text, None)
 }
 
-/// Asserts that exactly this is found, each by its beginning and some words.
+/// Asserts that exactly these are found, each by its beginning and some words.
 #[track_caller]
 fn assert_found(found: &[String], expected: &[(&str, &str)]) {
     assert_eq!(found.len(), expected.len(), "{found:#?}");
@@ -34,7 +35,7 @@ fn assert_found(found: &[String], expected: &[(&str, &str)]) {
     }
 }
 
-/// A bridge with one range, and more of the list.
+/// A bridge with one range, and more members of the list.
 fn with(plugin: &str) -> String {
     format!("{{\"cniVersion\":\"1.0.0\",\"name\":\"n\",\"plugins\":[\n{plugin}\n]}}")
 }
@@ -60,7 +61,7 @@ fn a_default_route_without_masquerade_is_a_warning() {
 }
 
 #[test]
-fn what_users_have_is_without_fault() {
+fn common_configurations_have_no_findings() {
     // cni-runtime.md section 5.2
     let conflists = [
         r#"{"cniVersion":"0.4.0","name":"podman","plugins":[
@@ -85,7 +86,7 @@ fn what_users_have_is_without_fault() {
 }
 
 #[test]
-fn text_that_is_no_json_is_told_with_its_place_and_the_usual_cause() {
+fn invalid_json_is_reported_with_its_position_and_the_usual_cause() {
     for (text, begin, words) in [
         ("{\n  \"name\": \"n\",\n}", "3:1 Error", "trailing comma"),
         ("{\n  // the network\n  \"name\": \"n\"}", "2:3 Error", "JSON has no comments"),
@@ -101,7 +102,7 @@ fn text_that_is_no_json_is_told_with_its_place_and_the_usual_cause() {
 }
 
 #[test]
-fn name_plugins_and_types_that_are_missing_are_said_to_be() {
+fn missing_names_plugins_and_types_are_reported() {
     assert_found(
         &found(r#"{"cniVersion":"1.0.0","plugins":[{}]}"#),
         &[("0:0 Error : ", "no name"), ("1:34 Error plugins[0].type: ", "no 'type': which plugin is it?")],
@@ -156,7 +157,7 @@ fn keys_in_the_wrong_place_unknown_ones_and_generated_ones_are_named() {
             ("2:18 Warning plugins[0].isGatway", "is 'isGateway' meant?"),
             ("2:34 Warning plugins[0].subnet", "it belongs into 'ipam'"),
             ("2:56 Warning plugins[0].disableCheck", "it belongs to the list"),
-            ("2:76 Warning plugins[0].colour", "nobody looks at it"),
+            ("2:76 Warning plugins[0].colour", "no plugin reads it"),
             ("3:1 Warning plugins[0].prevResult", "what a runtime writes"),
             ("3:68 Warning plugins[0].ipam.capabilities", "beside 'ipam', not inside"),
             ("3:96 Warning plugins[0].ipam.range", "is 'ranges' meant?"),
@@ -198,7 +199,7 @@ fn well_known_keys_of_the_wrong_type_are_errors() {
 }
 
 #[test]
-fn versions_that_nobody_knows_or_that_know_no_chains_are_named() {
+fn unknown_versions_and_those_without_chains_are_reported() {
     let text =
         |version: &str| format!(r#"{{{version}"name":"n","plugins":[{{"type":"a"}},{{"type":"b"}}]}}"#);
     assert_found(
@@ -211,7 +212,7 @@ fn versions_that_nobody_knows_or_that_know_no_chains_are_named() {
 }
 
 #[test]
-fn subnets_that_cannot_be_read_or_overlap_are_found() {
+fn invalid_and_overlapping_subnets_are_found() {
     // cni-runtime.md section 6.2 item 36
     let ipam = |ipam: &str| with(&format!(r#"{{"type":"bridge","ipam":{{"type":"host-local",{ipam}}}}}"#));
     for (text, begin, words) in [
@@ -258,7 +259,7 @@ fn a_chained_plugin_cannot_be_the_first() {
     assert_found(&found(&text), &[("2:2 Error plugins[0].type", "there is none before it")]);
 }
 
-/// A directory with plugins that speak up to 0.4.0.
+/// A directory with plugins that support up to 0.4.0.
 fn plugins() -> (TempDir, Runtime) {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
@@ -273,7 +274,7 @@ fn plugins() -> (TempDir, Runtime) {
 }
 
 #[test]
-fn executables_are_looked_for_and_asked_what_they_speak() {
+fn executables_are_searched_and_their_versions_checked() {
     let (dir, runtime) = plugins();
     let text = with(r#"{"type":"old"},{"type":"missing"},{"type":"mute","ipam":{"type":"lost"}}"#);
     let missing = format!("in /absent or {}", dir.path().display());

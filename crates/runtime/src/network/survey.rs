@@ -1,4 +1,5 @@
-//! One look at a configuration directory: which file is the default network, which cannot be used, and why (cni-runtime.md section 3.4).
+//! One scan of a configuration directory: the default network, the invalid files, and the reasons
+//! (cni-runtime.md section 3.4).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
@@ -10,10 +11,11 @@ use russet_cni_spec::{ConfigError, ConfigList};
 
 use crate::{ConfigDir, LoadError, PluginError, Runtime, RuntimeError, load_conflist};
 
-/// Why there is no default network. Its text is CRI's message beside `NetworkReady=false` and `NetworkPluginNotReady`.
+/// Why there is no default network. Its text is CRI's message beside `NetworkReady=false` and
+/// `NetworkPluginNotReady`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unready {
-    /// The directory holds no configuration, or there is no such directory.
+    /// The directory has no configuration, or does not exist.
     #[error("no network configuration in {}: has the network's installer run?", dir.display())]
     Empty {
         /// The directory.
@@ -24,10 +26,9 @@ pub enum Unready {
     Unreadable {
         /// The directory.
         dir: PathBuf,
-        /// Why.
         problem: String,
     },
-    /// There are files, and none can be used.
+    /// There are files, and none is valid.
     #[error("no usable network configuration in {}: {}", dir.display(), summary(skipped))]
     NothingValid {
         /// The directory.
@@ -43,11 +44,10 @@ pub enum Unready {
 pub struct Skipped {
     /// The file.
     pub path: PathBuf,
-    /// The reason.
     pub why: Why,
 }
 
-/// Why a file cannot be used.
+/// The reason why a file is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
     /// It cannot be read.
@@ -62,7 +62,7 @@ pub enum Why {
     /// A list without plugins.
     #[error("no plugins in the list")]
     NoPlugins,
-    /// What it says is no configuration.
+    /// It is not a valid configuration.
     #[error("{0}")]
     Invalid(String),
     /// A plugin is missing, or cannot be used with it.
@@ -77,29 +77,29 @@ pub(super) struct Found {
     pub(super) list: Arc<ConfigList>,
 }
 
-/// What one look found.
+/// The result of one scan.
 pub(super) struct Survey {
     pub(super) found: Result<Found, Unready>,
     pub(super) skipped: Vec<Skipped>,
 }
 
-/// Who looks; remembers what plugins answered.
+/// Scans; caches the versions of plugins.
 pub(super) struct Surveyor {
     dir: ConfigDir,
     runtime: Runtime,
     answers: BTreeMap<PathBuf, (Stamp, Vec<String>)>,
-    /// Where the plugins of the files that were looked at may be.
+    /// The plugin directories of the scanned files.
     plugin_dirs: BTreeSet<PathBuf>,
 }
 
-/// By which a file is known to be the same one, unchanged.
+/// Identifies an unchanged file: device, inode, size and times.
 type Stamp = (u64, u64, u64, i64, i64);
 
-/// VERSION looks at nothing; a plugin that thinks longer is of no use.
+/// VERSION reads nothing; a plugin that takes longer is not usable.
 const VERSION_DEADLINE: Duration = Duration::from_secs(5);
-/// Reasons that a message repeats; the others are counted.
+/// How many reasons a message lists; the others are counted.
 const SHOWN_MAX: usize = 3;
-/// Directories with plugins of a network's own that are watched.
+/// How many directories with plugins of networks are watched.
 const SUBDIRS_MAX: usize = 64;
 
 // === impl Surveyor ===
@@ -112,7 +112,7 @@ impl Surveyor {
         Self { dir, runtime, answers: BTreeMap::new(), plugin_dirs }
     }
 
-    /// What a change in may change the answer.
+    /// The directories whose changes may change the result.
     pub(super) fn dirs(&self) -> Vec<PathBuf> {
         let mut dirs = vec![self.dir.path().to_owned()];
         let entries = std::fs::read_dir(self.dir.path()).into_iter().flatten().flatten();
@@ -121,8 +121,8 @@ impl Surveyor {
         dirs
     }
 
-    /// Reads every file; asks plugins until there is a network. The one in use is not asked about again: while its plugins are being
-    /// replaced it is still the network.
+    /// Reads every file; runs plugins until there is a network. The plugins of the network in use
+    /// are not run again: while they are being replaced it stays the network.
     pub(super) fn survey(&mut self, current: Option<&Found>) -> Survey {
         let dir = self.dir.path().to_owned();
         let paths = match self.dir.files() {
@@ -167,14 +167,14 @@ impl Surveyor {
     }
 }
 
-/// What the plugin says of its versions, or said while it was the same file.
+/// The plugin's versions, cached while its file is the same.
 fn versions(
     runtime: &Runtime,
     dirs: &[PathBuf],
     answers: &mut BTreeMap<PathBuf, (Stamp, Vec<String>)>,
     kind: &str,
 ) -> Result<Vec<String>, PluginError> {
-    // Without a file it may be a plugin of this program's own, which is asked at no cost.
+    // Without a file it may be a plugin of this program, which costs nothing to call.
     let Ok(path) = Runtime::find(dirs, kind) else { return runtime.versions_in(dirs, kind) };
     let stamp = path
         .metadata()

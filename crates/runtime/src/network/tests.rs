@@ -7,15 +7,15 @@ use tempfile::TempDir;
 use super::*;
 
 /// Far longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Nothing is found by polling.
-const DEAF: Pace = Pace {
+const WITHOUT_POLL: ScanTiming = ScanTiming {
     poll: Duration::from_secs(3600),
     settle: Duration::from_millis(1),
     settle_limit: Duration::from_millis(100),
 };
 
-/// A node whose plugins are shell scripts that tell their versions.
+/// A node whose plugins are shell scripts that print their versions.
 struct Lab {
     root: TempDir,
 }
@@ -32,20 +32,21 @@ impl Lab {
         self.root.path().join(name)
     }
 
-    /// Made beside its place and moved in: an executable that is being written cannot be executed.
+    /// Written beside its path and moved in: an executable that is open for writing cannot be
+    /// executed.
     fn plugin(&self, kind: &str, version: &str) {
         let text = format!(
-            "#!/bin/sh\necho asked >> {}\necho '{{\"cniVersion\":\"{version}\",\"supportedVersions\":[\"{version}\"]}}'\n",
-            self.path("asked").display()
+            "#!/bin/sh\necho runs >> {}\necho '{{\"cniVersion\":\"{version}\",\"supportedVersions\":[\"{version}\"]}}'\n",
+            self.path("runs").display()
         );
         fs::write(self.path("new"), text).unwrap();
         fs::set_permissions(self.path("new"), fs::Permissions::from_mode(0o755)).unwrap();
         fs::rename(self.path("new"), self.path("bin").join(kind)).unwrap();
     }
 
-    /// How often plugins were asked.
-    fn asked(&self) -> usize {
-        fs::read_to_string(self.path("asked")).unwrap_or_default().lines().count()
+    /// How many times plugins were run.
+    fn runs(&self) -> usize {
+        fs::read_to_string(self.path("runs")).unwrap_or_default().lines().count()
     }
 
     fn config(&self, file: &str, text: &str) {
@@ -61,7 +62,7 @@ impl Lab {
         );
     }
 
-    fn networks(&self, pace: Pace) -> Networks {
+    fn networks(&self, pace: ScanTiming) -> Networks {
         let runtime = Runtime::new(vec![self.path("bin")], self.path("cache"));
         Networks::watch_at(ConfigDir::new(self.path("etc/net.d")), runtime, pace).unwrap()
     }
@@ -76,10 +77,10 @@ fn whys(networks: &Networks) -> Vec<Why> {
 }
 
 #[test]
-fn what_is_missing_is_told_apart() {
+fn each_missing_part_has_its_own_reason() {
     // cni-runtime.md section 3.4
     let lab = Lab::new();
-    let networks = lab.networks(DEAF);
+    let networks = lab.networks(WITHOUT_POLL);
     assert!(matches!(networks.current(), Err(Unready::Empty { .. })));
     assert!(name(&networks).starts_with("no network configuration in /"), "{}", name(&networks));
     lab.config("10-a.conf", r#"{"cniVersion":"1.0.0","name":"n"}"#);
@@ -90,7 +91,7 @@ fn what_is_missing_is_told_apart() {
     lab.list("15-f.conflist", "n", "absent");
     lab.config("16-g.conflist", r#"{"cniVersion":"0.3.1","name":"n","plugins":[{"type":"a"}]}"#);
     fs::create_dir(lab.path("etc/net.d/17-h.conflist")).unwrap();
-    let networks = lab.networks(DEAF);
+    let networks = lab.networks(WITHOUT_POLL);
     let whys = whys(&networks);
     assert_eq!(whys[..4], [Why::NoType, Why::IsList, Why::NoPlugins, Why::NoPlugins]);
     assert!(
@@ -114,26 +115,26 @@ fn bad_files_are_skipped_and_the_first_good_one_is_the_network() {
     lab.list("30-c.conflist", "c", "a");
     lab.config("40-d.conflist.bak", "{");
     lab.config("50-e.conf", "7");
-    let networks = lab.networks(DEAF);
+    let networks = lab.networks(WITHOUT_POLL);
     assert_eq!((name(&networks).as_str(), networks.skipped().len(), networks.changed()), ("b", 2, 1));
     assert_eq!(networks.file(), Some(lab.path("etc/net.d/20-b.json")));
 }
 
 #[test]
-fn a_network_stays_in_use_when_its_file_and_its_directory_go_and_is_replaced_when_they_return() {
-    // The last good configuration is kept, and the watch is set up again.
+fn a_network_stays_in_use_while_its_file_and_directory_are_missing() {
+    // The last valid network is kept; the watch is armed again.
     let lab = Lab::new();
-    let networks = lab.networks(DEAF);
+    let networks = lab.networks(WITHOUT_POLL);
     lab.list("10-a.conflist", "first", "a");
-    eventually(PATIENCE, || name(&networks) == "first");
+    eventually(TIMEOUT, || name(&networks) == "first");
     lab.config("10-a.conflist", "{ half a fi");
-    eventually(PATIENCE, || networks.problem().is_some_and(|it| matches!(it, Unready::NothingValid { .. })));
+    eventually(TIMEOUT, || networks.problem().is_some_and(|it| matches!(it, Unready::NothingValid { .. })));
     assert_eq!(name(&networks), "first");
     fs::remove_dir_all(lab.path("etc")).unwrap();
-    eventually(PATIENCE, || networks.problem().is_some_and(|it| matches!(it, Unready::Empty { .. })));
+    eventually(TIMEOUT, || networks.problem().is_some_and(|it| matches!(it, Unready::Empty { .. })));
     assert_eq!((name(&networks).as_str(), networks.changed()), ("first", 1));
     lab.list("10-a.conflist", "second", "a");
-    eventually(PATIENCE, || name(&networks) == "second");
+    eventually(TIMEOUT, || name(&networks) == "second");
     assert_eq!((networks.problem(), networks.changed()), (None, 2));
 }
 
@@ -142,16 +143,16 @@ fn a_link_a_file_moved_in_and_a_plugin_of_the_networks_own_are_noticed() {
     // cni-runtime.md section 0 item 7, section 6.2 items 31 and 41
     let lab = Lab::new();
     fs::create_dir_all(lab.path("etc/net.d")).unwrap();
-    let networks = lab.networks(DEAF);
+    let networks = lab.networks(WITHOUT_POLL);
     lab.list("../outside", "linked", "a");
     symlink(lab.path("etc/outside"), lab.path("etc/net.d/50-link.conflist")).unwrap();
-    eventually(PATIENCE, || name(&networks) == "linked");
+    eventually(TIMEOUT, || name(&networks) == "linked");
     lab.list("../moved", "moved", "a");
     fs::rename(lab.path("etc/moved"), lab.path("etc/net.d/40-moved.conflist")).unwrap();
-    eventually(PATIENCE, || name(&networks) == "moved");
+    eventually(TIMEOUT, || name(&networks) == "moved");
     let before = networks.changed();
     lab.config("moved/10-more.conf", r#"{"type":"a"}"#);
-    eventually(PATIENCE, || networks.current().unwrap().plugins.len() == 2);
+    eventually(TIMEOUT, || networks.current().unwrap().plugins.len() == 2);
     assert!(networks.changed() > before);
 }
 
@@ -161,19 +162,19 @@ fn a_missing_plugin_makes_its_network_wait_until_it_is_there() {
     let lab = Lab::new();
     lab.list("10-a.conflist", "wanted", "later");
     lab.list("20-b.conflist", "meanwhile", "a");
-    let networks = lab.networks(DEAF);
+    let networks = lab.networks(WITHOUT_POLL);
     assert_eq!(name(&networks), "meanwhile");
     lab.plugin("later", "1.0.0");
-    eventually(PATIENCE, || name(&networks) == "wanted");
-    // Its plugin is being replaced: that is no reason to give the next pod to another network.
+    eventually(TIMEOUT, || name(&networks) == "wanted");
+    // Its plugin is being replaced: that is no reason to attach the next pod to another network.
     fs::remove_file(lab.path("bin/later")).unwrap();
     lab.config("30-c.conflist", "{");
-    eventually(PATIENCE, || networks.skipped().len() == 1);
+    eventually(TIMEOUT, || networks.skipped().len() == 1);
     assert_eq!(name(&networks), "wanted");
 }
 
 #[test]
-fn a_plugin_is_asked_for_its_versions_once_while_it_is_the_same_file() {
+fn a_plugins_versions_are_cached_while_its_file_is_the_same() {
     let lab = Lab::new();
     lab.config("10-a.conflist", r#"{"cniVersion":"0.4.0","name":"n","plugins":[{"type":"a"}]}"#);
     let runtime = Runtime::new(vec![lab.path("bin")], lab.path("cache"));
@@ -181,30 +182,30 @@ fn a_plugin_is_asked_for_its_versions_once_while_it_is_the_same_file() {
     for _ in 0..3 {
         assert_eq!(surveyor.survey(None).skipped.len(), 1);
     }
-    assert_eq!(lab.asked(), 1);
+    assert_eq!(lab.runs(), 1);
     lab.plugin("a", "0.4.0");
     assert!(surveyor.survey(None).found.is_ok());
-    assert_eq!(lab.asked(), 2);
+    assert_eq!(lab.runs(), 2);
 }
 
 #[test]
-fn the_first_look_is_one() {
+fn the_first_scan_completes_before_watch_returns() {
     let lab = Lab::new();
-    // It does not say, and is asked again at each look.
+    // It prints no version, and is run again at each scan.
     lab.plugin("a", "");
     let mute = fs::read_to_string(lab.path("bin/a")).unwrap().replace("echo '{", "exit 3 '");
     fs::write(lab.path("bin/a"), mute).unwrap();
     lab.list("10-a.conflist", "n", "a");
-    let networks = lab.networks(DEAF);
+    let networks = lab.networks(WITHOUT_POLL);
     let shared = Arc::downgrade(&networks.shared);
     assert!(networks.current().is_err());
     drop(networks);
-    eventually(PATIENCE, || shared.strong_count() == 0);
-    assert_eq!(lab.asked(), 1);
+    eventually(TIMEOUT, || shared.strong_count() == 0);
+    assert_eq!(lab.runs(), 1);
 }
 
 #[test]
-fn a_watch_that_cannot_be_waited_on_is_no_end_of_the_watching() {
+fn a_broken_watch_falls_back_to_polling() {
     let broken = || Err(io::Error::from(io::ErrorKind::OutOfMemory));
     let never = || -> io::Result<bool> { panic!("the watch has an answer") };
     assert!(is_called(Some(Ok(Woken::Called)), never, Duration::ZERO));
@@ -216,27 +217,27 @@ fn a_watch_that_cannot_be_waited_on_is_no_end_of_the_watching() {
 }
 
 #[test]
-fn what_inotify_cannot_tell_is_found_by_the_poll() {
+fn changes_without_inotify_events_are_found_by_the_poll() {
     let lab = Lab::new();
     lab.list("../outside", "before", "a");
     fs::create_dir_all(lab.path("etc/net.d")).unwrap();
     symlink(lab.path("etc/outside"), lab.path("etc/net.d/10-link.conflist")).unwrap();
-    let networks = lab.networks(Pace { poll: Duration::from_millis(20), ..DEAF });
+    let networks = lab.networks(ScanTiming { poll: Duration::from_millis(20), ..WITHOUT_POLL });
     assert_eq!(name(&networks), "before");
-    // The link's target is in a directory that nobody watches.
+    // The link's target is in a directory that is not watched.
     lab.list("../outside", "after", "a");
-    eventually(PATIENCE, || name(&networks) == "after");
+    eventually(TIMEOUT, || name(&networks) == "after");
 }
 
 #[test]
 fn the_thread_ends_with_the_last_clone() {
     let lab = Lab::new();
-    let networks = lab.networks(DEAF);
+    let networks = lab.networks(WITHOUT_POLL);
     let shared = Arc::downgrade(&networks.shared);
     let clone = networks.clone();
     drop(networks);
     lab.list("10-a.conflist", "n", "a");
-    eventually(PATIENCE, || name(&clone) == "n");
+    eventually(TIMEOUT, || name(&clone) == "n");
     drop(clone);
-    eventually(PATIENCE, || shared.strong_count() == 0);
+    eventually(TIMEOUT, || shared.strong_count() == 0);
 }

@@ -1,5 +1,5 @@
-//! cni-runtime.md appendix A.1, the worked chain, with the plugins, the names and the addresses that it has: what each plugin reads, and what the kernel
-//! then has.
+//! cni-runtime.md appendix A.1, the worked chain, with its plugins, names and addresses: each
+//! plugin's input, and the resulting kernel state.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::Lab;
 use crate::node::{files, held, ip_inside, links, nat_rules, on_a_node, parse, pod};
 
-/// What cnitool makes of `/run/netns/rt-p`, of which come the names in cni-runtime.md appendix A.1.
+/// cnitool's ID for `/run/netns/rt-p`, from which the names in A.1 are derived.
 const ID: &str = "cnitool-d5dd601c71ce953d5e81";
 const CHAIN: &str = "CNI-DN-d4c47dfc8187c5218adb2";
 const IFB: &str = "bwpd4c47dfc8187";
@@ -32,7 +32,7 @@ fn demo() -> Attachment {
     attachment
 }
 
-/// The request for a plugin: its object in the conflist, and what the runtime adds.
+/// The request for a plugin: its object in the conflist, and the runtime's members.
 fn request(kind: &str, attachment: &Attachment, previous: Option<&Value>) -> Value {
     let list: Value = serde_json::from_str(CONFLIST).unwrap();
     let mut object =
@@ -96,7 +96,7 @@ fn the_kernel_has_what_a1_has(result: &CniResult) {
     assert_eq!(somaxconn, "500\n");
 }
 
-/// Steps 1 to 4: who reads what.
+/// Steps 1 to 4: each plugin's input.
 fn each_plugin_reads_what_a1_says(lab: &Lab, attachment: &Attachment, result: &CniResult) {
     assert_eq!(lab.calls(), ["ADD bridge", "ADD host-local", "ADD portmap", "ADD tuning", "ADD bandwidth"]);
     let log = fs::read_to_string(lab.path("log")).unwrap();
@@ -153,7 +153,7 @@ fn the_worked_chain_reads_writes_and_leaves_what_it_should() {
             for kind in ["bandwidth", "tuning", "portmap", "bridge"] {
                 assert_eq!(lab.stdin(kind, "DEL"), request(kind, &attachment, previous), "{kind}");
             }
-            // cni-runtime.md section 6.2 item 60: what is named after the container is gone, what all share stays.
+            // Row 60: objects that are named after the container are gone, shared ones stay.
             assert_eq!(links(), ["br-demo"]);
             assert_eq!(nat_rules("CNI-DN-"), [""; 0]);
             assert!(!nat_rules("CNI-HOSTPORT-DNAT").is_empty());

@@ -1,4 +1,5 @@
-//! DEL by the configuration that the cache has, whatever became of the file (cni-runtime.md section 0 items 12 and 15, and appendix A.5).
+//! DEL by the configuration in the cache, whatever happened to the file (cni-runtime.md section 0
+//! items 12 and 15, and appendix A.5).
 
 use std::fs;
 
@@ -59,7 +60,7 @@ fn a_container_is_detached_from_networks_that_have_another_name_by_now() {
 }
 
 #[test]
-fn an_entry_that_cannot_be_read_is_not_taken_for_none() {
+fn an_unreadable_entry_is_an_error() {
     let lab = Lab::new();
     lab.adder("a");
     lab.runtime.add(&chain(Version::V1_0_0, &["a"]), &attachment()).unwrap();
@@ -67,8 +68,8 @@ fn an_entry_that_cannot_be_read_is_not_taken_for_none() {
     let detached = lab.runtime.del_cached(&attachment().container_id).unwrap();
     assert!(detached.entries.is_empty());
     assert_eq!(detached.unreadable, [lab.cache_file()]);
-    let nobody = lab.runtime.del_cached(&"c2".parse().unwrap()).unwrap();
-    assert!(nobody.entries.is_empty() && nobody.unreadable.is_empty());
+    let unknown = lab.runtime.del_cached(&"c2".parse().unwrap()).unwrap();
+    assert!(unknown.entries.is_empty() && unknown.unreadable.is_empty());
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The corpora of `tests/corpus`, replayed with changes by chance: what runtimes and plugins of others have written, and what broke something once.
+//! The corpora of `tests/corpus`, replayed with random changes: files of other runtimes and
+//! plugins, and inputs that once broke something.
 
 use std::path::Path;
 
@@ -6,7 +7,8 @@ use russet_testkit::replay;
 
 use crate::targets;
 
-/// Of the corpus, which is what others have written, most can be read; and of what is made of it enough to get past the first brace.
+/// Most inputs of the corpus, which other programs have written, can be read; of the changed ones,
+/// enough pass the first brace.
 fn replayed(name: &str, target: impl Fn(&[u8]) -> bool) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(name);
     let replayed = replay(&corpus, target);

@@ -1,5 +1,5 @@
-//! Chains of Debian's Go plugins, as users have them, driven by our runtime: they come, are checked, and go without a trace (cni-runtime.md sections 5
-//! and 5.2).
+//! Chains of Debian's Go plugins, as users have them, run by our runtime: they attach, pass CHECK,
+//! and detach without a trace (cni-runtime.md sections 5 and 5.2).
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::node::{files, held, ip_inside, links, nat_rules, on_a_node, parse, pod};
 
-/// Every plugin that the chains here have.
+/// Every plugin of the chains here.
 const KINDS: [&str; 8] =
     ["bridge", "host-local", "portmap", "tuning", "bandwidth", "firewall", "loopback", "macvlan"];
 
@@ -36,7 +36,7 @@ fn bandwidth() -> Value {
     json!({"type": "bandwidth", "capabilities": {"bandwidth": true}})
 }
 
-/// A pod that wants whatever a chain can do.
+/// A pod that uses every feature of a chain.
 fn demanding(container_id: &str, netns: &str) -> Attachment {
     let mut attachment = pod(container_id, netns);
     let wanted = json!({
@@ -49,7 +49,7 @@ fn demanding(container_id: &str, netns: &str) -> Attachment {
     attachment
 }
 
-/// What is named after a container, or is one's alone.
+/// Objects that are named after a container, or belong to one only.
 fn left() -> Vec<String> {
     let mut left = links();
     left.retain(|name| !["br0", "up0", "up1"].contains(&name.as_str()));
@@ -64,8 +64,9 @@ fn left() -> Vec<String> {
     left
 }
 
-/// The chains of cni-runtime.md section 5.2, and those of their plugins that are in none; each with whether all of its plugins can CHECK a pod. Without masquerading
-/// where the namespace goes first: Debian's bridge then forgets its rules.
+/// The chains of section 5.2, and their other plugins; each with whether all of its plugins support
+/// CHECK. Without masquerading where the namespace is deleted first: Debian's bridge then forgets
+/// its rules.
 fn chains(netns_goes: bool) -> Vec<(&'static str, Value, bool)> {
     let bridge = |subnets: &[&str]| {
         let mut plugin = bridge(subnets);
@@ -119,11 +120,11 @@ fn come_and_go(runtime: &Runtime, what: &str, conflist: &Value, checked: bool, n
     if !netns_goes {
         run("ip", &["netns", "del", "n1"]);
     }
-    // The kernel takes a namespace's interfaces down after the namespace.
+    // The kernel deletes a namespace's interfaces after the namespace.
     eventually(std::time::Duration::from_secs(30), || links().iter().all(|name| !name.starts_with("veth")));
     let mut left = left();
     if netns_goes {
-        // Debian's tuning forgets its backup only inside of the namespace.
+        // Debian's tuning removes its backup only inside of the namespace.
         left.retain(|it| it != "c1_eth0.json");
         let _ = fs::remove_file("/run/cni/tuning/c1_eth0.json");
     }
@@ -132,7 +133,7 @@ fn come_and_go(runtime: &Runtime, what: &str, conflist: &Value, checked: bool, n
 
 #[test]
 #[ignore = "kernel: bridge, veth, macvlan, ifb, tbf, iptables; root; tool: the Go plugins, ip, iptables-save"]
-fn chains_of_debians_plugins_come_are_checked_and_go_without_a_trace() {
+fn chains_of_debians_plugins_attach_pass_check_and_detach_without_a_trace() {
     // cni-runtime.md section 6.2 items 21, 22 and 60
     on_a_node(&KINDS, |lab| {
         run("ip", &["link", "add", "up0", "type", "veth", "peer", "name", "up1"]);
@@ -154,7 +155,7 @@ fn chains_of_debians_plugins_come_are_checked_and_go_without_a_trace() {
 
 #[test]
 #[ignore = "kernel: bridge, veth; root; tool: the Go plugins, ip"]
-fn check_tells_of_another_mac_and_another_sysctl_with_both_values() {
+fn check_reports_a_changed_mac_and_sysctl_with_both_values() {
     // cni-runtime.md section 6.2 item 33
     on_a_node(&KINDS, |lab| {
         let (runtime, attachment) = (lab.usual(), demanding("c1", "n1"));
@@ -174,7 +175,7 @@ fn check_tells_of_another_mac_and_another_sysctl_with_both_values() {
 
 #[test]
 #[ignore = "kernel: bridge, veth; root; tool: the Go plugins, ip"]
-fn what_debians_bridge_leaves_of_a_failed_add_the_next_del_takes_away() {
+fn the_next_del_removes_what_debians_bridge_leaves_of_a_failed_add() {
     // cni-runtime.md section 6.2 item 59
     on_a_node(&KINDS, |lab| {
         let (runtime, attachment) = (lab.usual(), demanding("c1", "n1"));

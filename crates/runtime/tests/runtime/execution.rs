@@ -12,10 +12,11 @@ use russet_runtime::{PluginError, RuntimeError};
 
 use crate::{Lab, attachment, chain};
 
-/// Far longer than anything here takes, and far shorter than the sleeps that must not be waited for.
+/// Far longer than anything here takes, and far shorter than the sleeps that must not be waited
+/// for.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Waits until the process is gone, or a zombie that nobody reaps.
+/// Waits until the process is gone, or an unreaped zombie.
 fn await_death(pid: &str) {
     let end = Instant::now() + SOON;
     let alive = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
@@ -48,7 +49,7 @@ fn failures_read_as_libcnis() {
 fn a_plugin_and_what_it_started_die_at_the_deadline() {
     // cni-runtime.md section 2.2
     let mut lab = Lab::new();
-    // Time enough to say who is to die.
+    // Enough time to write the child's pid.
     lab.runtime.plugin_deadline = Duration::from_secs(3);
     let pid_file = lab.path("pid");
     lab.plugin("slow", &format!("sleep 600 & echo $! > '{}'; wait", pid_file.display()));
@@ -85,7 +86,7 @@ fn endless_output_is_cut_off() {
 }
 
 #[test]
-fn much_is_said_both_ways_at_once() {
+fn large_input_and_output_do_not_deadlock() {
     let lab = Lab::new();
     let filler = "x".repeat(400_000);
     // It answers before it has read: neither side may wait for the other.

@@ -1,5 +1,6 @@
-//! Every fault of every plugin of a chain of three, in ADD and in DEL, before and after it has done its work: once the fault is gone, one DEL leaves
-//! nothing. The steps are counted, so that none is left out in silence.
+//! Every fault of every plugin of a chain of three, in ADD and in DEL, before and after its work:
+//! once the fault is removed, one DEL leaves nothing. The steps are counted, so that none is
+//! skipped silently.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,9 +20,10 @@ mod kernel;
 enum Fault {
     /// Its executable is not there.
     Missing,
-    /// It never ends, nor does what it has started, which has left its process group and holds its standard output.
+    /// It never ends, nor does its child, which has left its process group and holds its standard
+    /// output.
     Hanging,
-    /// It prints what is no JSON.
+    /// It prints text that is not JSON.
     Garbage,
     /// It prints two documents.
     Two,
@@ -29,7 +31,7 @@ enum Fault {
     Killed,
 }
 
-/// When it is.
+/// When the fault happens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Moment {
     /// Before it has done anything.
@@ -47,19 +49,20 @@ struct Step {
     moment: Moment,
 }
 
-/// A chain of three on a machine, and what it leaves there.
+/// A chain of three on a machine, and the leftovers there.
 struct Machine<'a> {
     lab: &'a Lab,
     list: ConfigList,
     kinds: [&'a str; 3],
     attachment: Attachment,
-    /// How long a plugin may take that does not hang, and one that does.
+    /// The deadlines for a plugin that does not hang, and for one that does.
     deadlines: [Duration; 2],
     /// Everything on the machine that belongs to attachments.
     left: &'a dyn Fn() -> Vec<String>,
 }
 
-/// A plugin that is as ill as the file `fault` says, and else does its work. `work` is what it does, `twice` what two documents are.
+/// A plugin with the fault in the file `fault`, which otherwise does its work. `work` is its work,
+/// `twice` its two documents.
 const FAULTY: &str = r#"
 set -- $(cat "$LAB/fault" 2>/dev/null)
 if [ "$1 $2" = "$CNI_COMMAND $KIND" ]; then
@@ -77,7 +80,7 @@ work"#;
 impl Fault {
     const ALL: [Self; 5] = [Self::Missing, Self::Hanging, Self::Garbage, Self::Two, Self::Killed];
 
-    /// What is said about it.
+    /// The expected words of the error.
     fn words(self) -> &'static str {
         match self {
             Self::Missing => "failed to find plugin",
@@ -107,7 +110,7 @@ impl Step {
 }
 
 impl Lab {
-    /// A plugin that can be made ill.
+    /// A plugin that can be made faulty.
     fn faulty(&self, kind: &str, work: &str) -> &Self {
         let lab = self.dir.path().display();
         self.plugin(kind, &format!("LAB='{lab}'; KIND={kind}\nwork() {{\n{work}\n}}\n{FAULTY}"))
@@ -115,7 +118,7 @@ impl Lab {
 }
 
 impl Machine<'_> {
-    /// The runtime, which waits shortly for a plugin that hangs.
+    /// The runtime, with a short deadline for a plugin that hangs.
     fn runtime(&self, fault: Fault) -> Runtime {
         let plugin_deadline = self.deadlines[usize::from(fault == Fault::Hanging)];
         Runtime { plugin_deadline, ..self.lab.runtime.clone() }
@@ -143,7 +146,8 @@ impl Machine<'_> {
         fs::remove_file(self.lab.path("fault")).unwrap();
     }
 
-    /// It is in a session of its own, so that the runtime cannot know it: nobody may have waited for it, and nobody else ends it.
+    /// It is in a session of its own, so that the runtime cannot find it: the runtime must not wait
+    /// for it, and the test ends it.
     fn end_sleeper(&self) {
         let path = self.lab.path("pid");
         let pid = eventually_some(Duration::from_secs(10), || fs::read_to_string(&path).ok());
@@ -151,7 +155,7 @@ impl Machine<'_> {
         fs::remove_file(path).unwrap();
     }
 
-    /// Does one step, and undoes it.
+    /// Executes one step, and undoes it.
     fn take(&self, step: Step) {
         let (runtime, list, attachment) = (self.runtime(step.fault), &self.list, &self.attachment);
         assert_eq!((self.left)(), Vec::<String>::new(), "before {step:?}");
@@ -176,7 +180,8 @@ impl Machine<'_> {
             self.others_were_called(step);
         }
         if step.fault == Fault::Missing {
-            // A second DEL while it is still missing fails again, and has undone what the others made all the same.
+            // A second DEL while it is still missing fails again, and has undone the others' work
+            // all the same.
             assert!(matches!(runtime.del(list, attachment), Err(RuntimeError::Plugin { .. })), "{step:?}");
             self.others_were_called(step);
         }
@@ -186,7 +191,7 @@ impl Machine<'_> {
         self.lab.runtime.del(list, attachment).unwrap_or_else(|error| panic!("{step:?}: twice: {error}"));
     }
 
-    /// In a DEL each plugin that is there is called, the last first.
+    /// In a DEL each existing plugin is called, the last first.
     fn others_were_called(&self, step: Step) {
         let called = self.kinds.iter().enumerate().rev();
         let called = called.filter(|(index, _)| step.fault != Fault::Missing || *index != step.plugin);
@@ -197,7 +202,7 @@ impl Machine<'_> {
         self.lab.forget_calls();
     }
 
-    /// Takes every step; how many there were.
+    /// Executes every step; returns how many there were.
     fn take_all(&self) -> usize {
         let steps = Step::all();
         steps.iter().for_each(|step| self.take(*step));
@@ -209,7 +214,7 @@ impl Machine<'_> {
 const STEPS: usize = 2 * 3 * (5 + 4);
 
 #[test]
-fn whatever_is_wrong_with_a_plugin_one_del_leaves_nothing_once_it_is_gone() {
+fn one_del_leaves_nothing_after_any_fault_of_a_plugin() {
     // cni-runtime.md section 0 item 12, section 2.2 and appendix A.5; 6.2 items 45 and 46 for the runtime
     let lab = Lab::new();
     let made = lab.path("made");

@@ -1,4 +1,4 @@
-//! Plugins whose work is done inside the runtime's process: what a process would have given must not be missed.
+//! Plugins that run inside the runtime's process: the behaviour is that of a process.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,16 +10,16 @@ use russet_runtime::{Call, InProcess};
 
 use crate::{Lab, attachment, chain};
 
-/// Does what the plugin's name says, and keeps what it was called with.
+/// Does the work that the plugin's name says, and records its calls.
 #[derive(Debug)]
-struct Ours {
+struct EmbeddedPlugins {
     calls: Mutex<Vec<Call>>,
-    /// `stuck` waits until the test has seen enough.
+    /// `stuck` waits for this.
     release: Mutex<Receiver<()>>,
     foreign: &'static str,
 }
 
-impl InProcess for Ours {
+impl InProcess for EmbeddedPlugins {
     fn stands_for(&self, kind: &str, found: Option<&Path>) -> bool {
         kind != self.foreign && found.is_none_or(|path| !path.ends_with("bin/script"))
     }
@@ -43,10 +43,14 @@ impl InProcess for Ours {
     }
 }
 
-/// A runtime with plugins of its own; what is sent releases `stuck`.
-fn lab() -> (Lab, Arc<Ours>, Sender<()>) {
+/// A runtime with plugins of its own; sending releases `stuck`.
+fn lab() -> (Lab, Arc<EmbeddedPlugins>, Sender<()>) {
     let (sender, receiver) = channel();
-    let ours = Arc::new(Ours { calls: Mutex::default(), release: Mutex::new(receiver), foreign: "foreign" });
+    let ours = Arc::new(EmbeddedPlugins {
+        calls: Mutex::default(),
+        release: Mutex::new(receiver),
+        foreign: "foreign",
+    });
     let mut lab = Lab::new();
     lab.runtime.in_process = Some(Arc::clone(&ours) as Arc<dyn InProcess>);
     (lab, ours, sender)
@@ -72,7 +76,7 @@ fn a_plugin_of_this_program_needs_no_file_and_others_are_executed() {
 }
 
 #[test]
-fn errors_and_exit_codes_mean_what_they_mean_of_a_process() {
+fn errors_and_exit_codes_are_handled_as_those_of_a_process() {
     // cni-runtime.md sections 1.9 and 2.2
     let (lab, ..) = lab();
     let message = |kind: &str| lab.message(&chain(Version::V1_0_0, &[kind]));
@@ -89,7 +93,7 @@ fn del_goes_on_past_a_failure_inside_the_process() {
 }
 
 #[test]
-fn a_plugin_that_does_not_come_back_is_waited_for_until_its_deadline() {
+fn a_hanging_plugin_is_waited_for_until_its_deadline() {
     // cni-runtime.md section 2.2
     let (mut lab, ours, release) = lab();
     lab.runtime.plugin_deadline = Duration::from_millis(20);

@@ -1,4 +1,5 @@
-//! The runtime with plugins that are shell scripts: what they were asked, and what became of their answers.
+//! The runtime with plugins that are shell scripts: their requests, and the handling of their
+//! answers.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic like the test")]
 
@@ -45,7 +46,7 @@ impl Lab {
         self.dir.path().join(name)
     }
 
-    /// A plugin that notes how it was called and keeps its stdin, then does `body`.
+    /// A plugin that records its call and its stdin, then runs `body`.
     fn plugin(&self, kind: &str, body: &str) -> &Self {
         let lab = self.dir.path().display();
         let script = format!(
@@ -58,7 +59,7 @@ impl Lab {
         self
     }
 
-    /// A plugin that adds an interface called after itself.
+    /// A plugin that adds an interface with its own name.
     fn adder(&self, kind: &str) -> &Self {
         let result = format!(
             r#"{{"interfaces":[{{"name":"{kind}"}}],"ips":[{{"address":"10.0.0.2/24","interface":0}}]}}"#

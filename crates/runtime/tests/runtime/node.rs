@@ -1,4 +1,5 @@
-//! A node for Debian's Go plugins: namespaces of its own, fresh `/run` and `/var/lib`, and every plugin behind a recorder.
+//! A node for Debian's Go plugins: namespaces of its own, fresh `/run` and `/var/lib`, and a
+//! recorder around every plugin.
 
 use std::fs;
 
@@ -9,10 +10,11 @@ use serde_json::Value;
 
 use crate::Lab;
 
-/// Runs `body` on a node with these plugins: executables that note how they are called and then are Debian's.
+/// Runs `body` on a node with these plugins: executables that record their calls and then execute
+/// Debian's.
 pub fn on_a_node(kinds: &[&str], body: impl FnOnce(&Lab) + Send) {
     in_netns_with_loopback(|| {
-        // Before the directories of the host are hidden, for it is there that the test's own is.
+        // Before the host's directories are hidden, since the test's own is among them.
         let lab = Lab::new();
         for dir in ["/run", "/var/lib"] {
             run("mount", &["-t", "tmpfs", "tmpfs", dir]);
@@ -31,13 +33,13 @@ impl Lab {
         self.plugin(kind, &format!("exec {}", self.debians(kind)));
     }
 
-    /// The command that is one of Debian's plugins, with the standard input that was recorded.
+    /// The command that runs one of Debian's plugins with the recorded standard input.
     pub fn debians(&self, kind: &str) -> String {
         let input = self.path(kind);
         format!("'{}' < '{}.'$CNI_COMMAND", require_cni_plugin(kind).display(), input.display())
     }
 
-    /// The runtime with the cache where libcni has it.
+    /// The runtime with libcni's default cache directory.
     pub fn usual(&self) -> Runtime {
         Runtime { cache_dir: "/var/lib/cni".into(), ..self.runtime.clone() }
     }
@@ -60,12 +62,12 @@ pub fn links() -> Vec<String> {
     names.filter(|name| name != "lo").collect()
 }
 
-/// What `ip` tells inside of a namespace.
+/// The output of `ip` inside of a namespace.
 pub fn ip_inside(netns: &str, args: &[&str]) -> Value {
     ip_json(&[&["-n", netns], args].concat())
 }
 
-/// The files of a directory, sorted; none where there is no directory.
+/// The files of a directory, sorted; empty if it does not exist.
 pub fn files(dir: &str) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(dir)
         .into_iter()
@@ -83,7 +85,7 @@ pub fn held(network: &str) -> Vec<String> {
     names
 }
 
-/// The rules of iptables' nat table that hold `text`.
+/// The rules of iptables' nat table that contain `text`.
 pub fn nat_rules(text: &str) -> Vec<String> {
     let rules = run("iptables-save", &["-t", "nat"]);
     rules.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()

@@ -1,4 +1,5 @@
-//! The same runtime over the reference plugins that distributions ship: they are the oracle for our requests.
+//! The same runtime over the reference plugins of distributions: they are the oracle for our
+//! requests.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +10,7 @@ use russet_testkit::{in_new_netns, run};
 
 use crate::list;
 
-/// Where Debian's containernetworking-plugins are.
+/// The directory of Debian's containernetworking-plugins.
 const PLUGINS: &str = "/usr/lib/cni";
 
 /// A process in a network namespace of its own: the container.
@@ -18,7 +19,7 @@ struct Container(Child);
 impl Container {
     fn start() -> Self {
         let mut command = Command::new("unshare");
-        // The line says that the namespace exists; cat then waits until we are gone.
+        // The line says that the namespace exists; cat then waits until the test has ended.
         command.args(["-n", "sh", "-c", "echo up; exec cat"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();

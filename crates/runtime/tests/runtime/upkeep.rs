@@ -128,7 +128,7 @@ fn status_stops_at_the_first_plugin_that_is_not_ready() {
     assert_eq!(lab.calls(), ["STATUS down"]);
     lab.forget_calls();
     lab.runtime.status(&chain(Version::V1_0_0, &["down"])).unwrap();
-    assert!(lab.calls().is_empty(), "before 1.1.0 there is nobody to ask");
+    assert!(lab.calls().is_empty(), "before 1.1.0 plugins have no STATUS");
 }
 
 #[test]

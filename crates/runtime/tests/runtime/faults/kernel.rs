@@ -1,5 +1,5 @@
-//! The same steps with Debian's plugins, and what may happen around a chain: the disk of the cache is full, the configuration is another one, the
-//! namespace is no namespace any more.
+//! The same steps with Debian's plugins, and faults around a chain: the disk of the cache is full,
+//! the configuration has changed, the namespace is gone.
 
 use std::fs;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const CONFLIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[
  {"type":"portmap","capabilities":{"portMappings":true}},
  {"type":"bandwidth","capabilities":{"bandwidth":true}}]}"#;
 
-/// A pod of which each of the three plugins makes something.
+/// A pod for which each of the three plugins makes something.
 fn demanding(container_id: &str) -> Attachment {
     let mut attachment = pod(container_id, container_id);
     let mapping = json!([{"hostPort": 18081, "containerPort": 80, "protocol": "tcp"}]);
@@ -29,7 +29,7 @@ fn demanding(container_id: &str) -> Attachment {
     attachment
 }
 
-/// What belongs to attachments: addresses, interfaces, rules and entries of this cache.
+/// Objects of attachments: addresses, interfaces, rules and entries of this cache.
 fn left_with(cache: &str) -> Vec<String> {
     let mut left = links();
     left.retain(|name| name != "br0");
@@ -43,12 +43,12 @@ fn left() -> Vec<String> {
     left_with("/var/lib/cni")
 }
 
-/// How a namespace goes, and what its attachment is then told to be.
+/// How a namespace is removed, and the namespace's path in the DEL afterwards.
 type Going = fn(&mut Attachment);
 
 #[test]
 #[ignore = "kernel: bridge, veth, ifb, tbf, iptables; root; tool: the Go plugins, ip, iptables-save"]
-fn whatever_is_wrong_with_one_of_debians_plugins_one_del_leaves_nothing_once_it_is_gone() {
+fn one_del_leaves_nothing_after_any_fault_of_a_debian_plugin() {
     // cni-runtime.md section 0 item 12, section 2.2 and appendix A.5; 6.2 items 45 to 47 for the runtime
     on_a_node(&["host-local"], |lab| {
         for kind in KINDS {
@@ -69,7 +69,7 @@ fn whatever_is_wrong_with_one_of_debians_plugins_one_del_leaves_nothing_once_it_
 
 #[test]
 #[ignore = "kernel: bridge, veth, ifb, tbf, iptables, tmpfs; root; tool: the Go plugins, ip, iptables-save"]
-fn a_full_disk_undoes_the_add_and_an_empty_one_takes_the_next() {
+fn a_full_disk_undoes_the_add_and_a_freed_one_accepts_the_next() {
     // cni-runtime.md appendix A.5
     on_a_node(&[&KINDS[..], &["host-local"]].concat(), |lab| {
         fs::create_dir("/run/cache").unwrap();
@@ -91,7 +91,7 @@ fn a_full_disk_undoes_the_add_and_an_empty_one_takes_the_next() {
         fs::remove_file("/run/cache/ballast").unwrap();
         runtime.add(&list, &attachment).unwrap();
         assert_eq!((files("/run/cache/results"), held("net").len()), (vec!["net-c1-eth0".to_owned()], 1));
-        // A full disk does not keep anybody from going.
+        // A full disk does not prevent a DEL.
         fs::write("/run/cache/ballast", vec![1; 1 << 20]).unwrap_err();
         runtime.del(&list, &attachment).unwrap();
         assert_eq!(left_with("/run/cache"), [""; 0]);
@@ -100,7 +100,7 @@ fn a_full_disk_undoes_the_add_and_an_empty_one_takes_the_next() {
 
 #[test]
 #[ignore = "kernel: bridge, veth, ifb, tbf, iptables; root; tool: the Go plugins, ip, iptables-save"]
-fn a_network_that_was_renamed_meanwhile_is_left_as_it_was_joined() {
+fn a_renamed_network_is_detached_by_its_earlier_configuration() {
     // cni-runtime.md section 3.4, what containerd does instead; appendix A.5
     on_a_node(&[&KINDS[..], &["host-local"]].concat(), |lab| {
         let (runtime, attachment) = (lab.usual(), demanding("c1"));
@@ -133,7 +133,7 @@ fn a_network_that_was_renamed_meanwhile_is_left_as_it_was_joined() {
 
 #[test]
 #[ignore = "kernel: bridge, veth, ifb, tbf, iptables; root; tool: the Go plugins, ip, umount, iptables-save"]
-fn a_namespace_that_is_no_longer_mounted_is_left_behind_without_a_trace() {
+fn an_unmounted_namespace_is_detached_without_a_trace() {
     // cni-runtime.md section 6.2 item 22; section 7, kubernetes#57465 and cilium#40459
     on_a_node(&[&KINDS[..], &["host-local"]].concat(), |lab| {
         let (runtime, list) = (lab.usual(), parse(CONFLIST));
@@ -156,7 +156,8 @@ fn a_namespace_that_is_no_longer_mounted_is_left_behind_without_a_trace() {
             if what == "unnamed while it lives" {
                 run("ip", &["netns", "del", attachment.container_id.as_str()]);
             }
-            // Who is not told where the pod's end is leaves it to the kernel, which takes it with the namespace, some time.
+            // A plugin without the namespace leaves the pod's end to the kernel, which deletes it
+            // with the namespace, some time.
             let mut rest = left();
             rest.retain(|it| !it.starts_with("veth"));
             assert_eq!(rest, [""; 0], "{what}");
