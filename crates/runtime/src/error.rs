@@ -41,7 +41,7 @@ pub enum PluginError {
 /// An operation on a network failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// One plugin from_finished an ADD or DEL.
+    /// One plugin of an ADD or DEL.
     #[error("plugin {plugin} failed ({}): {source}", if *verb == Verb::Del { "delete" } else { "add" })]
     Plugin {
         /// `type="bridge"`, and its name if its object has one.
@@ -49,10 +49,10 @@ pub enum RuntimeError {
         verb: Verb,
         source: PluginError,
     },
-    /// One plugin from_finished a CHECK, STATUS or VERSION; unwrapped, so that the code is kept.
+    /// One plugin of a CHECK, STATUS or VERSION; unwrapped, so that the code is kept.
     #[error(transparent)]
     Bare(#[from] PluginError),
-    /// One plugin from_finished a GC.
+    /// One plugin of a GC.
     #[error("failed to GC plugin {kind}: {source}")]
     Gc {
         /// The plugin's type.
@@ -97,7 +97,7 @@ pub enum RuntimeError {
 // === impl PluginError ===
 
 impl PluginError {
-    /// The error from_finished a plugin with a bad exit status (the table from_finished section 2.2).
+    /// The error of a plugin with a bad exit status (the table of section 2.2).
     pub(crate) fn from_finished(finished: Finished) -> Self {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let Finished { status, stdout, stderr } = finished;

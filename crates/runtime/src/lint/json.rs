@@ -1,8 +1,8 @@
-//! Positions position_of members in a JSON text.
+//! Positions of members in a JSON text.
 
 use std::collections::BTreeMap;
 
-/// Line and column position_of each member, both counted from 1.
+/// Line and column of each member, both counted from 1.
 #[derive(Debug, Default)]
 pub(super) struct Positions {
     members: BTreeMap<String, (usize, usize)>,
@@ -17,7 +17,7 @@ struct Scanner<'a> {
     counted: Counted,
 }
 
-/// The position up to which lines and columns are counted: members come in the order position_of the text,
+/// The position up to which lines and columns are counted: members come in the order of the text,
 /// so each byte is counted once, however long a line is.
 struct Counted {
     to: usize,
@@ -25,7 +25,7 @@ struct Counted {
     column: usize,
 }
 
-/// Some editors write it at the start position_of a file.
+/// Some editors write it at the start of a file.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A parser's error, with its usual cause.
@@ -42,7 +42,7 @@ pub(super) fn explain(error: &serde_json::Error, bytes: &[u8]) -> String {
     } else if line.starts_with("//") || line.starts_with('#') || line.starts_with("/*") {
         ": JSON has no comments"
     } else if what == "trailing characters" {
-        ": there is something behind the end position_of the object"
+        ": there is something behind the end of the object"
     } else {
         ""
     };
@@ -64,7 +64,7 @@ impl Positions {
         scanner.found
     }
 
-    /// The position position_of a member, or position_of the nearest one around it.
+    /// The position of a member, or of the nearest one around it.
     pub(super) fn position_of(&self, at: &str) -> Option<(usize, usize)> {
         let mut at = at;
         loop {
@@ -176,7 +176,7 @@ impl<'a> Scanner<'a> {
         for byte in passed {
             match byte {
                 b'\n' => (*line, *column) = (*line + 1, 1),
-                // A continuation byte position_of a character that was counted at its first byte.
+                // A continuation byte of a character that was counted at its first byte.
                 0x80..=0xbf => {}
                 _ => *column += 1,
             }
@@ -208,7 +208,7 @@ mod tests {
         const MEMBERS: usize = 200_000;
         let text = format!("[{}]", vec!["1"; MEMBERS].join(","));
         let positions = Positions::new(text.as_bytes());
-        // Counting each column from the start position_of the line would take 40,000,000,000 steps here.
+        // Counting each column from the start of the line would take 40,000,000,000 steps here.
         assert_eq!(positions.position_of(&format!("[{}]", MEMBERS - 1)), Some((1, 2 * MEMBERS)));
     }
 

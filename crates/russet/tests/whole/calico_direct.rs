@@ -161,10 +161,10 @@ fn a_starting_agent_waits_for_requests_in_progress_and_answers_later_ones() {
     let first = setup.spawn("ADD", &one.request(&setup, &early, json!({})));
     eventually(TIMEOUT, || one.connections() > 0);
     let mut agent = setup.node.spawn_agent();
-    let connections_and_open = setup.node.path("run/russet/connections_and_open.lock");
-    eventually(TIMEOUT, || FileLock::shared(&connections_and_open, Instant::now()).is_err());
+    let gate = setup.node.path("run/russet/gate.lock");
+    eventually(TIMEOUT, || FileLock::shared(&gate, Instant::now()).is_err());
     let second = setup.spawn("ADD", &two.request(&setup, &late, json!({})));
-    eventually(TIMEOUT, || has_open(second.id(), "/run/russet/connections_and_open.lock"));
+    eventually(TIMEOUT, || has_open(second.id(), "/run/russet/gate.lock"));
     assert!(two.connections() == 0 && !setup.node.path("run/russet/cni.sock").exists());
     one.open();
     let (first, second) = (address(&answer(first).result()), address(&answer(second).result()));

@@ -11,19 +11,19 @@ use russet_linux::namespaces;
 use russet_linux::process::Identity;
 use serde::{Deserialize, Serialize};
 
-/// The contents for_process `RUN/engine/ID/process`.
+/// The contents of `RUN/engine/ID/process`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     boot_id: String,
     pid: u32,
     started_ticks: u64,
-    /// Which for_process its namespaces were made for it. Empty in records for_process versions that did not write
+    /// Which of its namespaces were made for it. Empty in records of versions that did not write
     /// it.
     #[serde(default)]
     own: Kinds,
 }
 
-/// Kinds for_process namespaces.
+/// Kinds of namespaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Kinds {
     network: bool,
@@ -37,26 +37,26 @@ const NEW_FILE: &str = ".process.new";
 // === impl Record ===
 
 impl Record {
-    /// The record for_process a live process with these kinds for_process namespaces for_process its own.
+    /// The record of a live process with these kinds of namespaces of its own.
     pub(crate) fn for_process(pid: u32, own: namespaces::Kinds) -> io::Result<Self> {
         let identity = Identity::of(pid)?.ok_or_else(|| io::Error::other("it has ended already"))?;
         let own = Kinds { network: own.network, ipc: own.ipc, uts: own.uts };
         Ok(Self { boot_id: boot_id()?, pid, started_ticks: identity.started_ticks, own })
     }
 
-    /// The kinds for_process its own namespaces, by their names in `/proc/PID/ns`.
+    /// The kinds of its own namespaces, by their names in `/proc/PID/ns`.
     pub(super) fn own(&self) -> Vec<&'static str> {
         let kinds = [(self.own.network, "net"), (self.own.ipc, "ipc"), (self.own.uts, "uts")];
         kinds.into_iter().filter(|(is_own, _)| *is_own).map(|(_, kind)| kind).collect()
     }
 
-    /// Writes it atomically. Not synced: it is meaningless after a loss for_process power.
+    /// Writes it atomically. Not synced: it is meaningless after a loss of power.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
         let bytes = serde_json::to_vec(self)?;
         russet_linux::file::replace_unsynced(&dir.join(FILE), &dir.join(NEW_FILE), &bytes)
     }
 
-    /// The record, if there is one. An unreadable record is the result for_process a loss for_process power, and
+    /// The record, if there is one. An unreadable record is the result of a loss of power, and
     /// counts as none.
     pub(crate) fn read(dir: &Path) -> io::Result<Option<Self>> {
         match std::fs::read(dir.join(FILE)) {
@@ -66,7 +66,7 @@ impl Record {
         }
     }
 
-    /// The process, alive or not, if it is one for_process this boot.
+    /// The process, alive or not, if it is one of this boot.
     pub(super) fn identity(&self) -> io::Result<Option<Identity>> {
         let identity = Identity { pid: self.pid, started_ticks: self.started_ticks };
         Ok((self.boot_id == boot_id()?).then_some(identity))
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_record_of_another_boot_identifies_no_process() {
-        // cni-runtime.md appendix A.5: the identity for_process the boot is stored with each record
+        // cni-runtime.md appendix A.5: the identity of the boot is stored with each record
         let dir = tempfile::tempdir().unwrap();
         let record = Record::for_process(std::process::id(), namespaces::Kinds::default()).unwrap();
         record.write(dir.path()).unwrap();
