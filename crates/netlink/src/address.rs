@@ -12,18 +12,18 @@ use crate::kernel::*;
 use crate::socket::Socket;
 use crate::wire::{Message, MessageBuilder, array};
 
-/// An address of a link, as it is asked for and as a dump shows it.
+/// An address of a link, as written and as read back.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// Which link.
+    /// The index of the link.
     pub ifindex: u32,
     /// The address, host bits included, and the length of its prefix.
     pub net: IpNet,
-    /// The address at the other end, when it is a point-to-point one.
+    /// The address of the other end of a point-to-point link.
     pub peer: Option<IpAddr>,
     /// The broadcast address.
     pub broadcast: Option<Ipv4Addr>,
-    /// How far the address is good for.
+    /// How far the address is valid.
     pub scope: Scope,
     /// `IFA_F_*`.
     pub flags: AddressFlags,
@@ -36,7 +36,7 @@ pub struct AddressFlags(pub u32);
 /// `RT_SCOPE_*`: how far away something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Scope {
-    /// Anywhere (`global` in `ip`'s words).
+    /// Anywhere (`global` in the output of `ip`).
     #[default]
     Universe,
     /// Inside the site.
@@ -54,7 +54,8 @@ pub enum Scope {
 // === impl Address ===
 
 impl Address {
-    /// A global address; an IPv6 one does without duplicate detection, which costs a second and more.
+    /// A global address. IPv6 addresses skip duplicate address detection, which takes a second or
+    /// more.
     pub fn new(ifindex: u32, net: IpNet) -> Self {
         let flags = match net {
             IpNet::V4(_) => AddressFlags::default(),
@@ -63,7 +64,7 @@ impl Address {
         Self { ifindex, net, peer: None, broadcast: None, scope: Scope::Universe, flags }
     }
 
-    /// Reads `RTM_NEWADDR` and `RTM_DELADDR`; none when it is something else.
+    /// Decodes `RTM_NEWADDR` and `RTM_DELADDR`; `None` for other messages.
     pub fn decode(message: &Message<'_>) -> Option<Self> {
         if !matches!(message.kind, RTM_NEWADDR | RTM_DELADDR) {
             return None;
@@ -113,17 +114,17 @@ impl Address {
 // === impl AddressFlags ===
 
 impl AddressFlags {
-    /// An IPv6 address made for a while only, for privacy; of IPv4 the same bit says that it is not the link's first one.
+    /// A temporary IPv6 privacy address; for IPv4 the same bit marks a secondary address.
     pub const TEMPORARY: Self = Self(0x01);
     /// No duplicate address detection.
     pub const NODAD: Self = Self(0x02);
     /// Duplicate address detection found a duplicate.
     pub const DADFAILED: Self = Self(0x08);
-    /// Not to be used for new connections.
+    /// Deprecated: not used for new connections.
     pub const DEPRECATED: Self = Self(0x20);
-    /// Duplicate address detection is under way.
+    /// Duplicate address detection is in progress.
     pub const TENTATIVE: Self = Self(0x40);
-    /// Without a lifetime; the kernel sets it.
+    /// Unlimited lifetime; the kernel sets this flag.
     pub const PERMANENT: Self = Self(0x80);
     /// The kernel adds no route for the prefix.
     pub const NOPREFIXROUTE: Self = Self(0x200);
@@ -155,7 +156,7 @@ impl Scope {
         }
     }
 
-    /// The scope with a number (`RT_SCOPE_*`).
+    /// The scope with this number (`RT_SCOPE_*`).
     pub const fn of(number: u8) -> Self {
         match number {
             0 => Scope::Universe,
@@ -172,17 +173,17 @@ impl Scope {
 
 /// Addresses.
 impl Batch {
-    /// Adds an address; EEXIST when the link has it.
+    /// Adds an address; EEXIST if the link has it.
     pub fn add_address(&mut self, address: &Address) -> &mut Self {
         self.push(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, |message| address.encode(message))
     }
 
-    /// Adds an address, or changes the flags of the one that is there.
+    /// Adds an address, or changes the flags of an existing one.
     pub fn replace_address(&mut self, address: &Address) -> &mut Self {
         self.push(RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE, |message| address.encode(message))
     }
 
-    /// Deletes an address; EADDRNOTAVAIL without it.
+    /// Deletes an address; EADDRNOTAVAIL if it does not exist.
     pub fn delete_address(&mut self, address: &Address) -> &mut Self {
         self.push(RTM_DELADDR, 0, |message| address.encode(message))
     }
@@ -197,7 +198,7 @@ impl Socket {
         self.addresses_of(0)
     }
 
-    /// The addresses of one link; of all for index 0.
+    /// The addresses of one link, or of all links for index 0.
     pub fn addresses_of(&mut self, ifindex: u32) -> Result<Vec<Address>> {
         let mut header = [0; IFADDRMSG_BYTES];
         header[4..8].copy_from_slice(&ifindex.to_ne_bytes());

@@ -1,7 +1,8 @@
-//! Requests encoded back to back, to be sent in few system calls.
+//! Encoded requests, which are sent in few system calls.
 //!
-//! A batch holds nothing but bytes: what a request was about is read back from them when it failed.
-//! The typed requests (`add_link`, `replace_route`, ...) live beside their types; `russet-nft` pushes its own.
+//! A batch consists of bytes only: the description of a failed request is decoded from them. The
+//! typed requests (`add_link`, `replace_route`, ...) are defined beside their types; `russet-nft`
+//! pushes its own.
 
 use crate::kernel::{NLM_F_ACK, NLM_F_REQUEST};
 use crate::wire::{Message, MessageBuilder, Messages};
@@ -15,7 +16,7 @@ pub struct Batch {
     describe: Words,
 }
 
-/// How requests are put into words.
+/// How requests are described in errors.
 #[derive(Debug, Clone, Copy)]
 enum Words {
     Plain(Describe),
@@ -23,10 +24,10 @@ enum Words {
     Named(fn(&Message<'_>, Names<'_>) -> String),
 }
 
-/// The name of the interface that has this number.
+/// Maps an interface index to its name.
 pub(crate) type Names<'a> = &'a dyn Fn(u32) -> String;
 
-/// Says what a request asks for, with its subject: `add route 10.1.0.0/26 via 10.0.0.7`.
+/// Describes a request with its subject: `add route 10.1.0.0/26 via 10.0.0.7`.
 pub type Describe = fn(&Message<'_>) -> String;
 
 // === impl Batch ===
@@ -37,12 +38,12 @@ impl Batch {
         Self::naming(crate::describe::describe)
     }
 
-    /// An empty batch of requests that `describe` can put into words with the names of interfaces.
+    /// An empty batch whose requests `describe` describes, with the names of interfaces.
     pub(crate) fn naming(describe: fn(&Message<'_>, Names<'_>) -> String) -> Self {
         Self { bytes: Vec::new(), starts: Vec::new(), invalid: None, describe: Words::Named(describe) }
     }
 
-    /// An empty batch of requests that `describe` can put into words.
+    /// An empty batch whose requests `describe` describes.
     pub fn describing(describe: Describe) -> Self {
         Self { bytes: Vec::new(), starts: Vec::new(), invalid: None, describe: Words::Plain(describe) }
     }
@@ -52,8 +53,8 @@ impl Batch {
         self.push_exactly(kind, flags | NLM_F_REQUEST | NLM_F_ACK, fill)
     }
 
-    /// Appends a request with exactly these flags; without `NLM_F_ACK` only its failure is answered, and the
-    /// batch can only go through [`Socket::transact`](crate::Socket::transact).
+    /// Appends a request with exactly these flags. Without `NLM_F_ACK`, the kernel answers only if
+    /// it fails, and the batch must be sent by [`Socket::transact`](crate::Socket::transact).
     pub fn push_exactly(
         &mut self,
         kind: u16,
@@ -72,17 +73,17 @@ impl Batch {
         self
     }
 
-    /// How many requests there are.
+    /// The number of requests.
     pub fn len(&self) -> usize {
         self.starts.len()
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
 
-    /// Forgets all requests and keeps the memory.
+    /// Removes all requests and keeps the allocated memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.starts.clear();
@@ -94,7 +95,8 @@ impl Batch {
         &self.bytes
     }
 
-    /// What request `index` asks for, with numbers for interfaces; empty when there is none. [`Socket::describe`](crate::Socket::describe) knows their names.
+    /// Describes request `index`, with interface numbers; empty if there is none.
+    /// [`Socket::describe`](crate::Socket::describe) uses interface names.
     pub fn description(&self, index: usize) -> String {
         self.description_with(index, &|interface| interface.to_string())
     }
@@ -112,7 +114,7 @@ impl Batch {
         self.bytes.get(offset(requests.start)..offset(requests.end)).unwrap_or_default()
     }
 
-    /// Marks the newest request as one that must not be sent.
+    /// Marks the last request as one that must not be sent.
     pub(crate) fn refuse(&mut self, reason: &'static str) -> &mut Self {
         self.invalid.get_or_insert((self.starts.len().saturating_sub(1), reason));
         self

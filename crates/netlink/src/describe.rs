@@ -1,4 +1,4 @@
-//! Requests in words, for errors: read back from the bytes that were sent, so that success pays nothing.
+//! Descriptions of requests for errors, decoded from the sent bytes, so that success costs nothing.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use crate::route::Route;
 use crate::rule::Rule;
 use crate::wire::{Attributes, Message, array};
 
-/// What a route request asks for, with its subject: `add route 10.1.0.0/26 via 10.0.0.7`.
+/// Describes a route request with its subject: `add route 10.1.0.0/26 via 10.0.0.7`.
 pub(crate) fn describe(message: &Message<'_>, names: Names<'_>) -> String {
     let subject = match message.kind {
         RTM_NEWLINK | RTM_SETLINK | RTM_DELLINK => link(message, names),

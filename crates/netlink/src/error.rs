@@ -1,29 +1,29 @@
-//! What can go wrong: the kernel refuses, or the conversation with it breaks.
+//! Errors: the kernel refused a request, or the communication with it failed.
 //!
-//! Errors name the operation and its subject, and are made only when something failed: a batch that succeeds
-//! formats nothing.
+//! Errors name the operation and its subject, and are built only after a failure: a successful
+//! batch formats nothing.
 
 use std::io;
 
 /// Why a request, a dump or a socket failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// The kernel refused the request; nothing of it took effect.
+    /// The kernel refused the request, which had no effect.
     #[error("{operation}: {}{}", errno_name(*.errno), refusal(*.errno, .text.as_deref(), *.offset))]
     Refused {
-        /// What was asked, with its subject: `add route 10.1.0.0/26 via 10.0.0.7`.
+        /// The request with its subject: `add route 10.1.0.0/26 via 10.0.0.7`.
         operation: String,
         /// The error number, positive.
         errno: i32,
-        /// The kernel's own words (extended ACK), when it had any.
+        /// The kernel's message (extended ACK), if any.
         text: Option<String>,
-        /// Where in the request the offending attribute lies, when the kernel said so.
+        /// The offset of the offending attribute in the request, if the kernel reported it.
         offset: Option<u32>,
     },
     /// A socket call failed; whether the request took effect is unknown.
     #[error("{operation}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation.
         operation: String,
         /// The system's error.
         source: io::Error,
@@ -31,35 +31,35 @@ pub enum NetlinkError {
     /// No answer within the deadline; whether the request took effect is unknown.
     #[error("{operation}: no answer from the kernel within {} s", crate::socket::REPLY_DEADLINE_S)]
     Timeout {
-        /// What was being done.
+        /// The operation.
         operation: String,
     },
     /// Answers were lost because the receive buffer was full; whether the request took effect is unknown.
     #[error("{operation}: the receive buffer overflowed and answers were lost")]
     Overrun {
-        /// What was being done.
+        /// The operation.
         operation: String,
     },
-    /// Each try at a dump was overtaken by a change.
+    /// The tables changed during every attempt at a dump.
     #[error("{operation}: the tables kept changing during {tries} tries at reading them")]
     Unsettled {
-        /// What was being read.
+        /// The operation.
         operation: String,
-        /// How often it was tried.
+        /// The number of attempts.
         tries: u32,
     },
     /// The kernel's answer does not follow the protocol.
     #[error("{operation}: malformed answer from the kernel")]
     Malformed {
-        /// What was being done.
+        /// The operation.
         operation: String,
     },
-    /// The request cannot be expressed in netlink and was never sent.
+    /// The request cannot be encoded and was not sent.
     #[error("{operation}: {reason}")]
     Invalid {
-        /// What was asked.
+        /// The request with its subject.
         operation: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
 }
@@ -70,15 +70,15 @@ pub enum NetlinkError {
 pub struct BatchError {
     /// Which request, counted from 0 in the order of the batch.
     pub index: usize,
-    /// Why.
+    /// Its error.
     #[source]
     pub error: NetlinkError,
 }
 
-/// A shorthand for this crate's results.
+/// The result type of this crate.
 pub type Result<T, E = NetlinkError> = std::result::Result<T, E>;
 
-/// The symbol of an error number: `EINVAL`; `errno` for one without a well-known name.
+/// The symbol of an error number, such as `EINVAL`; `errno` if it has no well-known one.
 pub fn errno_name(errno: i32) -> &'static str {
     NAMES.iter().find(|(number, _)| *number == errno).map_or("errno", |(_, name)| name)
 }
@@ -87,7 +87,7 @@ macro_rules! names {
     ($($name:ident)*) => { &[$((libc::$name, stringify!($name))),*] };
 }
 
-/// What rtnetlink and nf_tables answer with.
+/// Errors of rtnetlink and nf_tables.
 const NAMES: &[(i32, &str)] = names! {
     EPERM ENOENT ESRCH EINTR EIO ENXIO E2BIG EBADF EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST EXDEV ENODEV
     ENOTDIR EISDIR EINVAL ENFILE EMFILE EFBIG ENOSPC ERANGE ENAMETOOLONG ELOOP ENODATA EPROTO EOVERFLOW
@@ -109,7 +109,7 @@ fn refusal(errno: i32, text: Option<&str>, offset: Option<u32>) -> String {
 // === impl NetlinkError ===
 
 impl NetlinkError {
-    /// The kernel's or the system's error number, when there is one.
+    /// The error number of the kernel or the system, if there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             NetlinkError::Refused { errno, .. } => Some(*errno),
@@ -118,7 +118,7 @@ impl NetlinkError {
         }
     }
 
-    /// What was asked, with its subject.
+    /// The operation with its subject.
     pub fn operation(&self) -> &str {
         match self {
             NetlinkError::Refused { operation, .. }
@@ -131,12 +131,12 @@ impl NetlinkError {
         }
     }
 
-    /// Whether the object was there already (EEXIST).
+    /// Whether the object exists already (EEXIST).
     pub fn is_exists(&self) -> bool {
         self.refused_with(&[libc::EEXIST])
     }
 
-    /// Whether the object was not there: ENODEV, ESRCH, ENOENT or EADDRNOTAVAIL.
+    /// Whether the object does not exist: ENODEV, ESRCH, ENOENT or EADDRNOTAVAIL.
     pub fn is_not_found(&self) -> bool {
         self.refused_with(&[libc::ENODEV, libc::ESRCH, libc::ENOENT, libc::EADDRNOTAVAIL])
     }
@@ -159,7 +159,7 @@ impl NetlinkError {
 // === impl BatchError ===
 
 impl BatchError {
-    /// The kernel's or the system's error number, when there is one.
+    /// The error number of the kernel or the system, if there is one.
     pub fn errno(&self) -> Option<i32> {
         self.error.errno()
     }

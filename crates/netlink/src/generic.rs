@@ -1,4 +1,5 @@
-//! Generic netlink: families have names, and numbers that only the running kernel knows. Called by `wireguard`.
+//! Generic netlink: families have names, and numbers that the running kernel assigns. Used by
+//! `wireguard`.
 
 use crate::error::Result;
 use crate::kernel::*;
@@ -14,7 +15,8 @@ pub(crate) fn header(message: &mut MessageBuilder<'_>, command: u8, version: u8)
 
 /// Generic netlink.
 impl Socket {
-    /// The number of a family; an error that [is not found](crate::NetlinkError::is_not_found) where the kernel does not have it.
+    /// The number of a family; an error that [is not found](crate::NetlinkError::is_not_found) if
+    /// the kernel does not have it.
     pub fn family_id(&mut self, name: &str) -> Result<u16> {
         let fill = |message: &mut MessageBuilder<'_>| {
             header(message, CTRL_CMD_GETFAMILY, 1);

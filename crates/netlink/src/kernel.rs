@@ -1,4 +1,5 @@
-//! Numbers of the kernel's headers, all attribute types as `u16`; used by the encoders, the decoders and nobody else.
+//! Constants from the kernel's headers, with all attribute types as `u16`, for the encoders and
+//! decoders.
 //!
 //! From linux/{netlink,rtnetlink,if_link,if_addr,neighbour,fib_rules}.h; `libc` has some of them, in four integer types.
 
@@ -229,7 +230,7 @@ pub(crate) const RTMSG_BYTES: usize = 12;
 pub(crate) const NDMSG_BYTES: usize = 12;
 pub(crate) const FIB_RULE_HDR_BYTES: usize = 12;
 
-/// The kernel's number of an address family.
+/// The kernel's number for an address family.
 pub(crate) const fn af(family: russet_addr::Family) -> u8 {
     match family {
         russet_addr::Family::V4 => AF_INET,
@@ -237,7 +238,7 @@ pub(crate) const fn af(family: russet_addr::Family) -> u8 {
     }
 }
 
-/// The address family that a kernel number names; none for any but IP.
+/// The address family with this kernel number; `None` for families other than IP.
 pub(crate) const fn family(af: u8) -> Option<russet_addr::Family> {
     match af {
         AF_INET => Some(russet_addr::Family::V4),

@@ -1,8 +1,9 @@
-//! Russet's conversation with the kernel's tables over netlink: links, addresses, routes, neighbours, forwarding
+//! Access to the kernel's tables over netlink: links, addresses, routes, neighbours, forwarding
 //! entries, rules and queueing disciplines.
 //!
-//! A [`Batch`] is bytes, a [`Socket`] sends them and maps every answer to its request, a [`Monitor`] hears what
-//! others change. Everything is synchronous, and a socket stays in the network namespace in which it was opened:
+//! A [`Batch`] consists of encoded requests, a [`Socket`] sends them and maps every answer to its
+//! request, and a [`Monitor`] receives events of changes. All calls are synchronous, and a socket
+//! stays in the network namespace in which it was opened:
 //!
 //! ```no_run
 //! use russet_netlink::{Batch, Route, Socket};
@@ -14,8 +15,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Called by `attach`, `overlay` and `linux`; `nft` uses [`wire`] and the socket for nf_tables. Nothing here decides
-//! anything. Why this is ours and not a library: dataplane.md section 3.1.
+//! Used by `attach`, `overlay` and `linux`; `nft` uses [`wire`] and the socket for nf_tables. This
+//! crate makes no decisions. dataplane.md section 3.1 explains why no existing library is used.
 
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]

@@ -1,6 +1,6 @@
-//! Links: creating them in place, changing and deleting them, and what a dump says about them.
+//! Links: creation in place, changes, deletion, and decoding of dumps.
 //!
-//! `attach` makes veths and dooms them, `overlay` makes vxlan devices, the plugins make bridges.
+//! `attach` creates and dooms veths, `overlay` creates vxlan devices, the plugins create bridges.
 
 mod kind;
 mod read;
@@ -18,12 +18,13 @@ use crate::wire::MessageBuilder;
 
 /// A link to be created.
 ///
-/// The kernel ignores an alias and an address generation mode in a creation: those are for a [`LinkSet`].
+/// The kernel ignores an alias and an address generation mode during creation: use a [`LinkSet`]
+/// for those.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkAdd {
     /// Its name.
     pub name: IfName,
-    /// What it is.
+    /// Its kind and the options of that kind.
     pub kind: LinkKind,
     /// Whether it is up from the beginning.
     pub up: bool,
@@ -33,17 +34,17 @@ pub struct LinkAdd {
     pub mac: Option<Mac>,
     /// The link group.
     pub group: Option<u32>,
-    /// The index of the bridge that it becomes a port of.
+    /// The index of the bridge that it is added to.
     pub master: Option<u32>,
     /// The index of the link below it (macvlan, ipvlan, vlan, ...); a vxlan device has its own field.
     pub parent: Option<u32>,
     /// Length of the transmit queue.
     pub tx_queue_len: Option<u32>,
-    /// An open network namespace to create it in, instead of the socket's.
+    /// An open network namespace in which it is created, instead of the socket's.
     pub netns: Option<RawFd>,
 }
 
-/// Which link.
+/// A reference to a link.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LinkRef {
     /// By index.
@@ -52,45 +53,46 @@ pub enum LinkRef {
     Name(IfName),
 }
 
-/// A change to a link: whatever is `None` stays as it is.
+/// A change of a link: properties that are `None` stay as they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkSet {
-    /// Which link; renaming needs an index.
+    /// The link to change; renaming requires an index.
     pub target: LinkRef,
     /// Up or down. The kernel does this before the address generation mode: use two requests for both.
     pub up: Option<bool>,
-    /// Whether it takes frames for everybody.
+    /// Whether it receives frames for all addresses.
     pub promiscuous: Option<bool>,
-    /// The new name. A link that is up keeps it only on kernels since 6.2.
+    /// The new name. Before 6.2 the link must be down.
     pub name: Option<IfName>,
     /// At most 255 bytes; empty removes it.
     pub alias: Option<String>,
     /// The link group.
     pub group: Option<u32>,
-    /// Bytes.
+    /// The MTU, in bytes.
     pub mtu_bytes: Option<u32>,
-    /// The MAC.
+    /// Its MAC.
     pub mac: Option<Mac>,
-    /// The index of the bridge that it becomes a port of; 0 takes it out.
+    /// The index of the bridge that it is added to; 0 removes it from its bridge.
     pub master: Option<u32>,
     /// Length of the transmit queue.
     pub tx_queue_len: Option<u32>,
-    /// How IPv6 link-local addresses come about.
+    /// How IPv6 link-local addresses are generated.
     pub addr_gen_mode: Option<AddrGenMode>,
-    /// What `net/ipv4/conf/LINK` has, without the side effects of a write there: for a link that has never been up.
+    /// Values of `net/ipv4/conf/LINK`, set without the side effects of writing the files: for a
+    /// link that was never up.
     pub ipv4_conf: Vec<(Ipv4Conf, u32)>,
     /// An open network namespace to move it to. Costs 20 ms: create in place instead (dataplane.md section 3.1).
     pub netns: Option<RawFd>,
 }
 
-/// Which links to delete.
+/// The links to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkDel {
     /// The one with this index.
     Index(u32),
     /// The one with this name.
     Name(IfName),
-    /// All of a group at once, which costs as much as one. Not found when the group is empty.
+    /// All of a group at once, which takes as long as one. Not found if the group is empty.
     Group(u32),
 }
 
@@ -120,7 +122,7 @@ pub enum Ipv4Conf {
     RouteLocalnet,
 }
 
-/// What `struct ifinfomsg` says beside the index.
+/// The fields of `struct ifinfomsg` besides the index.
 #[derive(Default, Clone, Copy)]
 struct Flags {
     set: u32,
@@ -130,7 +132,7 @@ struct Flags {
 // === impl LinkAdd ===
 
 impl LinkAdd {
-    /// A link with defaults everywhere else, down.
+    /// A link that is down, with default options.
     pub fn new(name: IfName, kind: LinkKind) -> Self {
         Self {
             name,
@@ -170,17 +172,17 @@ impl LinkAdd {
 // === impl LinkSet ===
 
 impl LinkSet {
-    /// No change to a link, by index.
+    /// An empty change of a link, by index.
     pub fn index(index: u32) -> Self {
         Self::new(LinkRef::Index(index))
     }
 
-    /// No change to a link, by name.
+    /// An empty change of a link, by name.
     pub fn named(name: IfName) -> Self {
         Self::new(LinkRef::Name(name))
     }
 
-    /// No change to a link.
+    /// An empty change of a link.
     pub fn new(target: LinkRef) -> Self {
         Self {
             target,
@@ -245,7 +247,7 @@ impl LinkSet {
 // === impl Ipv4Conf ===
 
 impl Ipv4Conf {
-    /// By the file's name.
+    /// The setting with this file name.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "forwarding" => Self::Forwarding,
@@ -302,7 +304,7 @@ impl Flags {
 
 /// Links.
 impl Batch {
-    /// Creates a link; EEXIST when the name is taken.
+    /// Creates a link; EEXIST if the name is in use.
     pub fn add_link(&mut self, link: &LinkAdd) -> &mut Self {
         self.push(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, |message| link.encode(message))
     }
@@ -316,7 +318,7 @@ impl Batch {
         self
     }
 
-    /// Changes how a bridge treats one of its ports. The link must be a port already, by an earlier request.
+    /// Changes a bridge port. The link must have been added to the bridge by an earlier request.
     pub fn set_bridge_port(&mut self, index: u32, port: &BridgePort) -> &mut Self {
         self.push(RTM_NEWLINK, 0, |message| {
             ifinfomsg(message, index, Flags::default());

@@ -1,4 +1,5 @@
-//! Which way a packet would take: the kernel's own decision, rules and all tables included. Called by the daemons' choice of an interface.
+//! Route lookups: the kernel's decision for one destination, including rules and all tables. The
+//! daemons use it to choose an interface.
 
 use std::net::IpAddr;
 
@@ -10,23 +11,23 @@ use crate::route::RouteKind;
 use crate::socket::Socket;
 use crate::wire::{Message, MessageBuilder, array};
 
-/// The way to one address.
+/// The route to one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
-    /// What happens to packets; `Local` for the machine's own addresses.
+    /// What happens to packets; `Local` for addresses of this machine.
     pub kind: RouteKind,
-    /// The index of the link that they leave by.
+    /// The index of the outgoing link.
     pub oif: Option<u32>,
-    /// The next hop; none when the address is on the link.
+    /// The next hop; `None` if the address is on the link.
     pub gateway: Option<IpAddr>,
-    /// The source address that they get.
+    /// The source address of locally sent packets.
     pub source: Option<IpAddr>,
 }
 
 // === impl Way ===
 
 impl Way {
-    /// Reads the answer to `RTM_GETROUTE` for one address.
+    /// Decodes the answer to `RTM_GETROUTE` for one address.
     fn decode(message: &Message<'_>) -> Option<Self> {
         if message.kind != RTM_NEWROUTE {
             return None;
@@ -49,7 +50,7 @@ impl Way {
 // === impl Socket ===
 
 impl Socket {
-    /// The way to `address`; ENETUNREACH and the like without one.
+    /// The route to `address`; an error such as ENETUNREACH if there is none.
     pub fn way_to(&mut self, address: IpAddr) -> Result<Way> {
         let family = Family::of(address);
         let fill = |message: &mut MessageBuilder<'_>| {

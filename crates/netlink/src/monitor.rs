@@ -1,7 +1,7 @@
-//! Changes that others make to the kernel's tables, as they happen.
+//! Events of changes to the kernel's tables.
 //!
-//! The agent's loops listen and mark things dirty. When events were lost, one [`Event::Overrun`] says so: then
-//! everything is dirty.
+//! The agent's loops use them to mark things dirty. Lost events are reported as one
+//! [`Event::Overrun`], which means that everything may have changed.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,7 +18,7 @@ use crate::rule::Rule;
 use crate::socket::{Fd, INBOX_BYTES, RECEIVE_BUFFER_BYTES, REPLY_DEADLINE_S, Received};
 use crate::wire::{Message, Messages};
 
-/// A listener in the network namespace in which it was opened.
+/// Receives events in the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Monitor {
     fd: Fd,
@@ -26,7 +26,7 @@ pub struct Monitor {
     waiting: VecDeque<Heard>,
 }
 
-/// What can be listened to; both IP families where there are two.
+/// Topics of events, each for both IP families if it has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Topic {
     /// Links.
@@ -39,32 +39,33 @@ pub enum Topic {
     Neighbours,
     /// Routing rules.
     Rules,
-    /// Those sysctls of links of which the kernel tells: forwarding, reverse-path filter, proxying.
+    /// The sysctls of links with notifications: forwarding, reverse-path filter, proxying.
     Confs,
 }
 
-/// An event, and who asked for it.
+/// An event, and the socket that caused it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Heard {
-    /// What happened.
+    /// The event.
     pub event: Event,
-    /// The netlink port of the socket that asked for the change; 0 where the kernel did it by itself or does not say (forwarding
-    /// entries, sysctls). [`is_own_route_port`](crate::is_own_route_port) knows ours.
+    /// The netlink port of the socket that requested the change; 0 if the kernel made it or does
+    /// not report the port (forwarding entries, sysctls).
+    /// [`is_own_route_port`](crate::is_own_route_port) recognises ports of this process.
     pub port: u32,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// It is there now, or is there with other properties.
+    /// The object was created or changed.
     Set(Change),
-    /// It is gone.
+    /// The object was deleted.
     Gone(Change),
-    /// Events were lost: look at everything again.
+    /// Events were lost: read everything again.
     Overrun,
 }
 
-/// What changed.
+/// The object of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// A link.
@@ -86,7 +87,7 @@ pub enum Change {
 // === impl Monitor ===
 
 impl Monitor {
-    /// Begins to listen; changes from now on are heard.
+    /// Subscribes to the topics; later changes are reported.
     pub fn open(topics: &[Topic]) -> Result<Self> {
         let opened = Fd::open(libc::NETLINK_ROUTE).and_then(|fd| {
             fd.configure(RECEIVE_BUFFER_BYTES, REPLY_DEADLINE_S)?;
@@ -97,15 +98,15 @@ impl Monitor {
         Ok(Self { fd, inbox: vec![0; INBOX_BYTES], waiting: VecDeque::new() })
     }
 
-    /// The next event; none when `timeout` passed first. A timeout of zero never waits, which suits callers that
-    /// poll the descriptor themselves.
+    /// The next event; `None` after `timeout`. A timeout of zero never waits, for callers that poll
+    /// the descriptor themselves.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Event>> {
         Ok(self.next_heard(timeout)?.map(|heard| heard.event))
     }
 
-    /// The same, with who asked for it.
+    /// The same, with the socket that caused the event.
     pub fn next_heard(&mut self, timeout: Duration) -> Result<Option<Heard>> {
-        // Without one when it lies beyond what the clock can say.
+        // No deadline if it is beyond the range of the clock.
         let deadline = Instant::now().checked_add(timeout);
         loop {
             if let Some(heard) = self.waiting.pop_front() {
@@ -182,7 +183,7 @@ impl Heard {
 // === impl Event ===
 
 impl Event {
-    /// Reads a message of a multicast group; none when it is about nothing that we know.
+    /// Decodes a multicast message; `None` for unknown objects.
     pub fn decode(message: &Message<'_>) -> Option<Self> {
         let bridge = message.payload.first() == Some(&AF_BRIDGE);
         let change = match message.kind {

@@ -1,5 +1,5 @@
-//! Neighbours (who has which MAC on a link) and forwarding entries of bridges and vxlan devices (behind which
-//! port or remote a MAC is). Both are `struct ndmsg`.
+//! Neighbours (the MAC of an address on a link) and forwarding entries of bridges and vxlan devices
+//! (the port or remote of a MAC). Both use `struct ndmsg`.
 
 use std::net::IpAddr;
 
@@ -11,29 +11,29 @@ use crate::kernel::*;
 use crate::socket::Socket;
 use crate::wire::{Message, MessageBuilder, array};
 
-/// An entry of the ARP or NDP table, as it is asked for and as a dump shows it.
+/// An entry of the ARP or NDP table, as written and as read back.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Neighbour {
-    /// Which link; 0 for a proxy entry of all links.
+    /// The index of the link; 0 for a proxy entry of all links.
     pub ifindex: u32,
-    /// Whose.
+    /// The address.
     pub address: IpAddr,
     /// The MAC; a proxy entry has none.
     pub mac: Option<Mac>,
-    /// How sure the entry is.
+    /// The reachability state.
     pub state: NeighbourState,
-    /// Whether the entry makes us answer for the address.
+    /// Whether it is a proxy entry, for which the machine answers.
     pub proxy: bool,
     /// Whether the neighbour is an IPv6 router.
     pub router: bool,
-    /// Who made it, as in routes; 0 when nobody said.
+    /// The originator, as in routes; 0 if not given.
     pub protocol: u8,
 }
 
 /// `NUD_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NeighbourState {
-    /// Made by hand, valid for ever.
+    /// Configured, valid for ever.
     Permanent,
     /// Needs no resolution.
     NoArp,
@@ -49,33 +49,33 @@ pub enum NeighbourState {
     Other(u16),
 }
 
-/// A forwarding entry of a vxlan device or of a bridge's port, as it is asked for and as a dump shows it.
+/// A forwarding entry of a vxlan device or of a bridge port, as written and as read back.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FdbEntry {
     /// The vxlan device, or the port.
     pub ifindex: u32,
-    /// The inner destination; all zeroes is everything unknown.
+    /// The inner destination; all zeroes stands for unknown destinations.
     pub mac: Mac,
     /// The remote tunnel endpoint.
     pub dst: Option<IpAddr>,
-    /// The VXLAN network, when it is not the device's.
+    /// The VXLAN network, if it differs from the device's.
     pub vni: Option<u32>,
-    /// The remote UDP port, when it is not the device's.
+    /// The remote UDP port, if it differs from the device's.
     pub port: Option<u16>,
-    /// The VLAN, for bridges that filter by it.
+    /// The VLAN, for bridges with VLAN filtering.
     pub vlan: Option<u16>,
-    /// Whether the entry never ages.
+    /// Whether the entry never expires.
     pub permanent: bool,
-    /// Whose table the entry is in.
+    /// The table that contains the entry.
     pub table: FdbTable,
 }
 
-/// Which of the two forwarding tables of a port.
+/// The two forwarding tables of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FdbTable {
-    /// The device's own (`NTF_SELF`).
+    /// The table of the device itself (`NTF_SELF`).
     Device,
-    /// That of the bridge it is a port of (`NTF_MASTER`).
+    /// The table of its bridge (`NTF_MASTER`).
     Bridge,
 }
 
@@ -103,7 +103,7 @@ impl Neighbour {
         }
     }
 
-    /// An entry that makes the link answer for an address.
+    /// A proxy entry, for which the link answers.
     pub fn proxy(ifindex: u32, address: IpAddr) -> Self {
         Self {
             ifindex,
@@ -116,7 +116,8 @@ impl Neighbour {
         }
     }
 
-    /// Reads `RTM_NEWNEIGH` and `RTM_DELNEIGH`; none when it is something else, or a forwarding entry.
+    /// Decodes `RTM_NEWNEIGH` and `RTM_DELNEIGH`; `None` for other messages and for forwarding
+    /// entries.
     pub fn decode(message: &Message<'_>) -> Option<Self> {
         let header = Header::read(message)?;
         let (mut address, mut mac, mut protocol) = (None, None, 0);
@@ -204,7 +205,8 @@ impl FdbEntry {
         }
     }
 
-    /// Reads the `AF_BRIDGE` form of `RTM_NEWNEIGH` and `RTM_DELNEIGH`; none when it is something else.
+    /// Decodes the `AF_BRIDGE` form of `RTM_NEWNEIGH` and `RTM_DELNEIGH`; `None` for other
+    /// messages.
     pub fn decode(message: &Message<'_>) -> Option<Self> {
         let header = Header::read(message).filter(|header| header.af == AF_BRIDGE)?;
         let (mut mac, mut dst, mut vni, mut port, mut vlan) = (None, None, None, None, None);
@@ -283,7 +285,7 @@ impl Header {
 
 /// Neighbours and forwarding entries.
 impl Batch {
-    /// Adds a neighbour; EEXIST when there is one with this address.
+    /// Adds a neighbour; EEXIST if there is one with this address.
     pub fn add_neighbour(&mut self, neighbour: &Neighbour) -> &mut Self {
         self.push(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_EXCL, |message| neighbour.encode(message))
     }
@@ -293,27 +295,28 @@ impl Batch {
         self.push(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, |message| neighbour.encode(message))
     }
 
-    /// Deletes a neighbour; ENOENT without it.
+    /// Deletes a neighbour; ENOENT if it does not exist.
     pub fn delete_neighbour(&mut self, neighbour: &Neighbour) -> &mut Self {
         self.push(RTM_DELNEIGH, 0, |message| neighbour.encode(message))
     }
 
-    /// Adds a forwarding entry; EEXIST when the MAC has one.
+    /// Adds a forwarding entry; EEXIST if the MAC has one.
     pub fn add_fdb(&mut self, entry: &FdbEntry) -> &mut Self {
         self.push(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_EXCL, |message| entry.encode(message))
     }
 
-    /// Makes the forwarding entry the MAC's only one. Not for the all-zero MAC and multicast (EOPNOTSUPP).
+    /// Sets the only forwarding entry of a MAC. Not for the all-zero MAC and multicast
+    /// (EOPNOTSUPP).
     pub fn replace_fdb(&mut self, entry: &FdbEntry) -> &mut Self {
         self.push(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, |message| entry.encode(message))
     }
 
-    /// Adds a remote to those that the all-zero or a multicast MAC has; EEXIST when it has this one.
+    /// Adds a remote to those of the all-zero MAC or a multicast MAC; EEXIST if it exists.
     pub fn append_fdb(&mut self, entry: &FdbEntry) -> &mut Self {
         self.push(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_APPEND, |message| entry.encode(message))
     }
 
-    /// Deletes a forwarding entry; ENOENT without it.
+    /// Deletes a forwarding entry; ENOENT if it does not exist.
     pub fn delete_fdb(&mut self, entry: &FdbEntry) -> &mut Self {
         self.push(RTM_DELNEIGH, 0, |message| entry.encode(message))
     }

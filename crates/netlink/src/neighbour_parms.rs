@@ -1,4 +1,4 @@
-//! How a link's neighbour table behaves: what `net/ipv4/neigh/LINK` has, in a message.
+//! Parameters of a link's neighbour table: values of `net/ipv4/neigh/LINK`, set by a message.
 
 use crate::batch::Batch;
 use crate::kernel::*;
@@ -9,13 +9,13 @@ const NDTA_NAME: u16 = 1;
 const NDTA_PARMS: u16 = 6;
 const NDTPA_IFINDEX: u16 = 1;
 const NDTPA_PROXY_DELAY: u16 = 13;
-/// The kernel's name for the table of IPv4.
+/// The kernel's name of the IPv4 table.
 const ARP_TABLE: &str = "arp_cache";
 
 // === impl Batch ===
 
 impl Batch {
-    /// How long a link waits at most before it answers for another's IPv4 address, in milliseconds (`proxy_delay`).
+    /// The longest random delay of proxy ARP answers, in milliseconds (`proxy_delay`).
     pub fn set_proxy_delay(&mut self, ifindex: u32, proxy_delay_ms: u64) -> &mut Self {
         self.push(RTM_SETNEIGHTBL, 0, |message| {
             let mut header = [0; NDTMSG_BYTES];

@@ -1,5 +1,6 @@
-//! Sysctls of links as rtnetlink has them: a few of them, but of these the kernel tells when they change, and lists all links' at once.
-//! Called by the agent's look-out for drift; everything else reads and writes the files below `/proc/sys`.
+//! Sysctls of links over rtnetlink: only a few exist there, but the kernel sends events for them,
+//! and lists those of all links at once. The agent's drift detection uses this; other code reads
+//! and writes files below `/proc/sys`.
 
 use russet_addr::Family;
 
@@ -8,22 +9,22 @@ use crate::kernel::*;
 use crate::socket::Socket;
 use crate::wire::{Message, MessageBuilder, array};
 
-/// Sysctls of a link, or of all of them; those that a message does not mention are none.
+/// Sysctls of a link, or of all links; those that a message does not contain are `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Conf {
     /// IPv4 or IPv6.
     pub family: Family,
-    /// Whose they are.
+    /// The link or default that they belong to.
     pub of: ConfOf,
-    /// Whether it forwards.
+    /// Whether forwarding is enabled.
     pub forwarding: Option<bool>,
     /// The reverse-path filter; IPv4 only.
     pub rp_filter: Option<u32>,
-    /// Whether it answers for others: `proxy_arp`, `proxy_ndp`.
+    /// Whether it answers for other addresses: `proxy_arp`, `proxy_ndp`.
     pub proxy: Option<bool>,
 }
 
-/// Whose sysctls they are.
+/// The owner of sysctls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ConfOf {
     /// `conf/all`
@@ -42,7 +43,7 @@ const DEFAULT: u32 = -2i32 as u32;
 // === impl Conf ===
 
 impl Conf {
-    /// Reads `RTM_NEWNETCONF` and `RTM_DELNETCONF`; none when it is something else.
+    /// Decodes `RTM_NEWNETCONF` and `RTM_DELNETCONF`; `None` for other messages.
     pub fn decode(message: &Message<'_>) -> Option<Self> {
         if !matches!(message.kind, RTM_NEWNETCONF | RTM_DELNETCONF) {
             return None;

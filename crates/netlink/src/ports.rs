@@ -1,8 +1,9 @@
-//! Which netlink ports are this process's own: what a notification of a change calls who asked for it. Told by every socket that is opened and
-//! closed; asked by whoever listens to changes and has to tell its own from others'.
+//! Tracks the netlink ports of this process, which identify the requester in notifications of
+//! changes. Sockets register their port when they are opened and closed; monitors ask whether a
+//! change is this process's own.
 //!
-//! A port is one socket's of one protocol: another process may have the same number in another, and where the agent has a PID namespace of its own, the number of
-//! the agent's process is somebody else's port.
+//! A port belongs to one protocol: another process may have the same number in another protocol,
+//! and if the agent has its own PID namespace, its PID may be the port of another process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -13,24 +14,25 @@ type Port = (i32, u32);
 /// The ports of this process.
 #[derive(Debug)]
 struct Ports {
-    /// How many open sockets have it: network namespaces count for themselves.
+    /// The number of open sockets with the port; each network namespace has its own ports.
     open: BTreeMap<Port, u32>,
-    /// The last of those that were closed: their notifications may still be unread.
+    /// Recently closed ports, whose notifications may be unread.
     closed: VecDeque<Port>,
 }
 
-/// Closed ports that are remembered. Who opens more sockets than that before he reads a notification takes its own change for another's, and looks
-/// once too often.
+/// How many closed ports are remembered. A process that opens more sockets before it reads a
+/// notification takes its own change for a foreign one, and makes one unnecessary comparison.
 const CLOSED_MAX: usize = 256;
 
 static PORTS: Mutex<Ports> = Mutex::new(Ports { open: BTreeMap::new(), closed: VecDeque::new() });
 
-/// Whether a socket for links, routes and the like of this process has the port, or had it a moment ago. 0 is the kernel.
+/// Whether a NETLINK_ROUTE socket of this process has the port, or had it recently. 0 is the
+/// kernel.
 pub fn is_own_route_port(port: u32) -> bool {
     is_own((libc::NETLINK_ROUTE, port))
 }
 
-/// The same of sockets for nf_tables.
+/// The same for NETLINK_NETFILTER sockets.
 pub fn is_own_netfilter_port(port: u32) -> bool {
     is_own((libc::NETLINK_NETFILTER, port))
 }
@@ -65,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_closed_port_is_known_until_many_others_were_closed() {
-        // Far above anything that the kernel gives out to the tests beside this one.
+        // Far above all ports that the kernel assigns to tests running in parallel.
         let ours = |n: u32| (libc::NETLINK_ROUTE, 0x7fff_0000 + n);
         opened(ours(0));
         opened(ours(0));
@@ -87,7 +89,7 @@ mod tests {
         opened((libc::NETLINK_NETFILTER, port));
         assert!(is_own_netfilter_port(port) && !is_own_route_port(port));
         closed((libc::NETLINK_NETFILTER, port));
-        // No test of this crate beside this one opens a socket for nf_tables.
+        // No other test of this crate opens an nf_tables socket.
         assert!(!is_own_netfilter_port(std::process::id()));
     }
 }

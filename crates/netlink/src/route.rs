@@ -12,75 +12,76 @@ use crate::kernel::*;
 use crate::socket::Socket;
 use crate::wire::{Attribute, Message, MessageBuilder, array, ip, with_ip};
 
-/// A route, as it is asked for and as a dump shows it; ours read back equal to what was written, except that
-/// IPv6 routes without a metric get [`Route::METRIC_V6`] and have no scope but `Universe`.
+/// A route, as written and as read back. Russet's routes read back equal to what was written,
+/// except that IPv6 routes without a metric get [`Route::METRIC_V6`] and always have scope
+/// `Universe`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Route {
-    /// Where to.
+    /// The destination.
     pub dst: IpNet,
-    /// The next hop; an IPv4 route may have an IPv6 one.
+    /// The next hop; an IPv4 route can have an IPv6 next hop.
     pub gateway: Option<IpAddr>,
-    /// The index of the link to send through.
+    /// The index of the outgoing link.
     pub oif: Option<u32>,
     /// What happens to packets.
     pub kind: RouteKind,
-    /// How far away `dst` is.
+    /// The distance of `dst`.
     pub scope: Scope,
-    /// Who made it: 114 for all of ours.
+    /// The originator: 114 for all routes of Russet.
     pub protocol: u8,
-    /// The lowest wins.
+    /// The metric; the lowest is preferred.
     pub metric: Option<u32>,
-    /// The table, [`Route::MAIN`] mostly.
+    /// The table, usually [`Route::MAIN`].
     pub table: u32,
-    /// Whether the gateway is taken to be on the link although no route says so.
+    /// Whether the gateway counts as on the link even without a route to it.
     pub onlink: bool,
     /// The MTU towards `dst` in bytes.
     pub mtu_bytes: Option<u32>,
-    /// The source address that locally made packets get.
+    /// The source address of locally sent packets.
     pub prefsrc: Option<IpAddr>,
-    /// The next hops of a route that has several; read, never written.
+    /// The next hops of a multipath route; only read.
     pub multipath: Vec<NextHop>,
 }
 
 /// One of several next hops.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NextHop {
-    /// The index of the link to send through.
+    /// The index of the outgoing link.
     pub oif: u32,
     /// The gateway.
     pub gateway: Option<IpAddr>,
 }
 
-/// `RTN_*`: what a route does.
+/// `RTN_*`: the type of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum RouteKind {
-    /// Forwards.
+    /// Forwards to the next hop.
     #[default]
     Unicast,
-    /// Delivers here.
+    /// Delivers locally.
     Local,
     /// Sends as broadcast.
     Broadcast,
-    /// Swallows.
+    /// Drops silently.
     Blackhole,
     /// Answers that the destination is unreachable.
     Unreachable,
     /// Answers that the destination is forbidden.
     Prohibit,
-    /// Goes on with the next routing rule.
+    /// Continues with the next routing rule.
     Throw,
     /// Another number.
     Other(u8),
 }
 
-/// What a list of routes is restricted to.
+/// Restricts a list of routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RouteFilter {
-    /// Only of this table.
+    /// Routes of this table.
     pub table: Option<u32>,
-    /// Only made by this protocol.
+    /// Routes of this originator.
     pub protocol: Option<u8>,
-    /// Only through this link.
+    /// Routes through this link.
     pub oif: Option<u32>,
 }
 
@@ -90,18 +91,18 @@ const RTNEXTHOP_BYTES: usize = 8;
 // === impl Route ===
 
 impl Route {
-    /// The table of all ordinary routes.
+    /// The main table.
     pub const MAIN: u32 = 254;
-    /// The table of the machine's own addresses.
+    /// The table of local addresses.
     pub const LOCAL: u32 = 255;
-    /// The metric of an IPv6 route that was given none.
+    /// The default metric of IPv6 routes.
     pub const METRIC_V6: u32 = 1024;
-    /// `RTPROT_KERNEL`: the routes of addresses.
+    /// `RTPROT_KERNEL`: routes that the kernel adds for addresses.
     pub const PROTOCOL_KERNEL: u8 = 2;
     /// `RTPROT_BOOT`, which `ip route` uses.
     pub const PROTOCOL_BOOT: u8 = 3;
 
-    /// A unicast route in the main table, without any next hop yet.
+    /// A unicast route in the main table, without a next hop.
     pub fn new(dst: IpNet) -> Self {
         Self {
             dst,
@@ -124,13 +125,14 @@ impl Route {
         Self { gateway: Some(gateway), ..Self::new(dst) }
     }
 
-    /// A route to what is directly on a link: scope `Link` for IPv4, which has no other word for it.
+    /// A route to a directly connected destination; for IPv4 with scope `Link`, which marks it as
+    /// such.
     pub fn dev(dst: IpNet, oif: u32) -> Self {
         let scope = if matches!(dst, IpNet::V4(_)) { Scope::Link } else { Scope::Universe };
         Self { oif: Some(oif), scope, ..Self::new(dst) }
     }
 
-    /// A route that swallows what goes to `dst`.
+    /// A route that drops packets to `dst`.
     pub fn blackhole(dst: IpNet) -> Self {
         Self { kind: RouteKind::Blackhole, ..Self::new(dst) }
     }
@@ -140,7 +142,7 @@ impl Route {
         Family::of_net(&self.dst)
     }
 
-    /// Reads `RTM_NEWROUTE` and `RTM_DELROUTE`; none when it is something else, or a cached route.
+    /// Decodes `RTM_NEWROUTE` and `RTM_DELROUTE`; `None` for other messages and for cached routes.
     pub fn decode(message: &Message<'_>) -> Option<Self> {
         if !matches!(message.kind, RTM_NEWROUTE | RTM_DELROUTE) {
             return None;
@@ -160,7 +162,7 @@ impl Route {
             route.take(&attribute)?;
         }
         if !route.kind.forwards() {
-            // The kernel shows the loopback there for IPv6.
+            // For IPv6 the kernel reports the loopback here.
             route.oif = None;
         }
         Some(route)
@@ -280,7 +282,7 @@ fn next_hops(mut bytes: &[u8]) -> Vec<NextHop> {
 // === impl RouteKind ===
 
 impl RouteKind {
-    /// Whether packets go on through a link.
+    /// Whether the route forwards packets through a link.
     pub const fn forwards(self) -> bool {
         !matches!(
             self,
@@ -288,7 +290,7 @@ impl RouteKind {
         )
     }
 
-    /// The word that `ip route` has for it; empty for unicast, which it leaves out.
+    /// The keyword of `ip route`; empty for unicast, for which there is none.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             RouteKind::Unicast => "",
@@ -333,23 +335,23 @@ impl RouteKind {
 
 /// Routes.
 impl Batch {
-    /// Adds a route; EEXIST when there is one with the same destination, metric and table.
+    /// Adds a route; EEXIST if there is one with the same destination, metric and table.
     pub fn add_route(&mut self, route: &Route) -> &mut Self {
         self.push(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, |message| route.encode_new(message))
     }
 
-    /// Adds a route in the place of the one with the same destination, metric and table.
+    /// Replaces the route with the same destination, metric and table, or adds one.
     pub fn replace_route(&mut self, route: &Route) -> &mut Self {
         self.push(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, |message| route.encode_new(message))
     }
 
-    /// Adds a route behind those with the same destination, metric and table.
+    /// Adds a route after those with the same destination, metric and table.
     pub fn append_route(&mut self, route: &Route) -> &mut Self {
         self.push(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_APPEND, |message| route.encode_new(message))
     }
 
-    /// Deletes the first route that agrees in destination, table, kind and protocol, and in metric, gateway,
-    /// link and source where those are given; ESRCH without one.
+    /// Deletes the first route with this destination, table, type and originator, and this metric,
+    /// gateway, link and source if they are set; ESRCH if there is none.
     pub fn delete_route(&mut self, route: &Route) -> &mut Self {
         self.push(RTM_DELROUTE, 0, |message| route.encode(message, Scope::Nowhere))
     }
@@ -359,12 +361,12 @@ impl Batch {
 
 /// Routes.
 impl Socket {
-    /// All routes of a family, those of all tables.
+    /// All routes of a family, in all tables.
     pub fn routes(&mut self, family: Family) -> Result<Vec<Route>> {
         self.routes_where(family, RouteFilter::default())
     }
 
-    /// The routes of a family that the filter lets through; the kernel filters where it can.
+    /// The routes of a family that match the filter; the kernel filters as far as it can.
     pub fn routes_where(&mut self, family: Family, filter: RouteFilter) -> Result<Vec<Route>> {
         let fill = |message: &mut MessageBuilder<'_>| {
             message.raw(&[af(family), 0, 0, 0, 0, filter.protocol.unwrap_or(0), 0, 0, 0, 0, 0, 0]);
@@ -382,7 +384,7 @@ impl Socket {
         };
         let decode = |message: &Message<'_>| Route::decode(message).filter(wanted);
         match self.dump(&format!("list {family} routes"), RTM_GETROUTE, fill, decode) {
-            // No table yet, or no such link: no routes.
+            // The table or the link does not exist, so there are no routes.
             Err(error) if error.is_not_found() => Ok(Vec::new()),
             result => result,
         }

@@ -1,4 +1,4 @@
-//! Routing rules: which table a packet is looked up in.
+//! Routing rules: they select the table for a packet.
 
 use std::net::IpAddr;
 
@@ -11,28 +11,28 @@ use crate::kernel::*;
 use crate::socket::Socket;
 use crate::wire::{Attribute, Message, MessageBuilder, array};
 
-/// A rule that sends packets to a table, as it is asked for and as a dump shows it.
+/// A rule that selects a table, as written and as read back.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// IPv4 or IPv6.
     pub family: Family,
-    /// The lowest is asked first.
+    /// The priority; lower numbers are evaluated first.
     pub priority: u32,
     /// The table.
     pub table: u32,
-    /// Only packets from there.
+    /// Matches packets from this prefix.
     pub from: Option<IpNet>,
-    /// Only packets to there.
+    /// Matches packets to this prefix.
     pub to: Option<IpNet>,
-    /// Only packets with this mark, under a mask.
+    /// Matches packets with this mark, under a mask.
     pub fwmark: Option<(u32, u32)>,
-    /// Only packets that came in through this link.
+    /// Matches packets that arrived through this link.
     pub iif: Option<IfName>,
-    /// Only packets of sockets bound to this link.
+    /// Matches packets of sockets that are bound to this link.
     pub oif: Option<IfName>,
-    /// Whether the rule is for all packets but those.
+    /// Whether the match is inverted.
     pub invert: bool,
-    /// Who made it, as in routes.
+    /// The originator, as in routes.
     pub protocol: u8,
 }
 
@@ -55,7 +55,8 @@ impl Rule {
         }
     }
 
-    /// Reads `RTM_NEWRULE` and `RTM_DELRULE`; none when it is something else, or no rule that names a table.
+    /// Decodes `RTM_NEWRULE` and `RTM_DELRULE`; `None` for other messages and for rules that select
+    /// no table.
     pub fn decode(message: &Message<'_>) -> Option<Self> {
         if !matches!(message.kind, RTM_NEWRULE | RTM_DELRULE) {
             return None;
@@ -76,7 +77,7 @@ impl Rule {
                 _ => rule.take(&attribute),
             }
         }
-        // The kernel shows a mask without a mark for "mark 0 under this mask".
+        // For "mark 0 under this mask" the kernel reports only the mask.
         let masked = mask != 0 && mask != u32::MAX;
         rule.fwmark = mark.map(|mark| (mark, mask)).or(masked.then_some((0, mask)));
         Some(rule)
@@ -128,12 +129,12 @@ fn net(family: Family, address: IpAddr, prefix_len: u8) -> Option<IpNet> {
 
 /// Routing rules.
 impl Batch {
-    /// Adds a rule; EEXIST when there is one just like it.
+    /// Adds a rule; EEXIST if there is an equal one.
     pub fn add_rule(&mut self, rule: &Rule) -> &mut Self {
         self.push(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, |message| rule.encode(message))
     }
 
-    /// Deletes the first rule that agrees with everything given; ENOENT without one.
+    /// Deletes the first rule that matches all given properties; ENOENT if there is none.
     pub fn delete_rule(&mut self, rule: &Rule) -> &mut Self {
         self.push(RTM_DELRULE, 0, |message| rule.encode(message))
     }
@@ -143,7 +144,7 @@ impl Batch {
 
 /// Routing rules.
 impl Socket {
-    /// All rules of a family that send packets to a table.
+    /// All rules of a family that select a table.
     pub fn rules(&mut self, family: Family) -> Result<Vec<Rule>> {
         let mut header = [0; FIB_RULE_HDR_BYTES];
         header[0] = af(family);

@@ -1,8 +1,8 @@
-//! A netlink socket: batches out, acknowledgements and dumps in.
+//! A netlink socket: sends batches and receives acknowledgements and dumps.
 //!
-//! A socket belongs to the network namespace in which its thread was when it was opened, for ever. All calls
-//! take `&mut self`: the kernel allows one dump per socket at a time (a second one gets EBUSY), and an
-//! exchange ends before the next one begins.
+//! A socket belongs permanently to the network namespace in which its thread was when it was
+//! opened. All calls take `&mut self`: the kernel allows one dump per socket at a time (a second
+//! one gets EBUSY), and an exchange ends before the next one begins.
 
 mod exchange;
 mod fd;
@@ -20,31 +20,34 @@ pub(crate) use fd::{Fd, Received};
 #[derive(Debug)]
 pub struct Socket {
     fd: Fd,
-    /// The newest sequence number that was given out.
+    /// The last used sequence number.
     sequence: u32,
-    /// What arrives; grows when a datagram did not fit.
+    /// The receive buffer; grows when a datagram did not fit.
     inbox: Vec<u8>,
-    /// What is being sent: a chunk of a batch with its sequence numbers.
+    /// The chunk of a batch that is being sent, with its sequence numbers.
     outbox: Vec<u8>,
-    /// The last exchange broke off, so that answers of its may still come.
+    /// Whether the last exchange was interrupted, so that answers to it may still arrive.
     dirty: bool,
 }
 
-/// Seconds that a single answer may take. The kernel answers before `sendmsg` returns; only a dump that waits
-/// for the RTNL lock takes noticeable time, and a namespace's teardown can hold that for some hundred ms.
+/// The time limit of a single answer, in seconds. The kernel answers before `sendmsg` returns; only
+/// a dump that waits for the RTNL lock takes noticeable time, and the teardown of a namespace can
+/// hold that lock for several hundred ms.
 pub const REPLY_DEADLINE_S: u64 = 10;
-/// Requests per `sendmsg`: their answers (about 1 KiB each as the kernel counts) always fit the receive buffer,
-/// and more of them at once gain nothing (dataplane.md section 3.3).
+/// Requests per `sendmsg`: their answers (about 1 KiB each as the kernel counts) always fit into
+/// the receive buffer, and more at once would not be faster (dataplane.md section 3.3).
 pub(crate) const CHUNK_MAX_REQUESTS: usize = 64;
-/// Receive buffer: room for the answers of a chunk ten times over, and for a burst of events.
+/// Size of the receive buffer: ten times the answers to a chunk, and enough for a burst of events.
 pub(crate) const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 /// The kernel builds dumps in pieces of at most 32 KiB; single larger messages make the inbox grow.
 pub(crate) const INBOX_BYTES: usize = 64 << 10;
-/// Tries at a dump that is overtaken by changes or whose pieces do not fit, and how long it is tried at least. On a loaded machine
-/// most tries at 300 links are overtaken by one who adds and deletes without a pause.
+/// Attempts at a dump that is interrupted by changes or whose parts do not fit, and for how long it
+/// is attempted at least. On a loaded machine most attempts at 300 links are interrupted by a
+/// process that adds and deletes links without a pause.
 pub(crate) const DUMP_MIN_TRIES: u32 = 16;
 pub(crate) const DUMP_PATIENCE: Duration = Duration::from_secs(1);
-/// Left-over datagrams that are thrown away before an exchange: more than any interrupted dump has.
+/// How many leftover datagrams are discarded before an exchange: more than any interrupted dump
+/// has.
 pub(crate) const STALE_MAX_DATAGRAMS: usize = 1 << 16;
 
 // === impl Socket ===
@@ -65,11 +68,11 @@ impl Socket {
         Self::open(libc::NETLINK_GENERIC, "open a NETLINK_GENERIC socket")
     }
 
-    /// Sends the batch and waits for its answers; the error is about the first request that failed.
+    /// Sends the batch and waits for its answers. The error is that of the first failed request.
     ///
-    /// Requests go out in chunks of 64, and the kernel runs a whole chunk even when a request in it fails: those
-    /// behind the failed one in its chunk have run as well, later chunks have not been sent. Use
-    /// [`execute_all`](Self::execute_all) where that matters.
+    /// Requests are sent in chunks of 64, and the kernel executes a whole chunk even if a request
+    /// in it fails: requests after the failed one in its chunk were executed as well, later chunks
+    /// were not sent. Use [`execute_all`](Self::execute_all) if that matters.
     pub fn execute(&mut self, batch: &Batch) -> Result<(), BatchError> {
         let mut first = None;
         self.run(batch, true, &mut |index, result| {
@@ -80,22 +83,24 @@ impl Socket {
         first.map_or(Ok(()), Err)
     }
 
-    /// What request `index` of a batch asks for, with the names of interfaces as they are now. One that is gone is shown by its number.
+    /// Describes request `index` of a batch, with the current names of interfaces. An interface
+    /// that no longer exists is shown by its number.
     pub fn describe(&self, batch: &Batch, index: usize) -> String {
         let name =
             |interface| self.fd.interface_name(interface).unwrap_or_else(|| format!("{interface} (gone)"));
         batch.description_with(index, &name)
     }
 
-    /// Sends the whole batch whatever happens, and says of each request how it went.
+    /// Sends the whole batch even after failures; returns the result of each request.
     pub fn execute_all(&mut self, batch: &Batch) -> Vec<Result<()>> {
         let mut results = Vec::with_capacity(batch.len());
         self.run(batch, false, &mut |_, result| results.push(result));
         results
     }
 
-    /// Sends the batch in a single `sendmsg`, as nf_tables wants its transactions, and waits for the answers of
-    /// those requests that have `NLM_F_ACK`. The error is about the first request that the kernel named.
+    /// Sends the batch in a single `sendmsg`, as nf_tables transactions require, and waits for the
+    /// answers to requests with `NLM_F_ACK`. The error is that of the first request that the kernel
+    /// reports.
     pub fn transact(&mut self, batch: &Batch) -> Result<(), BatchError> {
         if batch.is_empty() {
             return Ok(());
@@ -103,8 +108,9 @@ impl Socket {
         self.exchange_transaction(batch)
     }
 
-    /// Asks for a list: `fill` writes the family header and filters behind a message of type `kind`, `decode`
-    /// picks what is wanted out of each answer. A list that changed while it was read is read again.
+    /// Requests a list: `fill` writes the family header and filters after a message header of type
+    /// `kind`, and `decode` selects the objects from the answers. A list that changed while it was
+    /// read is read again.
     pub fn dump<T>(
         &mut self,
         operation: &str,
@@ -126,7 +132,7 @@ impl Socket {
         Err(NetlinkError::Unsettled { operation: operation.to_owned(), tries })
     }
 
-    /// Asks for one object; the kernel answers with it or refuses.
+    /// Requests one object.
     pub fn get<T>(
         &mut self,
         operation: impl Fn() -> String,

@@ -1,6 +1,7 @@
-//! Traffic control, as far as a pod's bandwidth is limited: token buckets, and what arrives on one link sent through another.
+//! Traffic control for limiting a pod's bandwidth: token buckets, and redirection of incoming
+//! packets to another link.
 //!
-//! `attach` calls it for the plugin `bandwidth`.
+//! Used by `attach` for the plugin `bandwidth`.
 
 use crate::batch::Batch;
 use crate::error::Result;
@@ -8,39 +9,39 @@ use crate::kernel::*;
 use crate::socket::Socket;
 use crate::wire::{Message, MessageBuilder, array};
 
-/// `tbf`: what leaves a link, limited.
+/// `tbf`: limits what leaves a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBucket {
-    /// Bytes a second.
+    /// The rate, in bytes per second.
     pub rate_bytes: u64,
-    /// Bytes that may leave at once.
+    /// The burst, in bytes.
     pub burst_bytes: u32,
-    /// Bytes that may wait; what comes then is dropped.
+    /// The queue limit, in bytes; further packets are dropped.
     pub limit_bytes: u32,
 }
 
-/// A queueing discipline, as the kernel shows it.
+/// A queueing discipline as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qdisc {
     /// The link's index.
     pub ifindex: u32,
     /// `tbf`, `ingress`, `noqueue`, ...
     pub kind: String,
-    /// Whether it is the link's own, and no part of another.
+    /// Whether it is the root discipline of the link.
     pub is_root: bool,
-    /// Bytes a second, of a `tbf`.
+    /// The rate of a `tbf`, in bytes per second.
     pub rate_bytes: Option<u64>,
 }
 
-/// One filter that [`Batch::redirect_ingress`] made, or one like it.
+/// A filter that [`Batch::redirect_ingress`] made, or an equivalent one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Redirect {
-    /// The index of the link that it sends through; zero once that is gone, and with it what is sent there.
+    /// The index of the target link; 0 after that link was deleted, when the packets are dropped.
     pub to: u32,
     handle: u32,
 }
 
-/// `1:`, as everybody calls a link's own discipline.
+/// `1:`, the conventional handle of a root discipline.
 const ROOT_HANDLE: u32 = 1 << 16;
 /// `ffff:`
 pub(crate) const INGRESS_HANDLE: u32 = 0xffff_0000;
@@ -59,12 +60,12 @@ const TARGET_OFFSET: usize = 24;
 
 /// Traffic control.
 impl Batch {
-    /// Limits what leaves a link, instead of whatever limited it before.
+    /// Limits what leaves a link, replacing an earlier root discipline.
     pub fn replace_token_bucket(&mut self, ifindex: u32, bucket: &TokenBucket) -> &mut Self {
         self.push(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE, |message| {
             tcmsg(message, ifindex, ROOT_HANDLE, TC_H_ROOT, 0);
             message.attr_str(TCA_KIND, "tbf").nested(TCA_OPTIONS, |options| {
-                // The number in the structure has 32 bits; the whole one follows.
+                // The structure has a 32-bit rate; the 64-bit rate follows as an attribute.
                 let rate = u32::try_from(bucket.rate_bytes).unwrap_or(u32::MAX);
                 let mut parameters = [0; TBF_BYTES];
                 parameters[RATE_OFFSET..RATE_OFFSET + 4].copy_from_slice(&rate.to_ne_bytes());
@@ -78,7 +79,7 @@ impl Batch {
         })
     }
 
-    /// Lets filters look at what arrives on a link; EEXIST when somebody does so already.
+    /// Enables filters for packets that arrive on a link; EEXIST if they are enabled.
     pub fn add_ingress(&mut self, ifindex: u32) -> &mut Self {
         self.push(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, |message| {
             tcmsg(message, ifindex, INGRESS_HANDLE, TC_H_INGRESS, 0);
@@ -86,12 +87,13 @@ impl Batch {
         })
     }
 
-    /// Sends all that arrives on a link out of another, for an `ifb` to bring it back. The link has an `ingress` or a `clsact`.
+    /// Redirects all packets that arrive on a link to another one, for an `ifb`. The link must have
+    /// an `ingress` or a `clsact`.
     pub fn redirect_ingress(&mut self, ifindex: u32, to: u32) -> &mut Self {
         self.push(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, |message| {
             tcmsg(message, ifindex, 0, TC_H_CLSACT_INGRESS, all_protocols_first());
             message.attr_str(TCA_KIND, "u32").nested(TCA_OPTIONS, |options| {
-                // One key, whose mask is empty.
+                // One key with an empty mask matches everything.
                 let mut selector = [0; SELECTOR_BYTES];
                 (selector[0], selector[2]) = (TC_U32_TERMINAL, 1);
                 options.attr(TCA_U32_SEL, &selector).nested(TCA_U32_ACT, |actions| {
@@ -110,7 +112,8 @@ impl Batch {
         })
     }
 
-    /// Reverses one [`redirect_ingress`](Self::redirect_ingress); filters of others stay, whatever their priority.
+    /// Reverses one [`redirect_ingress`](Self::redirect_ingress); other filters stay, whatever
+    /// their priority.
     pub fn delete_redirect(&mut self, ifindex: u32, redirect: &Redirect) -> &mut Self {
         self.push(RTM_DELTFILTER, 0, |message| {
             tcmsg(message, ifindex, redirect.handle, TC_H_CLSACT_INGRESS, all_protocols_first());
@@ -118,7 +121,7 @@ impl Batch {
         })
     }
 
-    /// Gives a link back its default discipline; not found where it has that already.
+    /// Restores a link's default discipline; not found if it has that already.
     pub fn delete_root_qdisc(&mut self, ifindex: u32) -> &mut Self {
         self.push(RTM_DELQDISC, 0, |message| tcmsg(message, ifindex, ROOT_HANDLE, TC_H_ROOT, 0))
     }
@@ -139,7 +142,7 @@ impl Socket {
         self.dump("list qdiscs", RTM_GETQDISC, fill, decode)
     }
 
-    /// The filters of what arrives on a link that stand where [`Batch::redirect_ingress`] puts one, and do the same.
+    /// The ingress filters at the position and with the action of [`Batch::redirect_ingress`].
     pub fn redirects(&mut self, ifindex: u32) -> Result<Vec<Redirect>> {
         let fill = |message: &mut MessageBuilder<'_>| tcmsg(message, ifindex, 0, TC_H_CLSACT_INGRESS, 0);
         let decode = |message: &Message<'_>| {
@@ -147,7 +150,7 @@ impl Socket {
             Redirect::decode(message).filter(|_| of_link)
         };
         match self.dump("list filters", RTM_GETTFILTER, fill, decode) {
-            // No such discipline.
+            // There is no such discipline.
             Err(error) if error.errno() == Some(libc::EINVAL) => Ok(Vec::new()),
             result => result,
         }
@@ -188,7 +191,7 @@ impl Redirect {
         }
         let attributes = message.attributes(TCMSG_BYTES);
         attributes.find(TCA_KIND).filter(|kind| kind.text() == "u32")?;
-        // The kernel shows every priority, and its table, once more without an action.
+        // The kernel also lists every priority and its table, without an action.
         let actions = attributes.find(TCA_OPTIONS)?.nested().find(TCA_U32_ACT)?;
         let action = actions.nested().next()?.nested();
         action.find(TCA_ACT_KIND).filter(|kind| kind.text() == "mirred")?;
@@ -199,7 +202,7 @@ impl Redirect {
     }
 }
 
-/// All protocols, priority 1: in the order of filters, before all others.
+/// All protocols, priority 1: evaluated before all other filters.
 fn all_protocols_first() -> u32 {
     1 << 16 | u32::from(ETH_P_ALL.to_be())
 }

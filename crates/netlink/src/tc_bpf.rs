@@ -1,6 +1,7 @@
-//! Traffic control by BPF programs: `clsact`, which sees what a link receives and sends, and the programs attached there.
+//! BPF programs in traffic control: `clsact`, which covers packets that a link receives and sends,
+//! and the programs that are attached there.
 //!
-//! `overlay::openshift` calls it for its tunnel device and for pods' host ends.
+//! Used by `overlay::openshift` for its tunnel device and for the host interfaces of pods.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
@@ -11,29 +12,29 @@ use crate::socket::Socket;
 use crate::tc::{INGRESS_HANDLE, tcmsg};
 use crate::wire::{Message, MessageBuilder, array};
 
-/// Which way packets go.
+/// The direction of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
-    /// What the link receives.
+    /// Packets that the link receives.
     Ingress,
-    /// What it sends.
+    /// Packets that the link sends.
     Egress,
 }
 
-/// A BPF program that is attached, as the kernel shows it.
+/// An attached BPF program as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BpfFilter {
     /// The name that it was attached with.
     pub name: String,
-    /// The lowest is asked first.
+    /// The priority; the lowest is evaluated first.
     pub priority: u16,
     /// Its number within the priority.
     pub handle: u32,
-    /// Whether what it returns is the verdict.
+    /// Whether its return value is the verdict.
     pub direct: bool,
 }
 
-/// Ours is asked first, and it is the only one of its priority.
+/// Our program is evaluated first and is the only one of its priority.
 const PRIORITY: u16 = 1;
 const HANDLE: u32 = 1;
 
@@ -41,7 +42,7 @@ const HANDLE: u32 = 1;
 
 /// BPF programs.
 impl Batch {
-    /// Lets programs look at what a link receives and sends; EEXIST when they can already.
+    /// Enables programs for packets that a link receives and sends; EEXIST if they are enabled.
     pub fn add_clsact(&mut self, ifindex: u32) -> &mut Self {
         self.push(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, |message| {
             tcmsg(message, ifindex, INGRESS_HANDLE, TC_H_INGRESS, 0);
@@ -49,8 +50,8 @@ impl Batch {
         })
     }
 
-    /// Attaches a program whose return value is the verdict, in the place of the one that was attached so before: no packet passes
-    /// between the two.
+    /// Attaches a program whose return value is the verdict, atomically replacing the one that was
+    /// attached by this call before.
     pub fn replace_bpf(
         &mut self,
         ifindex: u32,
@@ -74,7 +75,7 @@ impl Batch {
 // === impl Socket ===
 
 impl Socket {
-    /// The BPF programs of a link; none where it has no `clsact`.
+    /// The BPF programs of a link; empty if it has no `clsact`.
     pub fn bpf_filters(&mut self, ifindex: u32, direction: Direction) -> Result<Vec<BpfFilter>> {
         let fill = |message: &mut MessageBuilder<'_>| tcmsg(message, ifindex, 0, direction.parent(), 0);
         let decode = |message: &Message<'_>| {
@@ -82,7 +83,7 @@ impl Socket {
             BpfFilter::decode(message).filter(|_| of_link)
         };
         match self.dump("list filters", RTM_GETTFILTER, fill, decode) {
-            // No such discipline.
+            // There is no such discipline.
             Err(error) if error.errno() == Some(libc::EINVAL) => Ok(Vec::new()),
             result => result,
         }
@@ -98,7 +99,7 @@ impl BpfFilter {
         }
         let attributes = message.attributes(TCMSG_BYTES);
         attributes.find(TCA_KIND).filter(|kind| kind.text() == "bpf")?;
-        // The kernel shows every priority once more without options.
+        // The kernel also lists every priority without options.
         let options = attributes.find(TCA_OPTIONS)?.nested();
         let flags = options.find(TCA_BPF_FLAGS).and_then(|flags| flags.u32()).unwrap_or(0);
         Some(Self {
@@ -109,7 +110,7 @@ impl BpfFilter {
         })
     }
 
-    /// Whether it stands where [`Batch::replace_bpf`] puts one, under this name.
+    /// Whether it is at the position of [`Batch::replace_bpf`], under this name.
     pub fn is_ours(&self, name: &str) -> bool {
         (self.priority, self.handle, self.direct, self.name.as_str()) == (PRIORITY, HANDLE, true, name)
     }

@@ -1,8 +1,9 @@
-//! Netlink's bytes: a writer for messages and attributes, and readers that survive any input.
+//! The netlink encoding: a writer for messages and attributes, and readers that accept any input.
 //!
-//! Called by every typed request in this crate, and by `russet-nft`, whose messages have the same framing.
-//! Framing as in linux/netlink.h: a 16-byte header, then payload; attributes are 4 bytes of header and a
-//! payload; everything is padded to 4 bytes and in host byte order unless a name says `be`.
+//! Used by every typed request in this crate, and by `russet-nft`, whose messages have the same
+//! framing. Framing as in linux/netlink.h: a 16-byte header, then the payload; attributes have a
+//! 4-byte header and a payload; everything is padded to 4 bytes and in host byte order unless a
+//! name says `be`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,18 +20,19 @@ pub struct MessageBuilder<'a> {
     oversized: bool,
 }
 
-/// One message as it came from a socket.
+/// A received message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
     /// `nlmsg_type`.
     pub kind: u16,
     /// `nlmsg_flags`.
     pub flags: u16,
-    /// The number of the request that this answers.
+    /// The sequence number of the request that this answers.
     pub sequence: u32,
-    /// In answers our own port; in notifications that of the socket that asked for the change, 0 where the kernel does not say.
+    /// In answers our own port; in notifications that of the socket that requested the change, 0 if
+    /// the kernel does not report it.
     pub port: u32,
-    /// What follows the 16-byte header.
+    /// The bytes after the 16-byte header.
     pub payload: &'a [u8],
 }
 
@@ -38,7 +40,7 @@ pub struct Message<'a> {
 #[derive(Debug, Clone)]
 pub struct Messages<'a>(&'a [u8]);
 
-/// A length field that cannot be true.
+/// The length field is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed netlink message")]
 pub struct Malformed;
@@ -48,11 +50,11 @@ pub struct Malformed;
 pub struct Attribute<'a> {
     /// `nla_type` without its flag bits.
     pub kind: u16,
-    /// What follows the 4-byte header, without padding.
+    /// The bytes after the 4-byte header, without padding.
     pub payload: &'a [u8],
 }
 
-/// The attributes in a payload, in order; ends early at the first malformed one.
+/// The attributes in a payload, in order; ends at the first malformed one.
 #[derive(Debug, Clone)]
 pub struct Attributes<'a>(&'a [u8]);
 
@@ -77,7 +79,7 @@ pub(crate) fn with_ip<R>(address: IpAddr, f: impl FnOnce(&[u8]) -> R) -> R {
     }
 }
 
-/// `N` bytes of `bytes` from `offset`, when there are that many.
+/// `N` bytes of `bytes` from `offset`, if there are so many.
 pub(crate) fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
     bytes.get(offset..)?.first_chunk().copied()
 }
@@ -91,7 +93,7 @@ pub(crate) fn overwrite(buffer: &mut [u8], at: usize, bytes: &[u8]) -> bool {
 // === impl MessageBuilder ===
 
 impl<'a> MessageBuilder<'a> {
-    /// Begins a message; the socket fills in the sequence number.
+    /// Begins a message; the socket sets the sequence number.
     pub fn new(buffer: &'a mut Vec<u8>, kind: u16, flags: u16) -> Self {
         let start = buffer.len();
         buffer.extend_from_slice(&0u32.to_ne_bytes());
@@ -153,7 +155,7 @@ impl<'a> MessageBuilder<'a> {
         self.attr(kind, &value.to_be_bytes())
     }
 
-    /// Appends text and the NUL that the kernel wants behind it.
+    /// Appends text with the terminating NUL that the kernel requires.
     pub fn attr_str(&mut self, kind: u16, text: &str) -> &mut Self {
         self.attr_parts(kind, text.as_bytes(), &[0])
     }
@@ -166,7 +168,7 @@ impl<'a> MessageBuilder<'a> {
         self
     }
 
-    /// Appends an attribute whose payload is whatever `fill` appends.
+    /// Appends an attribute whose payload `fill` writes.
     pub fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) -> &mut Self {
         let at = self.buffer.len();
         self.buffer.extend_from_slice(&[0; ATTRIBUTE_HEADER_BYTES]);
@@ -181,13 +183,13 @@ impl<'a> MessageBuilder<'a> {
         self.buffer.len() - self.start
     }
 
-    /// Never: a message has a header.
+    /// Always false: a message has a header.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Ends the message. False when an attribute was longer than its 16-bit length can say; such a message
-    /// must not be sent.
+    /// Ends the message. False if an attribute was longer than its 16-bit length field allows; such
+    /// a message must not be sent.
     pub fn finish(self) -> bool {
         let len = self.buffer.len() - self.start;
         let Ok(len) = u32::try_from(len) else { return false };
@@ -222,7 +224,7 @@ impl<'a> MessageBuilder<'a> {
 // === impl Messages ===
 
 impl<'a> Messages<'a> {
-    /// Reads a datagram.
+    /// An iterator over a datagram.
     pub fn new(datagram: &'a [u8]) -> Self {
         Self(datagram)
     }
@@ -253,7 +255,7 @@ impl<'a> Iterator for Messages<'a> {
 // === impl Message ===
 
 impl<'a> Message<'a> {
-    /// The attributes behind a family header of `header_bytes`.
+    /// The attributes after a family header of `header_bytes`.
     pub fn attributes(&self, header_bytes: usize) -> Attributes<'a> {
         Attributes::new(self.payload.get(aligned(header_bytes)..).unwrap_or_default())
     }
@@ -262,7 +264,7 @@ impl<'a> Message<'a> {
 // === impl Attributes ===
 
 impl<'a> Attributes<'a> {
-    /// Reads a payload.
+    /// An iterator over a payload.
     pub fn new(payload: &'a [u8]) -> Self {
         Self(payload)
     }
@@ -338,12 +340,12 @@ impl<'a> Attribute<'a> {
         ip(self.payload)
     }
 
-    /// An Ethernet address; none when it has another length than 6 bytes.
+    /// An Ethernet address; `None` if it does not have 6 bytes.
     pub fn mac(&self) -> Option<Mac> {
         self.payload.try_into().ok().map(Mac)
     }
 
-    /// The attributes inside.
+    /// The nested attributes.
     pub fn nested(&self) -> Attributes<'a> {
         Attributes::new(self.payload)
     }

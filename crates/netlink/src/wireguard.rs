@@ -1,5 +1,5 @@
-//! WireGuard devices: keys, ports and peers (linux/wireguard.h). The link itself is made like any other, with kind `wireguard`.
-//! Called by `overlay`.
+//! WireGuard devices: keys, ports and peers (linux/wireguard.h). The link itself is created like
+//! any other, with kind `wireguard`. Used by `overlay`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,19 +17,19 @@ use crate::wire::{Attribute, Attributes, Message, MessageBuilder, array, with_ip
 
 /// The name of the netlink family.
 pub const FAMILY: &str = "wireguard";
-/// Peers in one request: 64 KiB of attributes hold that many with [`ALLOWED_MAX`] networks each.
+/// Peers per request: 64 KiB of attributes hold so many with [`ALLOWED_MAX`] networks each.
 pub const PEERS_MAX: usize = 16;
-/// Networks of one peer.
+/// The most networks of one peer.
 pub const ALLOWED_MAX: usize = 64;
 
-/// A Curve25519 key, private or public, or a preshared one.
+/// A Curve25519 key, private or public, or a preshared key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub [u8; 32]);
 
-/// A device as a dump shows it.
+/// A device as read from the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Follows from the private key; none without one.
+    /// Derived from the private key; `None` without one.
     pub public_key: Option<Key>,
     /// The UDP port.
     pub listen_port: u16,
@@ -37,25 +37,25 @@ pub struct Device {
     pub peers: Vec<Peer>,
 }
 
-/// A peer, as it is asked for and as a dump shows it.
+/// A peer, as written and as read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Its public key, which is its name.
+    /// Its public key, which identifies it.
     pub key: Key,
-    /// A key that both sides know besides.
+    /// The optional preshared key.
     pub preshared: Option<Key>,
-    /// Where it is reached; it may have moved since it was set.
+    /// Its address; the kernel updates it when the peer roams.
     pub endpoint: Option<SocketAddr>,
-    /// How often something is sent, in seconds; 0 is never.
+    /// The keepalive interval in seconds; 0 disables keepalives.
     pub keepalive_s: u16,
-    /// What it may send from, and what is sent to it.
+    /// The networks that it may send from and that are routed to it.
     pub allowed: BTreeSet<IpNet>,
 }
 
 /// A change to a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Adds it, or makes it so.
+    /// Adds or replaces the peer.
     Put(Peer),
     /// Removes it.
     Remove(Key),
@@ -63,7 +63,7 @@ pub enum Change {
 
 // === impl Key ===
 
-/// Says nothing: it may be secret.
+/// Does not print the key, which may be secret.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(..)")
@@ -73,7 +73,7 @@ impl fmt::Debug for Key {
 // === impl Device ===
 
 impl Device {
-    /// Reads one message of a dump, of which there may be several.
+    /// Decodes one message of a dump, which may have several.
     fn decode(message: &Message<'_>) -> Self {
         let mut device = Self::default();
         for attribute in message.attributes(GENLMSGHDR_BYTES) {
@@ -89,7 +89,7 @@ impl Device {
         device
     }
 
-    /// Adds what the next message of the dump says: a peer that did not fit goes on there.
+    /// Adds the next message of the dump, which may continue the last peer.
     fn merge(&mut self, next: Self) {
         self.public_key = self.public_key.or(next.public_key);
         self.listen_port = if self.listen_port == 0 { next.listen_port } else { self.listen_port };
@@ -140,7 +140,7 @@ impl Change {
                 message
                     .attr(WGPEER_A_PUBLIC_KEY, &peer.key.0)
                     .attr_u32(WGPEER_A_FLAGS, WGPEER_F_REPLACE_ALLOWEDIPS)
-                    // All zeroes takes one away.
+                    // All zeroes removes the preshared key.
                     .attr(WGPEER_A_PRESHARED_KEY, &peer.preshared.map_or([0; 32], |key| key.0))
                     .attr_u16(WGPEER_A_PERSISTENT_KEEPALIVE_INTERVAL, peer.keepalive_s);
                 if let Some(endpoint) = peer.endpoint {
@@ -196,7 +196,7 @@ fn endpoint(bytes: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, port))
 }
 
-/// What a request asks for, in words; no keys.
+/// Describes a request, without keys.
 fn describe(message: &Message<'_>, names: Names<'_>) -> String {
     let attributes = message.attributes(GENLMSGHDR_BYTES);
     let index = attributes.find(WGDEVICE_A_IFINDEX).and_then(|index| index.u32()).unwrap_or(0);

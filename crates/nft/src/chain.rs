@@ -1,32 +1,32 @@
-//! Chains: lists of rules, and the hooks where packets enter them.
+//! Chains: lists of rules, and the hooks at which packets enter them.
 
 use russet_addr::IfName;
 
 use crate::table::{Table, TableFamily};
 
-/// A chain as it should be, or as the kernel has it.
+/// A chain, to be created or as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// Where it is.
+    /// The table that contains it.
     pub table: Table,
     /// Its name.
     pub name: String,
-    /// Where packets enter; none for a chain that is only jumped to.
+    /// The hook; `None` for a chain that is only jumped to.
     pub base: Option<Base>,
     /// Shown by `nft list`.
     pub comment: Option<String>,
 }
 
-/// How a base chain is attached.
+/// The attachment of a base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
     /// What its rules may do.
     pub kind: ChainKind,
-    /// Where in a packet's way.
+    /// The hook in the packet path.
     pub hook: Hook,
-    /// Lower ones come first; see [`priority`].
+    /// Chains with lower priorities are evaluated first; see [`priority`].
     pub priority: i32,
-    /// What happens to packets that no rule decides.
+    /// The verdict for packets that no rule decides.
     pub policy: Policy,
     /// The devices of an ingress or egress chain.
     pub devices: Vec<IfName>,
@@ -35,55 +35,55 @@ pub struct Base {
 /// What the rules of a base chain may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainKind {
-    /// Anything but translate addresses.
+    /// Everything except address translation.
     Filter,
-    /// Translate addresses: sees only the first packet of each connection.
+    /// Address translation: sees only the first packet of each connection.
     Nat,
-    /// As filter; packets whose mark or addresses changed are routed again.
+    /// Like filter; packets whose mark or addresses changed are routed again.
     Route,
 }
 
-/// Where in a packet's way.
+/// The hooks in the packet path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
     /// Before the routing decision.
     Prerouting,
-    /// To the machine itself.
+    /// Delivery to this machine.
     Input,
-    /// Through the machine.
+    /// Forwarding through this machine.
     Forward,
-    /// From the machine itself.
+    /// Packets sent by this machine.
     Output,
-    /// On the way out.
+    /// After the routing decision, before packets leave.
     Postrouting,
-    /// At a device, before everything.
+    /// At a device, before all other hooks.
     Ingress,
-    /// At a device, after everything (netdev tables only).
+    /// At a device, after all other hooks (netdev tables only).
     Egress,
 }
 
-/// What happens to packets that no rule decides.
+/// The verdict for packets that no rule decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
-    /// They go on.
+    /// Packets continue.
     #[default]
     Accept,
     /// They are dropped.
     Drop,
 }
 
-/// A chain as the kernel has it.
+/// A chain as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChainInfo {
     /// What it is.
     pub chain: Chain,
-    /// The kernel's number for it.
+    /// The kernel's handle.
     pub handle: u64,
 }
 
-/// The usual priorities (`NF_IP_PRI_*` of linux/netfilter_ipv4.h), by nft's names.
+/// The usual priorities (`NF_IP_PRI_*` of linux/netfilter_ipv4.h), with nft's names.
 pub mod priority {
-    /// `raw`: before connection tracking; the place of `notrack`.
+    /// `raw`: before connection tracking, for `notrack`.
     pub const RAW: i32 = -300;
     /// `mangle`
     pub const MANGLE: i32 = -150;
@@ -105,7 +105,7 @@ impl Chain {
         Self { table: table.clone(), name: name.into(), base: None, comment: None }
     }
 
-    /// A chain that packets enter at `hook`; its policy is accept.
+    /// A base chain at `hook`, with policy accept.
     pub fn base(table: &Table, name: impl Into<String>, kind: ChainKind, hook: Hook, priority: i32) -> Self {
         let base = Base { kind, hook, priority, policy: Policy::Accept, devices: Vec::new() };
         Self { base: Some(base), ..Self::new(table, name) }
@@ -153,7 +153,7 @@ impl ChainKind {
 // === impl Hook ===
 
 impl Hook {
-    /// The number that the hook has in a family; families count differently.
+    /// The number of the hook, which depends on the family.
     pub(crate) const fn number(self, family: TableFamily) -> Option<u32> {
         use TableFamily::{Arp, Inet, Netdev};
         Some(match (family, self) {

@@ -1,7 +1,8 @@
-//! Connections that the kernel tracks, as far as they have to be forgotten.
+//! Connections that the kernel tracks, as far as they must be removed.
 //!
-//! An address that goes to another pod, or a port mapping that goes away, leaves tracked connections behind that would
-//! send the next client's packets to nowhere: UDP has no end, so they live as long as somebody keeps sending.
+//! When an address moves to another pod, or a port mapping is removed, tracked connections would
+//! send the packets of the next client to the old destination. UDP connections have no end, so they
+//! live as long as packets arrive.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,19 +23,19 @@ pub struct Conntrack {
 /// One tracked connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Connection {
-    /// Source and destination of its first packet, before any translation.
+    /// Source and destination of its first packet, before translation.
     pub original: (IpAddr, IpAddr),
-    /// Source and destination of the answers, as they arrive here.
+    /// Source and destination of the replies as they arrive here.
     pub reply: (IpAddr, IpAddr),
     /// Transport protocol.
     pub protocol: u8,
-    /// The port to which its first packet went, before any translation, where the protocol has ports.
+    /// The destination port of its first packet, before translation, if the protocol has ports.
     pub port: Option<u16>,
-    /// What a request to delete it has to repeat.
+    /// The attributes that a request to delete it must repeat.
     key: Key,
 }
 
-/// Raw attributes by which the kernel finds a connection again.
+/// Raw attributes that identify a connection for the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Key {
     family: u8,
@@ -74,8 +75,8 @@ impl Conntrack {
         self.select(family, |_| true)
     }
 
-    /// Forgets all connections from or to one of the addresses, before or after translation; how many there were. One
-    /// that ended by itself meanwhile is no error.
+    /// Deletes all connections from or to one of the addresses, before or after translation;
+    /// returns how many there were. A connection that ended meanwhile is no error.
     pub fn forget(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<usize, NetlinkError> {
         let mut forgotten = 0;
         for family in Family::BOTH {
@@ -87,7 +88,8 @@ impl Conntrack {
         Ok(forgotten)
     }
 
-    /// Forgets all connections of a family that `wanted` holds for; how many there were.
+    /// Deletes all connections of a family for which `wanted` returns true; returns how many there
+    /// were.
     pub fn forget_where(
         &mut self,
         family: Family,
@@ -117,7 +119,8 @@ impl Conntrack {
         for Connection { key, .. } in connections {
             batch.push(CT_DELETE, 0, |message| {
                 message.raw(&nfgenmsg(key.family, 0)).attr(CTA_TUPLE_ORIG | NESTED, &key.original);
-                // The identity keeps us from forgetting a newer connection with the same addresses and ports.
+                // The id keeps a newer connection with the same addresses and ports from being
+                // deleted.
                 for (kind, value) in [(CTA_ID, &key.id), (CTA_ZONE, &key.zone)] {
                     if let Some(value) = value {
                         message.attr(kind, value);
@@ -140,7 +143,7 @@ impl Conntrack {
 // === impl Connection ===
 
 impl Connection {
-    /// Whether one of its four addresses is among `addresses`.
+    /// Whether one of its four addresses is in `addresses`.
     pub fn involves(&self, addresses: &BTreeSet<IpAddr>) -> bool {
         let all = [self.original.0, self.original.1, self.reply.0, self.reply.1];
         all.iter().any(|address| addresses.contains(address))
@@ -168,7 +171,7 @@ impl Connection {
     }
 }
 
-/// Source and destination in a tuple.
+/// Source and destination of a tuple.
 fn addresses(tuple: &Attributes<'_>) -> Option<(IpAddr, IpAddr)> {
     let ip = tuple.find(CTA_TUPLE_IP)?.nested();
     let either = |v4, v6| ip.find(v4).or_else(|| ip.find(v6)).and_then(|address: Attribute<'_>| address.ip());
@@ -190,7 +193,7 @@ const fn address_family(family: Family) -> u8 {
     }
 }
 
-/// Lets `hostile` try the decoders.
+/// Runs the decoders, for tests with arbitrary input.
 #[cfg(test)]
 pub(crate) fn decode_for_test(message: &Message<'_>) -> (Option<Connection>, String) {
     (Connection::decode(message), describe(message))

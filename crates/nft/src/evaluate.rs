@@ -1,8 +1,10 @@
-//! Whether the node's own rules drop a packet of which only a few properties are known: a tunnel's packet from any peer. Used for "is the tunnel's port
-//! open"; others' firewalls are only read.
+//! Evaluates whether the node's own rules drop a packet of which only a few properties are known: a
+//! tunnel packet from any peer. It answers whether the tunnel's port is open; firewalls of other
+//! programs are only read.
 //!
-//! Every match is true, false or unknown. A chain then has a set of possible outcomes, and a packet counts as dropped only where dropping is the
-//! only one. A rule for some peers, or with a limit, is therefore not reported, and neither is a chain that uses what is not understood here.
+//! Every match is true, false or unknown. A chain then has a set of possible outcomes, and a packet
+//! counts as dropped only if that is the only one. A rule for some peers or with a limit is
+//! therefore not reported, and neither is a chain with unsupported expressions.
 
 use std::collections::BTreeMap;
 
@@ -17,37 +19,37 @@ use crate::table::{Table, TableFamily};
 use crate::verdict::Verdict;
 use crate::{NetlinkError, expr};
 
-/// A UDP packet to a port, that connection tracking leaves alone.
+/// A UDP packet to a port, without connection tracking.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UdpPacket {
-    /// Its family.
+    /// The address family.
     pub family: Family,
-    /// The port that it goes to.
+    /// The destination port.
     pub port: u16,
-    /// The interface through which it comes or goes.
+    /// The interface through which it arrives or leaves.
     pub interface: (u32, IfName),
-    /// Whether it comes from outside; otherwise this machine sends it.
+    /// Whether it arrives from outside; otherwise this machine sends it.
     pub incoming: bool,
 }
 
-/// One part of a rule, as far as it matters here.
+/// One part of a rule, as far as it is evaluated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
-    /// Puts a property of the packet into a register; none: an unknown one.
+    /// Loads a property of the packet into a register; `None` for an unknown property.
     Load { register: u32, bytes: Option<Vec<u8>> },
-    /// Compares a register with a range, inverted or not.
+    /// Compares a register with a range, possibly inverted.
     Compare { register: u32, from: Option<Vec<u8>>, to: Option<Vec<u8>>, inverted: bool },
     /// Masks a register.
     Mask { from: u32, to: u32, mask: Vec<u8>, xor: Vec<u8> },
-    /// Looks a register up in a set, or in a map of verdicts.
+    /// Looks up a register in a set or a verdict map.
     Lookup { set: String, register: u32, inverted: bool, is_map: bool },
-    /// Matches, or does not, as an extension of iptables says of the port or of the connection's state.
+    /// The result of an iptables extension that matches the port or the connection's state.
     Port { is_ours: bool },
-    /// Decides.
+    /// A verdict.
     Decide(Verdict),
-    /// Matches some packets.
+    /// An unknown match.
     Unknown,
-    /// Matches all packets and decides nothing.
+    /// Matches all packets and has no verdict.
     Nothing,
 }
 
@@ -66,7 +68,7 @@ const DROPPED: Outcomes = 2;
 const UNDECIDED: Outcomes = 4;
 const ANY: Outcomes = ACCEPTED | DROPPED | UNDECIDED;
 
-/// The rules and sets of one table, read when they are needed.
+/// The rules and sets of one table, read when needed.
 struct TableRules<'a> {
     nft: &'a mut Nft,
     table: Table,
@@ -74,14 +76,17 @@ struct TableRules<'a> {
     chains: BTreeMap<String, Vec<Vec<Step>>>,
     sets: Option<Vec<SetInfo>>,
     elements: BTreeMap<String, Option<Vec<Element>>>,
-    /// Chains that may still be entered: others' rules may lead from one to the other as often as they like.
+    /// How many more chains may be entered: rules of other programs may jump between chains
+    /// arbitrarily often.
     left: u32,
 }
 
-/// How deep jumps are followed, and how many in all; what lies beyond is unknown. ufw and firewalld nest three deep.
+/// Limits for the depth and the number of jumps; what is beyond counts as unknown. ufw and
+/// firewalld nest three levels.
 const DEPTH_MAX: u32 = 8;
 const CHAINS_MAX: u32 = 256;
-/// Larger sets are not searched: a set of ports has a few elements, one of addresses says nothing of a port.
+/// Larger sets are not searched: a set of ports has few elements, and one of addresses does not
+/// decide about a port.
 const ELEMENTS_MAX: u32 = 10_000;
 
 // linux/netfilter/nf_tables.h
@@ -102,7 +107,7 @@ const NFT_LOOKUP_F_INV: u32 = 1;
 const CT_UNTRACKED: u32 = 1 << 6;
 const ETHERTYPE: [u16; 2] = [0x0800, 0x86dd];
 const NFPROTO: [u8; 2] = [2, 10];
-/// Where the headers of the two families have the transport protocol.
+/// The offsets of the transport protocol in the headers of the two families.
 const PROTOCOL_OFFSET: [u32; 2] = [9, 6];
 const IPPROTO_UDP: u8 = 17;
 const UDP_DPORT: (u32, u32) = (2, 2);
@@ -111,7 +116,7 @@ const IFNAMSIZ: usize = 16;
 // === impl Nft ===
 
 impl Nft {
-    /// The base chains, outside of tables that `is_ours`, that drop every such packet.
+    /// The base chains that drop every such packet, without tables for which `is_ours` is true.
     pub fn dropping(
         &mut self,
         packet: &UdpPacket,
@@ -144,7 +149,7 @@ impl Nft {
     }
 }
 
-/// What a base chain does to packets, given what its rules do.
+/// The outcomes of a base chain, given those of its rules.
 fn with_policy(outcomes: Outcomes, policy: Policy) -> Outcomes {
     let end = if policy == Policy::Drop { DROPPED } else { ACCEPTED };
     if outcomes & UNDECIDED == 0 { outcomes } else { outcomes & !UNDECIDED | end }
@@ -161,7 +166,7 @@ impl UdpPacket {
         }
     }
 
-    /// Whether the packet passes a chain.
+    /// Whether the packet enters a chain.
     fn passes(&self, info: &ChainInfo) -> bool {
         let Some(base) = &info.chain.base else { return false };
         let here = match info.chain.table.family {
@@ -252,7 +257,7 @@ impl TableRules<'_> {
         Ok(rules)
     }
 
-    /// Whether a rule matches the packet, and what it decides then.
+    /// Whether a rule matches the packet, and its verdict.
     fn rule(&mut self, rule: &[Step]) -> Result<(Match, Option<Verdict>), NetlinkError> {
         let mut registers: BTreeMap<u32, Option<Vec<u8>>> = BTreeMap::new();
         let mut matches = Match::Yes;
@@ -283,7 +288,7 @@ impl TableRules<'_> {
                             }
                             Some(found) => Match::of(found.is_some() != *inverted),
                         },
-                        // Which verdict of a map it is, is not known either.
+                        // The verdict from the map is unknown, too.
                         None if *is_map => return Ok((Match::Perhaps, Some(Verdict::Return))),
                         None => Match::Perhaps,
                     }
@@ -305,7 +310,7 @@ impl TableRules<'_> {
         Ok((matches, verdict))
     }
 
-    /// Whether a set has a key, and the verdict beside it; none where that cannot be known.
+    /// Whether a set contains a key, and the verdict for it; `None` if that cannot be determined.
     #[allow(clippy::option_option, reason = "known, found, with a verdict")]
     fn look_up(&mut self, name: &str, key: &[u8]) -> Result<Option<Option<Option<Verdict>>>, NetlinkError> {
         if !self.elements.contains_key(name) {
@@ -321,7 +326,7 @@ impl TableRules<'_> {
         }
         let Some(Some(elements)) = self.elements.get(name) else { return Ok(None) };
         let has = |element: &&Element| match &element.key[..] {
-            // Of all that is not in the set.
+            // The element for all keys without their own.
             [] => true,
             [part] => part.first.as_slice() <= key && key <= part.last.as_slice(),
             _ => false,
@@ -348,7 +353,8 @@ fn masked(bytes: &[u8], mask: &[u8], xor: &[u8]) -> Vec<u8> {
     bytes.iter().zip(pairs).map(|(byte, (mask, xor))| byte & mask ^ xor).collect()
 }
 
-/// Whether a value is within a range, whose ends may be shorter than it: names of interfaces with an asterisk.
+/// Whether a value is within a range, whose bounds may be shorter: interface names with an
+/// asterisk.
 fn within(bytes: &[u8], from: Option<&[u8]>, to: Option<&[u8]>) -> bool {
     let shortest = [from, to].into_iter().flatten().map(<[u8]>::len).min().unwrap_or(0).min(bytes.len());
     let part = |bytes: &[u8]| bytes.get(..shortest).unwrap_or(bytes).to_vec();
@@ -356,7 +362,7 @@ fn within(bytes: &[u8], from: Option<&[u8]>, to: Option<&[u8]>) -> bool {
     from.is_none_or(|from| part(from) <= value) && to.is_none_or(|to| value <= part(to))
 }
 
-/// The parts of a rule (the inside of `NFTA_RULE_EXPRESSIONS`).
+/// The parts of a rule (the contents of `NFTA_RULE_EXPRESSIONS`).
 fn steps(list: &Attributes<'_>, packet: &UdpPacket) -> Vec<Step> {
     let step = |element: russet_netlink::wire::Attribute<'_>| {
         let parts = element.nested();
@@ -373,7 +379,7 @@ fn steps(list: &Attributes<'_>, packet: &UdpPacket) -> Vec<Step> {
     list.clone().map(step).collect()
 }
 
-/// An expression of nf_tables; none where an attribute is missing.
+/// An expression of nf_tables; `None` if an attribute is missing.
 fn plain_step(name: &str, data: &Attributes<'_>, packet: &UdpPacket) -> Option<Step> {
     let number = |kind: u16| data.find(kind).and_then(|attribute| attribute.be32());
     let register = |kind: u16| number(kind).map(normal);
@@ -424,7 +430,7 @@ fn plain_step(name: &str, data: &Attributes<'_>, packet: &UdpPacket) -> Option<S
         "lookup" => {
             let (set, register) = (data.find(NFTA_LOOKUP_SET)?.text(), register(NFTA_LOOKUP_SREG)?);
             match number(NFTA_LOOKUP_DREG) {
-                // Into a register of data: the rest of the rule uses it.
+                // Loads into a data register, which the rest of the rule uses.
                 Some(to) if to != 0 => Step::Load { register: normal(to), bytes: None },
                 to => {
                     let inverted = number(NFTA_LOOKUP_FLAGS).unwrap_or(0) & NFT_LOOKUP_F_INV != 0;
@@ -466,7 +472,8 @@ fn udp_ports(info: &[u8], port: u16) -> Option<Step> {
     Some(if is_ours && !any_source { Step::Unknown } else { Step::Port { is_ours } })
 }
 
-/// `struct xt_conntrack_mtinfo3`, where it asks for states alone: the packet is untracked, whichever they are.
+/// `struct xt_conntrack_mtinfo3`, if it matches states only: the packet is untracked, whatever they
+/// are.
 fn untracked(info: &[u8]) -> Option<Step> {
     const MATCH_FLAGS: usize = 146;
     const INVERT_FLAGS: usize = 148;
@@ -480,7 +487,7 @@ fn untracked(info: &[u8]) -> Option<Step> {
     (flags == XT_CONNTRACK_STATE).then_some(Step::Port { is_ours })
 }
 
-/// The number of a register of 4 bytes, also for those of 16, which are the same memory.
+/// The number of a 4-byte register, also for 16-byte registers, which are the same memory.
 const fn normal(register: u32) -> u32 {
     match register {
         1..=4 => 8 + (register - 1) * 4,

@@ -1,6 +1,7 @@
-//! Expressions: the instructions that a rule is made of. They load packet fields into registers, compare, look up, act.
+//! Expressions: the instructions of rules. They load packet fields into registers, compare, look
+//! up, and act.
 //!
-//! [`Rule`](crate::Rule) writes them for the usual matches; the variants are public for what it has no word for.
+//! [`Rule`](crate::Rule) writes them for common matches; the variants are public for all others.
 
 mod digest;
 mod encode;
@@ -12,7 +13,7 @@ use crate::verdict::Verdict;
 pub(crate) use digest::{digest, extension, extension_comment, names, packets, verdict};
 pub(crate) use encode::nfproto;
 
-/// A register of 4 bytes, 0 to 15; longer values take the following ones as well.
+/// A 4-byte register, 0 to 15; longer values occupy the following ones as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Register(pub u8);
 
@@ -31,29 +32,29 @@ pub enum Expr {
     Payload { base: PayloadBase, offset: u32, len: u32, to: Register },
     /// Loads a property of the connection.
     Ct { key: CtKey, to: Register },
-    /// Loads a property that the connection has in each direction, as it is in the original one.
+    /// Loads a property that the connection has for each direction, for the original direction.
     CtOriginal { key: CtKey, to: Register },
-    /// Looks the packet's addresses up in the routing tables.
+    /// Looks up the packet's addresses in the routing tables.
     Fib { result: FibResult, flags: u32, to: Register },
     /// Masks and flips bits: `to = from & mask ^ xor`.
     Bitwise { from: Register, to: Register, mask: Vec<u8>, xor: Vec<u8> },
-    /// Goes on when the comparison with the register holds.
+    /// Continues if the comparison with the register is true.
     Cmp { op: CmpOp, register: Register, value: Vec<u8> },
-    /// Goes on when the register is within, or with `not` outside of, the range.
+    /// Continues if the register is within the range, or with `not` outside of it.
     Range { not: bool, register: Register, first: Vec<u8>, last: Vec<u8> },
-    /// Goes on when the register is, or with `not` is not, in the set.
+    /// Continues if the set contains the register, or with `not` if it does not.
     Lookup { set: String, key: Register, not: bool },
-    /// Loads the value that the map has for the register; goes no further where it has none.
+    /// Loads the map's value for the register; ends the rule if there is none.
     LookupMap { map: String, key: Register, to: Register },
-    /// Takes the verdict that the map has for the register; goes no further where it has none.
+    /// Applies the map's verdict for the register; ends the rule if there is none.
     LookupVerdict { map: String, key: Register },
     /// Loads a constant.
     Immediate { to: Register, value: Vec<u8> },
-    /// Decides.
+    /// Applies a verdict.
     Verdict(Verdict),
-    /// Leaves the packet out of connection tracking; raw priority only.
+    /// Disables connection tracking for the packet; only at raw priority.
     Notrack,
-    /// Replaces the source by the outgoing interface's address.
+    /// Replaces the source by the address of the outgoing interface.
     Masquerade { flags: u32, ports: Option<(Register, Register)> },
     /// Replaces source or destination.
     Nat {
@@ -63,15 +64,15 @@ pub enum Expr {
         ports: Option<(Register, Register)>,
         flags: u32,
     },
-    /// Replaces the destination by the incoming interface's address.
+    /// Replaces the destination by the address of the incoming interface.
     Redirect { ports: Option<(Register, Register)>, flags: u32 },
     /// Counts packets and bytes.
     Counter,
-    /// Drops, and tells the sender.
+    /// Drops the packet and sends an error to the sender.
     Reject(Reject),
-    /// Goes on while the rate is below, or with `over` above, the limit.
+    /// Continues while the rate is below the limit, or with `over` above it.
     Limit { rate: u64, per_s: u64, burst: u32, over: bool },
-    /// Writes a line to the kernel's log, or to a netlink group.
+    /// Writes to the kernel log, or to a netlink group.
     Log { prefix: String, group: Option<u16> },
 }
 
@@ -119,7 +120,7 @@ pub enum PayloadBase {
 pub enum CtKey {
     /// State bits, see [`ct_state`].
     State = 0,
-    /// Which way the packet goes: 0 is the original way, 1 the reply's. One byte.
+    /// The direction of the packet: 0 for the original one, 1 for replies. One byte.
     Direction = 1,
     /// Status bits.
     Status = 2,
@@ -131,15 +132,15 @@ pub enum CtKey {
 
 /// The bits of a connection's state.
 pub mod ct_state {
-    /// Belongs to no connection and cannot.
+    /// Belongs to no connection and cannot start one.
     pub const INVALID: u32 = 1;
-    /// Both sides have spoken.
+    /// Packets were seen in both directions.
     pub const ESTABLISHED: u32 = 2;
-    /// A new connection that another one announced.
+    /// A new connection related to another one.
     pub const RELATED: u32 = 4;
-    /// The first packet.
+    /// The first packet of a connection.
     pub const NEW: u32 = 8;
-    /// Left out of tracking.
+    /// Not tracked.
     pub const UNTRACKED: u32 = 64;
 }
 
@@ -155,17 +156,17 @@ pub enum FibResult {
     AddressType = 3,
 }
 
-/// What [`Expr::Fib`] looks up (`NFTA_FIB_F_*`).
+/// The inputs of [`Expr::Fib`] (`NFTA_FIB_F_*`).
 pub mod fib {
     /// The source.
     pub const SADDR: u32 = 1;
     /// The destination.
     pub const DADDR: u32 = 2;
-    /// With the packet's mark.
+    /// The packet's mark.
     pub const MARK: u32 = 4;
-    /// As seen from the incoming interface.
+    /// The incoming interface.
     pub const IIF: u32 = 8;
-    /// As seen from the outgoing interface.
+    /// The outgoing interface.
     pub const OIF: u32 = 16;
 }
 
@@ -187,7 +188,7 @@ pub enum CmpOp {
     Gte = 5,
 }
 
-/// Which end of the connection is replaced.
+/// The address that is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum NatKind {
@@ -197,7 +198,7 @@ pub enum NatKind {
     Destination = 1,
 }
 
-/// What a refused sender is told.
+/// The error for the sender of a rejected packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reject {
     /// A TCP reset.
@@ -215,14 +216,14 @@ pub enum Reject {
 // === impl Register ===
 
 impl Register {
-    /// The first one, with which most rules make do.
+    /// The first register, which is enough for most rules.
     pub const FIRST: Register = Register(0);
-    /// The first one behind an address of either family.
+    /// The first register after an address of either family.
     pub const SECOND: Register = Register(4);
-    /// How many there are.
+    /// The number of registers.
     pub const COUNT: u8 = 16;
 
-    /// As the kernel itself writes it: whole 16-byte registers have numbers of their own.
+    /// The kernel's number: 16-byte registers have numbers of their own.
     pub(crate) const fn number(self) -> u32 {
         const NFT_REG_1: u32 = 1;
         const NFT_REG32_00: u32 = 8;

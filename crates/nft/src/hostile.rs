@@ -1,4 +1,4 @@
-//! Tests only: whatever bytes arrive, the decoders end, and say what they could read.
+//! Tests that the decoders terminate on arbitrary bytes.
 
 use proptest::prelude::*;
 use russet_netlink::wire::{MessageBuilder, Messages};
@@ -10,7 +10,7 @@ use crate::set::{Set, decode_elements, decode_set};
 use crate::table::{Table, TableInfo};
 use crate::{KeyType, Rule, Transaction, conntrack, monitor};
 
-/// Attributes within attributes, with lengths that are true, so that arbitrary bytes reach the inner decoders.
+/// Nested attributes with valid lengths, so that arbitrary bytes reach the inner decoders.
 fn attributes() -> impl Strategy<Value = Vec<u8>> {
     let leaf = proptest::collection::vec(any::<u8>(), 0..24);
     leaf.prop_recursive(4, 64, 6, |inner| {

@@ -1,4 +1,5 @@
-//! Numbers of linux/netfilter/{nf_tables,nfnetlink}.h, all attribute types as `u16`; used by the encoders and decoders.
+//! Constants of linux/netfilter/{nf_tables,nfnetlink}.h, with all attribute types as `u16`, for the
+//! encoders and decoders.
 
 // Messages: the subsystem is the high byte.
 const fn message(number: u16) -> u16 {

@@ -1,10 +1,12 @@
-//! nf_tables over netlink: tables, chains, sets, maps and rules, changed in one transaction.
+//! nf_tables over netlink: tables, chains, sets, maps and rules, changed in atomic transactions.
 //!
-//! A [`Transaction`] collects changes as bytes, [`Nft`] commits it, all or nothing, and lists what is there. The `nft`
-//! program is never run: its start alone costs more than our largest change (dataplane.md section 3.3), and its output
-//! is no interface. It is the second opinion in the tests.
+//! A [`Transaction`] collects encoded changes; [`Nft`] commits them atomically, and lists the
+//! existing objects. The `nft` program is never executed: its start alone takes longer than our
+//! largest change (dataplane.md section 3.3), and its output is not a stable interface. Tests
+//! compare with it.
 //!
-//! `overlay` keeps its masquerading here, `policy` its verdict maps, `plugins` its port mappings. Nothing here decides.
+//! `overlay` has its masquerading here, `policy` its verdict maps, `plugins` its port mappings.
+//! This crate makes no decisions.
 
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]

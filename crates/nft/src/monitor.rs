@@ -1,7 +1,8 @@
-//! Changes that anybody commits, as they happen.
+//! Events of committed changes by any program.
 //!
-//! The agent's policy and overlay loops listen, so that a table which somebody flushed is put right at once.
-//! Events are for marking things dirty; when some were lost, one [`Event::Overrun`] says that everything is.
+//! The agent's policy and overlay loops use them to repair a flushed table at once. Events only
+//! mark things dirty; lost events are reported as one [`Event::Overrun`], which means that
+//! everything may have changed.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,7 +15,7 @@ use crate::kernel::*;
 use crate::sys::{self, Received};
 use crate::table::{Table, TableFamily};
 
-/// A listener in the network namespace in which it was opened.
+/// Receives events in the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Monitor {
     fd: OwnedFd,
@@ -22,53 +23,53 @@ pub struct Monitor {
     heard: Heard,
 }
 
-/// What was heard and not yet told.
+/// Events that were received and not yet returned.
 #[derive(Debug)]
 struct Heard {
-    /// Changes of a transaction whose end has not come yet.
+    /// Changes of a transaction whose end has not been received.
     open: Vec<Change>,
     complete: bool,
     waiting: VecDeque<Event>,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A transaction was committed.
     Committed(Commit),
-    /// Events were lost: look at everything again.
+    /// Events were lost: read everything again.
     Overrun,
 }
 
-/// A transaction that was committed.
+/// A committed transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Commit {
-    /// The generation that it made.
+    /// The new generation of the ruleset.
     pub generation: u32,
-    /// The netlink port that sent it; [`Nft::port`](crate::Nft::port) is our own.
+    /// The netlink port that sent it; [`Nft::port`](crate::Nft::port) is that of this connection.
     pub port: u32,
-    /// The process that sent it, as the initial PID namespace numbers it.
+    /// The PID of the process that sent it, in the initial PID namespace.
     pub pid: u32,
-    /// That process's name: up to 15 bytes that it chose itself.
+    /// The name of that process: up to 15 bytes that it can choose.
     pub process: String,
-    /// What changed, in order; what follows itself is named once.
+    /// The changes in order; consecutive equal ones are listed once.
     pub changes: Vec<Change>,
-    /// Whether `changes` is all; huge transactions are cut off.
+    /// Whether `changes` is complete; it is truncated for huge transactions.
     pub complete: bool,
 }
 
 /// A change of one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// What it is.
+    /// The kind of object.
     pub object: Object,
-    /// Where it is.
+    /// The table that contains it.
     pub table: Table,
-    /// The name of the chain or set; the table's own otherwise.
+    /// The name of the chain or set; otherwise that of the table.
     pub name: String,
-    /// It was deleted; otherwise it is new or different.
+    /// Whether it was deleted; otherwise it is new or changed.
     pub gone: bool,
-    /// It is a chain that packets enter at a hook; not told of deleted ones.
+    /// Whether it is a base chain; not reported for deleted ones.
     pub base: bool,
 }
 
@@ -89,26 +90,27 @@ pub enum Object {
 
 /// `NFNLGRP_NFTABLES`
 const GROUP: u32 = 7;
-/// Room for the notifications of a transaction of some 10,000 elements.
+/// Enough for the notifications of a transaction of some 10,000 elements.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
-/// The kernel fills a datagram up to this (`NLMSG_GOODSIZE` is a page, at most 8 KiB); single larger ones are lost once.
+/// The kernel's limit for a datagram (`NLMSG_GOODSIZE` is a page, at most 8 KiB); a larger one is
+/// lost once.
 const INBOX_BYTES: usize = 64 << 10;
-/// Changes of one transaction that are listed: beyond, nobody looks at each.
+/// The most changes that are listed for one transaction.
 const CHANGES_MAX: usize = 1024;
-/// Where the port stands in `struct nlmsghdr`.
+/// The offset of the port in `struct nlmsghdr`.
 const PORT_OFFSET: usize = 12;
 
 // === impl Monitor ===
 
 impl Monitor {
-    /// Begins to listen in the calling thread's network namespace; commits from now on are heard.
+    /// Subscribes in the calling thread's network namespace; later commits are reported.
     pub fn open() -> Result<Self, NetlinkError> {
         let fd = sys::listen(GROUP, RECEIVE_BUFFER_BYTES).map_err(failed("open an nf_tables monitor"))?;
         Ok(Self { fd, inbox: vec![0; INBOX_BYTES], heard: Heard::nothing() })
     }
 
-    /// The next event; none when `timeout` passed first. A timeout of zero never waits, which suits callers that
-    /// poll the descriptor themselves.
+    /// The next event; `None` after `timeout`. A timeout of zero never waits, for callers that poll
+    /// the descriptor themselves.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Event>, NetlinkError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -178,7 +180,7 @@ impl Heard {
     }
 
     fn lost(&mut self) {
-        // What is left of this transaction is not all of it.
+        // The remaining changes of this transaction are not all of it.
         self.complete = false;
         self.waiting.push_back(Event::Overrun);
     }
@@ -200,7 +202,7 @@ impl Commit {
         }
     }
 
-    /// Whether it may have changed `table`.
+    /// Whether the transaction may have changed `table`.
     pub fn touches(&self, table: &Table) -> bool {
         !self.complete || self.changes.iter().any(|change| change.table == *table)
     }
@@ -236,7 +238,7 @@ fn failed(operation: &'static str) -> impl FnOnce(std::io::Error) -> NetlinkErro
     move |source| NetlinkError::Io { operation: operation.to_owned(), source }
 }
 
-/// Lets `hostile` shout at the decoder.
+/// Runs the decoder, for tests with arbitrary input.
 #[cfg(test)]
 pub(crate) fn hear_for_test(datagram: &[u8]) {
     let mut heard = Heard::nothing();

@@ -1,4 +1,4 @@
-//! The conversation with nf_tables: transactions out, lists in.
+//! The connection to nf_tables: commits transactions and lists objects.
 
 use std::os::fd::AsFd as _;
 
@@ -20,7 +20,7 @@ pub struct Nft {
     socket: Socket,
 }
 
-/// A shorthand for the results of reading.
+/// The result type for reading.
 type Result<T, E = NetlinkError> = std::result::Result<T, E>;
 
 // === impl Nft ===
@@ -31,7 +31,7 @@ impl Nft {
         Ok(Self { socket: Socket::netfilter()? })
     }
 
-    /// Applies the transaction, all of it or nothing. An empty one does nothing.
+    /// Applies the transaction atomically. An empty one does nothing.
     pub fn commit(&mut self, transaction: &Transaction) -> Result<(), CommitError> {
         let batch = transaction.batch()?;
         if transaction.is_empty() {
@@ -40,12 +40,13 @@ impl Nft {
         self.socket.transact(&batch).map_err(CommitError::new)
     }
 
-    /// The netlink port of this connection: our name in what a [`Monitor`](crate::Monitor) hears.
+    /// The netlink port of this connection, by which a [`Monitor`](crate::Monitor) identifies its
+    /// commits.
     pub fn port(&self) -> std::io::Result<u32> {
         crate::sys::port(self.socket.as_fd())
     }
 
-    /// The ruleset's generation: a number that every commit, of anybody, changes.
+    /// The generation of the ruleset: a number that changes with every commit of any program.
     pub fn generation(&mut self) -> Result<u32> {
         let operation = || "read the generation of the ruleset".to_owned();
         self.socket.get(
@@ -68,7 +69,7 @@ impl Nft {
         self.list("list chains", NFT_MSG_GETCHAIN, 0, &[], ChainInfo::decode)
     }
 
-    /// The chains of a table; none when there is no such table.
+    /// The chains of a table; empty if there is no such table.
     pub fn chains(&mut self, table: &Table) -> Result<Vec<ChainInfo>> {
         let family = table.family.number();
         // The kernel filters by family only.
@@ -77,7 +78,7 @@ impl Nft {
         Ok(chains)
     }
 
-    /// One chain, whatever others there are; none when it is not there.
+    /// Reads one chain without the others; `None` if it does not exist.
     pub fn chain(&mut self, table: &Table, name: &str) -> Result<Option<ChainInfo>> {
         let operation = || format!("read chain {table} {}", name.escape_debug());
         let fill = |message: &mut MessageBuilder<'_>| {
@@ -87,14 +88,14 @@ impl Nft {
         found(self.socket.get(operation, NFT_MSG_GETCHAIN, fill, ChainInfo::decode))
     }
 
-    /// The sets and maps of a table; none when there is no such table.
+    /// The sets and maps of a table; empty if there is no such table.
     pub fn sets(&mut self, table: &Table) -> Result<Vec<SetInfo>> {
         let filter = [(NFTA_SET_TABLE, table.name.as_str())];
         let family = table.family.number();
         gone_is_empty(self.list("list sets", NFT_MSG_GETSET, family, &filter, decode_set))
     }
 
-    /// The elements of a set, ranges put together; it must have the type that `set` says.
+    /// The elements of a set, with ranges joined; the set must have the type in `set`.
     pub fn elements(&mut self, set: &Set) -> Result<Vec<Element>> {
         let operation = format!("list elements of set {} {}", set.table, set.name.escape_debug());
         let filter = [
@@ -109,7 +110,8 @@ impl Nft {
         Ok(decode_elements(set, lists.iter().map(Vec::as_slice)))
     }
 
-    /// The element of a set that has the key of `like`, whatever others there are; none when it is not there. Not for sets of intervals.
+    /// Reads the element with the key of `like` without the others; `None` if it does not exist.
+    /// Not for interval sets.
     pub fn element(&mut self, set: &Set, like: &Element) -> Result<Option<Element>> {
         let operation = || format!("read an element of set {} {}", set.table, set.name.escape_debug());
         let key = Element { value: None, timeout: None, comment: None, ..like.clone() };
@@ -127,21 +129,21 @@ impl Nft {
         found(self.socket.get(operation, NFT_MSG_GETSETELEM, fill, decode))
     }
 
-    /// The rules of a table, chain after chain, each in order; none when there is no such table.
+    /// The rules of a table by chain, in order; empty if there is no such table.
     pub fn rules(&mut self, table: &Table) -> Result<Vec<RuleInfo>> {
         let filter = [(NFTA_RULE_TABLE, table.name.as_str())];
         let family = table.family.number();
         gone_is_empty(self.list("list rules", NFT_MSG_GETRULE, family, &filter, RuleInfo::decode))
     }
 
-    /// The rules of a chain, in order; none when there is no such chain.
+    /// The rules of a chain, in order; empty if there is no such chain.
     pub fn rules_of(&mut self, table: &Table, chain: &str) -> Result<Vec<RuleInfo>> {
         let filter = [(NFTA_RULE_TABLE, table.name.as_str()), (NFTA_RULE_CHAIN, chain)];
         let family = table.family.number();
         gone_is_empty(self.list("list rules", NFT_MSG_GETRULE, family, &filter, RuleInfo::decode))
     }
 
-    /// The rules of a chain, each as `decode` reads it; none when there is no such chain.
+    /// The rules of a chain, decoded by `decode`; empty if there is no such chain.
     pub(crate) fn decoded_rules<T>(
         &mut self,
         table: &Table,
@@ -177,7 +179,7 @@ impl Nft {
 // === impl TableInfo ===
 
 impl TableInfo {
-    /// Reads `NFT_MSG_NEWTABLE`.
+    /// Decodes `NFT_MSG_NEWTABLE`.
     pub(crate) fn decode(message: &Message<'_>) -> Option<Self> {
         let family = TableFamily::from_number(*message.payload.first()?)?;
         let attributes = message.attributes(NFGENMSG_BYTES);
@@ -196,7 +198,7 @@ impl TableInfo {
 // === impl ChainInfo ===
 
 impl ChainInfo {
-    /// Reads `NFT_MSG_NEWCHAIN`.
+    /// Decodes `NFT_MSG_NEWCHAIN`.
     pub(crate) fn decode(message: &Message<'_>) -> Option<Self> {
         let family = TableFamily::from_number(*message.payload.first()?)?;
         let attributes = message.attributes(NFGENMSG_BYTES);

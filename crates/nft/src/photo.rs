@@ -1,8 +1,10 @@
-//! A table as it is, kept so that it can be made again: for tables whose contents nobody else knows. The agent takes a picture of `inet russet-cni` after
-//! each change of ours, and brings the table back to it when something else has changed it.
+//! Snapshots of tables that can be restored, for tables whose contents are recorded nowhere else.
+//! The agent takes a snapshot of `inet russet-cni` after each change of its own, and restores the
+//! table after a change by another program.
 //!
-//! A picture holds the kernel's own messages, less what only the kernel can say (handles, counters of uses). It is for what Russet puts into tables:
-//! no timeouts, no intervals of single fields, no anonymous sets, no stateful objects.
+//! A snapshot contains the kernel's messages without the attributes that only the kernel sets
+//! (handles, use counts). It supports what Russet puts into tables: no timeouts, no intervals of
+//! single fields, no anonymous sets, no stateful objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,9 +20,9 @@ use crate::transaction::Transaction;
 #[derive(Debug, Clone)]
 pub struct Photo {
     table: Table,
-    /// Table, sets, chains, elements, rules, in the order in which they can be made.
+    /// Table, sets, chains, elements, rules, in an order in which they can be created.
     parts: Vec<Part>,
-    /// The same as facts that compare, whatever the order in which the kernel listed them.
+    /// The same contents in a form that is independent of the order of the kernel's lists.
     facts: BTreeSet<Vec<u8>>,
 }
 
@@ -32,7 +34,7 @@ struct Part {
     attributes: Vec<(u16, Vec<u8>)>,
 }
 
-/// What is listed, how, and which attributes of it are kept.
+/// The lists that are read, and which attributes of their messages are kept.
 const LISTS: [(&str, u16, u16, &[u16]); 3] = [
     (
         "list tables",
@@ -74,15 +76,15 @@ const OF_ELEMENTS: &[u16] = &[NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, 
 const OF_RULES: &[u16] = &[NFTA_RULE_TABLE, NFTA_RULE_CHAIN, NFTA_RULE_EXPRESSIONS, NFTA_RULE_USERDATA];
 /// In all messages the first attribute is the table's name.
 const TABLE_NAME: u16 = NFTA_TABLE_NAME;
-/// Set, chain, rule's chain: each is the name beside the table's.
+/// The attribute with the name of the set, the chain, or the rule's chain.
 const SET_NAME: u16 = NFTA_SET_NAME;
-/// Tries at a picture that somebody's commit blurs.
+/// Attempts at a snapshot that concurrent commits invalidate.
 const MAX_TRIES: usize = 8;
 
 // === impl Nft ===
 
 impl Nft {
-    /// A picture of a table; none where it is not there.
+    /// A snapshot of a table; `None` if it does not exist.
     pub fn photograph(&mut self, table: &Table) -> Result<Option<Photo>, NetlinkError> {
         let mut tries = 0;
         loop {
@@ -125,7 +127,7 @@ impl Nft {
     ) -> Result<Vec<Part>, NetlinkError> {
         let family = table.family.number();
         let filter: Vec<(u16, &str)> = match (get, set) {
-            // Of these the kernel lists a family's.
+            // The kernel lists these for a whole family.
             (NFT_MSG_GETTABLE | NFT_MSG_GETCHAIN, _) => Vec::new(),
             (_, Some(set)) => vec![(TABLE_NAME, &table.name), (NFTA_SET_ELEM_LIST_SET, set)],
             (_, None) => vec![(TABLE_NAME, &table.name)],
@@ -162,7 +164,7 @@ impl Part {
         Some(String::from_utf8_lossy(text).into_owned())
     }
 
-    /// Which attributes hold others.
+    /// Which attributes contain nested attributes.
     fn is_nest(&self, kind: u16) -> bool {
         match self.kind {
             NFT_MSG_NEWCHAIN => kind == NFTA_CHAIN_HOOK,
@@ -200,7 +202,7 @@ impl Part {
 impl Photo {
     fn new(table: &Table, parts: Vec<Part>) -> Self {
         let mut facts = BTreeSet::new();
-        // Rules have an order within their chain, elements have none.
+        // Rules are ordered within their chain, elements are not.
         let mut places: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
         for part in &parts {
             match part.kind {
@@ -221,12 +223,12 @@ impl Photo {
         Self { table: table.clone(), parts, facts }
     }
 
-    /// The table.
+    /// The table of the snapshot.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// How many chains, sets, elements and rules are in only one of the two.
+    /// The number of chains, sets, elements and rules that are in only one of the two.
     pub fn differs_from(&self, other: Option<&Self>) -> usize {
         match other {
             Some(other) => self.facts.symmetric_difference(&other.facts).count(),
@@ -238,7 +240,7 @@ impl Photo {
 // === impl Transaction ===
 
 impl Transaction {
-    /// Makes a table again as it was, whatever there is in its place.
+    /// Restores a table from a snapshot, replacing an existing one.
     pub fn restore(&mut self, photo: &Photo) -> &mut Self {
         self.destroy_table(&photo.table);
         for part in &photo.parts {
@@ -254,7 +256,7 @@ impl Transaction {
     }
 }
 
-/// Rules come in their order.
+/// Rules are appended in order.
 const fn append(kind: u16) -> u16 {
     if kind == NFT_MSG_NEWRULE { NLM_F_APPEND } else { 0 }
 }

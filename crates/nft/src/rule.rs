@@ -1,4 +1,4 @@
-//! Rules, written as `nft` writes them: matches in order, then what to do.
+//! Rules in the style of `nft`: matches in order, then actions.
 //!
 //! ```
 //! # use russet_addr::Family;
@@ -28,7 +28,7 @@ use crate::verdict::Verdict;
 pub use action::Masquerade;
 pub use matches::{Field, L4};
 
-/// A rule as it should be.
+/// A rule to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     pub(crate) table: Table,
@@ -39,36 +39,37 @@ pub struct Rule {
     network: Option<Family>,
 }
 
-/// A rule as the kernel has it: enough to recognise it, not to write it again.
+/// A rule as read from the kernel: enough to recognise it, but not to create it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleInfo {
-    /// Where it is.
+    /// The table that contains it.
     pub table: Table,
-    /// The chain that it is in.
+    /// The chain that contains it.
     pub chain: String,
-    /// The kernel's number for it, by which it is replaced and deleted.
+    /// The kernel's handle, by which it is replaced and deleted.
     pub handle: u64,
-    /// Its comment, `nft`'s or that of iptables.
+    /// Its comment, from `nft` or iptables.
     pub comment: Option<String>,
-    /// The kernel's names of its expressions, in order; `match comment` and `target LOG` for iptables' extensions.
+    /// The kernel's names of its expressions, in order; `match comment` and `target LOG` for
+    /// extensions of iptables.
     pub expressions: Vec<String>,
-    /// What happens to packets that it matches, where that is one thing and no extension's.
+    /// Its verdict, if it has a single one that is not from an extension.
     pub verdict: Option<Verdict>,
-    /// The packets that its counter has seen, where it has one.
+    /// The packet count of its counter, if it has one.
     pub packets: Option<u64>,
-    /// Equal to [`Rule::digest`] of a rule that does the same in the same words.
+    /// Equal to [`Rule::digest`] of a rule with the same expressions.
     pub digest: u64,
 }
 
 // === impl Rule ===
 
 impl Rule {
-    /// A rule that matches everything and does nothing, at the end of `chain`.
+    /// An empty rule, to be added to `chain`.
     pub fn new(chain: &Chain) -> Self {
         Self::of(&chain.table, chain.name.clone())
     }
 
-    /// [`new`](Self::new) by name.
+    /// [`new`](Self::new) with names.
     pub fn of(table: &Table, chain: impl Into<String>) -> Self {
         Self {
             table: table.clone(),
@@ -83,7 +84,7 @@ impl Rule {
         }
     }
 
-    /// Appends any expression.
+    /// Appends an expression.
     pub fn expr(mut self, expression: Expr) -> Self {
         self.expressions.push(expression);
         self
@@ -95,22 +96,23 @@ impl Rule {
         self
     }
 
-    /// The table that it is in.
+    /// The table that contains it.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// The name of the chain that it is in.
+    /// The name of the chain that contains it.
     pub fn chain(&self) -> &str {
         &self.chain
     }
 
-    /// What it consists of.
+    /// Its expressions.
     pub fn expressions(&self) -> &[Expr] {
         &self.expressions
     }
 
-    /// Tells rules apart by what they do, whatever their handle, comment and counters; stable over releases.
+    /// Identifies a rule by its effect, independent of handle, comment and counters; stable over
+    /// releases.
     pub fn digest(&self) -> u64 {
         let mut buffer = Vec::new();
         let mut message = MessageBuilder::new(&mut buffer, 0, 0);
@@ -120,7 +122,7 @@ impl Rule {
         digest(&Attributes::new(list))
     }
 
-    /// Appends what `NFT_MSG_NEWRULE` wants besides a handle or position.
+    /// Appends the attributes of `NFT_MSG_NEWRULE` except handle and position.
     pub(crate) fn encode(&self, message: &mut MessageBuilder<'_>) {
         message.attr_str(NFTA_RULE_TABLE, &self.table.name).attr_str(NFTA_RULE_CHAIN, &self.chain);
         message.nested(NFTA_RULE_EXPRESSIONS, |list| self.encode_expressions(list));
@@ -139,7 +141,7 @@ impl Rule {
 // === impl RuleInfo ===
 
 impl RuleInfo {
-    /// Reads `NFT_MSG_NEWRULE`.
+    /// Decodes `NFT_MSG_NEWRULE`.
     pub(crate) fn decode(message: &Message<'_>) -> Option<Self> {
         let family = TableFamily::from_number(*message.payload.first()?)?;
         let attributes = message.attributes(NFGENMSG_BYTES);

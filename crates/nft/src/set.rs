@@ -1,4 +1,4 @@
-//! Sets and maps: what rules look fields up in, in constant time however many elements there are.
+//! Sets and maps, in which rules look up fields in constant time.
 
 mod decode;
 mod element;
@@ -16,28 +16,28 @@ pub(crate) use decode::{decode_elements, decode_set};
 pub use element::{Element, KeyPart, Value};
 pub(crate) use element::{octets, padded_name};
 
-/// A set, or a map when it has a value, as it should be or as the kernel has it.
+/// A set, or a map if it has a value type; to be created or as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Set {
-    /// Where it is.
+    /// The table that contains it.
     pub table: Table,
     /// Its name.
     pub name: String,
-    /// What is looked up; several types are looked up together.
+    /// The types of the key; several form a concatenation.
     pub key: Vec<KeyType>,
-    /// What a map gives back.
+    /// The value type of a map.
     pub value: Option<ValueType>,
-    /// Elements are ranges and prefixes.
+    /// Whether elements can be ranges and prefixes.
     pub interval: bool,
-    /// Elements may have a time to live.
+    /// Whether elements can have a timeout.
     pub timeout: bool,
-    /// Elements cannot change while a rule refers to the set.
+    /// Whether elements are constant while a rule refers to the set.
     pub constant: bool,
-    /// Rules may add elements.
+    /// Whether rules can add elements.
     pub dynamic: bool,
-    /// The time to live of elements that name none.
+    /// The default timeout of elements.
     pub default_timeout: Option<Duration>,
-    /// The most elements it may have.
+    /// The most elements.
     pub size: Option<u32>,
     /// Shown by `nft list`.
     pub comment: Option<String>,
@@ -60,7 +60,7 @@ pub enum KeyType {
     InetService,
     /// `mark`
     Mark,
-    /// A type that only others use.
+    /// A type that Russet does not use.
     Other {
         /// nft's number.
         id: u32,
@@ -69,31 +69,31 @@ pub enum KeyType {
     },
 }
 
-/// What a map gives back.
+/// The type of a map's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ValueType {
-    /// What happens to the packet.
+    /// A verdict.
     Verdict,
-    /// A value that another expression uses.
+    /// Data for another expression.
     Data(KeyType),
 }
 
-/// A set as the kernel has it.
+/// A set as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInfo {
     /// What it is.
     pub set: Set,
-    /// The kernel's number for it.
+    /// The kernel's handle.
     pub handle: u64,
-    /// Belongs to one rule.
+    /// Whether it belongs to a single rule.
     pub anonymous: bool,
 }
 
-/// Bits by which nft shifts the parts of a concatenated type.
+/// By how many bits nft shifts the types of a concatenation.
 const TYPE_BITS: u32 = 6;
-/// Why marks and interface names are no part of a range.
+/// Why marks and interface names cannot be in ranges.
 pub(crate) const UNORDERED: &str = "ranges of marks and interface names have no order";
-/// The kernel's limit on the parts of a key (`NFT_REG32_COUNT`).
+/// The kernel's limit for the parts of a key (`NFT_REG32_COUNT`).
 pub(crate) const KEY_MAX_BYTES: u32 = 64;
 
 // === impl Set ===
@@ -131,26 +131,26 @@ impl Set {
         Self { value: Some(ValueType::Verdict), ..Self::new(table, name, key) }
     }
 
-    /// Lets elements be ranges and prefixes.
+    /// Allows ranges and prefixes as elements.
     pub fn interval(mut self) -> Self {
         self.interval = true;
         self
     }
 
-    /// Lets elements have a time to live.
+    /// Allows timeouts of elements.
     pub fn timeout(mut self, default: Option<Duration>) -> Self {
         self.timeout = true;
         self.default_timeout = default;
         self
     }
 
-    /// Forbids changes of the elements while a rule refers to the set.
+    /// Makes the elements constant while a rule refers to the set.
     pub fn constant(mut self) -> Self {
         self.constant = true;
         self
     }
 
-    /// Limits how many elements there may be.
+    /// Limits the number of elements.
     pub fn size(mut self, elements: u32) -> Self {
         self.size = Some(elements);
         self
@@ -162,12 +162,12 @@ impl Set {
         self
     }
 
-    /// Several types make one key.
+    /// Whether the key is a concatenation of several types.
     pub(crate) fn is_concatenation(&self) -> bool {
         self.key.len() > 1
     }
 
-    /// Length of a part within a key.
+    /// The length of a part within a key.
     pub(crate) fn part_len(&self, key: KeyType) -> usize {
         let len = key.len_bytes() as usize;
         if self.is_concatenation() { len.next_multiple_of(4) } else { len }
@@ -192,18 +192,18 @@ impl Set {
         flags
     }
 
-    /// Why the kernel would misunderstand the set, where it would.
+    /// Why the kernel would misinterpret the set, if it would.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         let host_order = self.key.iter().any(|key| key.is_host_order());
         if self.key.is_empty() || self.key_len() > KEY_MAX_BYTES {
             return Some("a key has 1 to 64 bytes");
         }
-        // In a concatenation each part has a range of its own, which may be a single value.
+        // In a concatenation each part has its own range, which may be a single value.
         let ordered = !host_order || self.is_concatenation();
         (self.interval && !ordered).then_some(UNORDERED)
     }
 
-    /// Appends what `NFT_MSG_NEWSET` wants; `id` is a number of the transaction's own.
+    /// Appends the attributes of `NFT_MSG_NEWSET`; `id` identifies the set within the transaction.
     pub(crate) fn encode(&self, message: &mut MessageBuilder<'_>, id: u32) {
         message
             .attr_str(NFTA_SET_TABLE, &self.table.name)
@@ -280,7 +280,7 @@ impl KeyType {
         }
     }
 
-    /// nft's number, by which it knows how to print elements; the kernel only stores it.
+    /// nft's number of the type, by which it prints elements; the kernel only stores it.
     pub(crate) const fn id(self) -> u32 {
         match self {
             Self::Ipv4Addr => 7,
@@ -294,7 +294,7 @@ impl KeyType {
         }
     }
 
-    /// The type with one of nft's numbers; `len_bytes` is used where we do not know it.
+    /// The type with this nft number; `len_bytes` is used for unknown types.
     pub(crate) fn from_id(id: u32, len_bytes: u32) -> Self {
         let known = [
             Self::Ipv4Addr,

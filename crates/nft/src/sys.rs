@@ -1,27 +1,27 @@
-//! The system calls of a listening netlink socket; all `unsafe` of this crate is here.
+//! The system calls of a netlink socket for events; all `unsafe` code of this crate is here.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// One datagram, or why there is none.
+/// The result of receiving.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// This many bytes from the kernel.
+    /// A datagram of this size from the kernel.
     Datagram(usize),
-    /// A datagram of this many bytes did not fit and is lost, or the socket's buffer was full.
+    /// A datagram of this size did not fit and is lost, or the socket's buffer was full.
     Lost(usize),
-    /// Nothing is there.
+    /// Nothing is available.
     Nothing,
 }
 
 /// `NETLINK_ADD_MEMBERSHIP`
 const ADD_MEMBERSHIP: i32 = 1;
 
-/// Opens a netfilter socket that hears `group`, with a receive buffer of `buffer_bytes`.
+/// Opens a netfilter socket that receives `group`, with a receive buffer of `buffer_bytes`.
 pub(crate) fn listen(group: u32, buffer_bytes: usize) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no pointers; a non-negative result is a descriptor that nobody else owns.
+    // SAFETY: no pointers; a non-negative result is a new descriptor without another owner.
     let raw = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_NETFILTER) };
     if raw < 0 {
         return Err(io::Error::last_os_error());
@@ -31,13 +31,13 @@ pub(crate) fn listen(group: u32, buffer_bytes: usize) -> io::Result<OwnedFd> {
     let bytes = i32::try_from(buffer_bytes).unwrap_or(i32::MAX);
     set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
         .or_else(|_| set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes))?;
-    // A socket without a port of its own hears nothing that the kernel sends by itself, which is as port 0.
+    // A socket that is not bound to a port receives no notifications.
     bind(&fd)?;
     set_option(&fd, libc::SOL_NETLINK, ADD_MEMBERSHIP, group.cast_signed())?;
     Ok(fd)
 }
 
-/// Has the kernel give the socket a port.
+/// Binds the socket to a port that the kernel chooses.
 fn bind(fd: &OwnedFd) -> io::Result<()> {
     let mut any = address();
     any.nl_family = libc::AF_NETLINK as libc::sa_family_t;
@@ -50,7 +50,8 @@ fn bind(fd: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Receives the next datagram that the kernel sent, without waiting; those of other processes are thrown away.
+/// Receives the next datagram from the kernel, without waiting; those of other processes are
+/// discarded.
 pub(crate) fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<Received> {
     loop {
         let mut sender = address();
@@ -84,10 +85,10 @@ pub(crate) fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<Received> {
     }
 }
 
-/// Waits until something is there to receive, or `timeout` has passed.
+/// Waits until data is available, or until `timeout`.
 pub(crate) fn wait_readable(fd: &OwnedFd, timeout: Duration) -> io::Result<()> {
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // Rounded up, so that a wait for less than a millisecond is one.
+    // Rounded up, so that a wait of less than a millisecond still waits.
     let timeout_ms = timeout.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX);
     // SAFETY: one valid pollfd.
     if unsafe { libc::poll(&mut poll, 1, timeout_ms) } >= 0 {
@@ -99,7 +100,7 @@ pub(crate) fn wait_readable(fd: &OwnedFd, timeout: Duration) -> io::Result<()> {
     }
 }
 
-/// The socket's port: what the kernel calls its user in notifications.
+/// The socket's port, which identifies it in notifications.
 pub(crate) fn port(fd: BorrowedFd<'_>) -> io::Result<u32> {
     let mut own = address();
     let mut len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;

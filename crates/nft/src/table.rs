@@ -1,11 +1,11 @@
-//! Tables: the namespaces of nf_tables. Ours is `inet russet`.
+//! Tables: the namespaces of nf_tables. Russet's main table is `inet russet`.
 
 use std::fmt;
 
-/// A table's name: what everything else is in.
+/// The name of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Table {
-    /// Which packets its chains can see.
+    /// The family of packets that its chains see.
     pub family: TableFamily,
     /// Its name.
     pub name: String,
@@ -28,18 +28,19 @@ pub enum TableFamily {
     Ip6,
 }
 
-/// A table as the kernel has it.
+/// A table as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableInfo {
     /// Its name.
     pub table: Table,
-    /// The kernel's number for it.
+    /// The kernel's handle.
     pub handle: u64,
     /// Its comment.
     pub comment: Option<String>,
-    /// The netlink port of the socket that owns it, where one does: the table goes away with that socket.
+    /// The netlink port of the socket that owns it, if there is one: the table is deleted with that
+    /// socket.
     pub owner: Option<u32>,
-    /// Its chains are registered nowhere.
+    /// Whether its chains are not registered at any hook.
     pub dormant: bool,
 }
 

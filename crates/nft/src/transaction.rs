@@ -1,4 +1,4 @@
-//! Transactions: changes that the kernel applies all together or not at all.
+//! Transactions: changes that the kernel applies atomically.
 
 mod describe;
 #[cfg(test)]
@@ -17,59 +17,60 @@ use crate::set::{Element, Set};
 use crate::table::Table;
 use crate::userdata::{self, COMMENT_MAX_BYTES};
 
-/// A list of changes. It holds bytes; nothing is sent before [`Nft::commit`](crate::Nft::commit).
+/// A list of encoded changes; nothing is sent before [`Nft::commit`](crate::Nft::commit).
 #[derive(Debug, Clone)]
 pub struct Transaction {
     requests: Batch,
-    /// The first change that cannot be expressed, and why.
+    /// The first change that cannot be encoded, and why.
     invalid: Option<(usize, &'static str)>,
     sets: u32,
     generation: Option<u32>,
 }
 
-/// Why a transaction left everything as it was; unless [`outcome_unknown`](Self::outcome_unknown) says otherwise.
+/// The error of a transaction that changed nothing, unless
+/// [`outcome_unknown`](Self::outcome_unknown) is true.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct CommitError {
-    /// Which change was refused, counted from 0; none when the transaction was refused as a whole.
+    /// The refused change, counted from 0; `None` if the transaction was refused as a whole.
     pub index: Option<usize>,
-    /// Why.
+    /// The error.
     #[source]
     pub error: NetlinkError,
 }
 
 /// Attributes have 16-bit lengths, and a list of elements is one attribute.
 const ELEMENTS_MAX_BYTES: usize = 48 << 10;
-/// Elements in a message: more gain nothing (dataplane.md section 3.3).
+/// The most elements in a message; more would not be faster (dataplane.md section 3.3).
 const ELEMENTS_MAX: usize = 400;
-/// The kernel's limit on names (`NFT_NAME_MAXLEN` less its NUL).
+/// The kernel's limit for names (`NFT_NAME_MAXLEN` without the NUL).
 const NAME_MAX_BYTES: usize = 255;
 
 // === impl Transaction ===
 
 impl Transaction {
-    /// A transaction that changes nothing.
+    /// An empty transaction.
     pub fn new() -> Self {
         Self { requests: Batch::describing(describe::describe), invalid: None, sets: 0, generation: None }
     }
 
-    /// Refuses the whole transaction unless the ruleset is still the one of this generation.
+    /// Makes the commit fail unless the ruleset still has this generation.
     pub fn only_at(&mut self, generation: u32) -> &mut Self {
         self.generation = Some(generation);
         self
     }
 
-    /// How many messages there are.
+    /// The number of messages.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether it changes nothing.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Creates a table, or leaves the one that is there.
+    /// Creates a table if it does not exist.
     pub fn add_table(&mut self, table: &Table) -> &mut Self {
         self.new_table(table, 0, None)
     }
@@ -79,21 +80,21 @@ impl Transaction {
         self.new_table(table, 0, Some(comment))
     }
 
-    /// Creates a table that belongs to the socket which commits this: nobody else can change it, and it goes away with
-    /// the socket.
+    /// Creates a table that belongs to the socket which commits this: other processes cannot change
+    /// it, and it is deleted with the socket.
     pub fn add_owned_table(&mut self, table: &Table) -> &mut Self {
         self.new_table(table, NFT_TABLE_F_OWNER, None)
     }
 
-    /// Deletes a table with all that is in it; one that is missing refuses the transaction.
+    /// Deletes a table with its contents; fails if it does not exist.
     pub fn delete_table(&mut self, table: &Table) -> &mut Self {
         self.push(table, NFT_MSG_DELTABLE, 0, |message| {
             message.attr_str(NFTA_TABLE_NAME, &table.name);
         })
     }
 
-    /// Deletes a table with all that is in it, if it is there. (The kernel's own word for that came with 6.3; adding
-    /// the table first works everywhere.)
+    /// Deletes a table with its contents, if it exists. (The kernel's own operation for that came
+    /// with 6.3; creating the table first works on all kernels.)
     pub fn destroy_table(&mut self, table: &Table) -> &mut Self {
         self.add_table(table).delete_table(table)
     }
@@ -105,7 +106,7 @@ impl Transaction {
         })
     }
 
-    /// Creates a chain, or leaves the one that is there; a base chain's policy is set.
+    /// Creates a chain if it does not exist; sets the policy of a base chain.
     pub fn add_chain(&mut self, chain: &Chain) -> &mut Self {
         self.check_name(&chain.name);
         self.check_comment(chain.comment.as_deref());
@@ -124,7 +125,7 @@ impl Transaction {
         })
     }
 
-    /// Deletes a chain, to which nothing may jump any more, and its rules.
+    /// Deletes a chain and its rules; no rule may jump to it.
     pub fn delete_chain(&mut self, table: &Table, chain: &str) -> &mut Self {
         self.flush_chain(table, chain).push(table, NFT_MSG_DELCHAIN, 0, |message| {
             message.attr_str(NFTA_CHAIN_TABLE, &table.name).attr_str(NFTA_CHAIN_NAME, chain);
@@ -138,7 +139,7 @@ impl Transaction {
         })
     }
 
-    /// Creates a set or map, or leaves the one that is there if it has the same type.
+    /// Creates a set or map if it does not exist; fails if one with another type exists.
     pub fn add_set(&mut self, set: &Set) -> &mut Self {
         self.check_name(&set.name);
         self.check_comment(set.comment.as_deref());
@@ -149,7 +150,7 @@ impl Transaction {
         self.push(&set.table, NFT_MSG_NEWSET, NLM_F_CREATE, |message| set.encode(message, id))
     }
 
-    /// Deletes a set, which no rule may refer to any more.
+    /// Deletes a set; no rule may refer to it.
     pub fn delete_set(&mut self, table: &Table, set: &str) -> &mut Self {
         self.push(table, NFT_MSG_DELSET, 0, |message| {
             message.attr_str(NFTA_SET_TABLE, &table.name).attr_str(NFTA_SET_NAME, set);
@@ -163,12 +164,12 @@ impl Transaction {
         })
     }
 
-    /// Adds elements; those that are there already stay, unless they differ, which refuses the transaction.
+    /// Adds elements; existing equal elements stay, and different ones make the transaction fail.
     pub fn add_elements(&mut self, set: &Set, elements: &[Element]) -> &mut Self {
         self.elements(set, elements, NFT_MSG_NEWSETELEM, NLM_F_CREATE)
     }
 
-    /// Deletes elements; one that is missing refuses the transaction.
+    /// Deletes elements; fails if one does not exist.
     pub fn delete_elements(&mut self, set: &Set, elements: &[Element]) -> &mut Self {
         self.elements(set, elements, NFT_MSG_DELSETELEM, 0)
     }
@@ -188,12 +189,12 @@ impl Transaction {
         self.rule(rule, NLM_F_CREATE, Some((NFTA_RULE_POSITION, handle)))
     }
 
-    /// Adds a rule behind the one with this handle.
+    /// Adds a rule after the one with this handle.
     pub fn add_rule_after(&mut self, handle: u64, rule: &Rule) -> &mut Self {
         self.rule(rule, NLM_F_CREATE | NLM_F_APPEND, Some((NFTA_RULE_POSITION, handle)))
     }
 
-    /// Puts a rule in the place of the one with this handle.
+    /// Replaces the rule with this handle.
     pub fn replace_rule(&mut self, handle: u64, rule: &Rule) -> &mut Self {
         self.rule(rule, NLM_F_REPLACE, Some((NFTA_RULE_HANDLE, handle)))
     }
@@ -208,15 +209,16 @@ impl Transaction {
         })
     }
 
-    /// Whether all changes can be expressed; the kernel is not asked, and `commit` does it as well.
+    /// Whether all changes can be encoded; does not ask the kernel. `commit` checks this as well.
     pub fn check(&self) -> Result<(), CommitError> {
         let Some((index, reason)) = self.invalid else { return Ok(()) };
         let operation = self.requests.description(index);
         Err(CommitError { index: Some(index), error: NetlinkError::Invalid { operation, reason } })
     }
 
-    /// The whole as netlink wants it. Only the last change asks for an answer: failures are always told, and thousands
-    /// of answers would overflow the receive buffer. (That the end itself may ask came with 6.9.)
+    /// The transaction as a netlink batch. Only the last change requests an answer: failures are
+    /// always reported, and thousands of answers would overflow the receive buffer. (The end
+    /// message can request an answer only since 6.9.)
     pub(crate) fn batch(&self) -> Result<Batch, CommitError> {
         if let Some((index, reason)) = self.invalid {
             let operation = self.requests.description(index);
@@ -244,7 +246,7 @@ impl Transaction {
         Ok(batch)
     }
 
-    /// A number for a set that no other has in this transaction.
+    /// A set id that is unique within this transaction.
     pub(crate) fn next_set_id(&mut self) -> u32 {
         self.sets += 1;
         self.sets
@@ -314,7 +316,7 @@ impl Transaction {
         self
     }
 
-    /// Names come back in errors and rules; the kernel itself would cut them off at a NUL.
+    /// Names appear in errors and rules, and the kernel would truncate them at a NUL.
     fn check_name(&mut self, name: &str) {
         if name.is_empty() || name.len() > NAME_MAX_BYTES || name.chars().any(char::is_control) {
             self.refuse("a name has 1 to 255 bytes and no control characters");
@@ -343,36 +345,37 @@ impl Default for Transaction {
 
 impl CommitError {
     pub(crate) fn new(error: BatchError) -> Self {
-        // Request 0 is the begin of the batch, where the kernel puts what is nobody's fault alone.
+        // Request 0 is the begin of the batch; the kernel reports errors there that belong to no
+        // single change.
         Self { index: error.index.checked_sub(1), error: error.error }
     }
 
-    /// The kernel's error number, when there is one.
+    /// The kernel's error number, if there is one.
     pub fn errno(&self) -> Option<i32> {
         self.error.errno()
     }
 
-    /// Whether the ruleset had changed since the generation that [`only_at`](Transaction::only_at) named.
+    /// Whether the ruleset has changed since the generation in [`only_at`](Transaction::only_at).
     pub fn is_stale(&self) -> bool {
         self.errno() == Some(libc::ERESTART)
     }
 
-    /// Whether something was missing.
+    /// Whether an object did not exist.
     pub fn is_not_found(&self) -> bool {
         self.error.is_not_found()
     }
 
-    /// Whether the kernel does not have what was asked for: the family of a table, for one.
+    /// Whether the kernel does not support the request, for example the family of a table.
     pub fn is_unsupported(&self) -> bool {
         self.error.is_unsupported()
     }
 
-    /// Whether something was there already.
+    /// Whether an object existed already.
     pub fn is_exists(&self) -> bool {
         self.error.is_exists()
     }
 
-    /// Whether the transaction may have been applied all the same: read again, then decide.
+    /// Whether the transaction may have been applied: the caller has to read again.
     pub fn outcome_unknown(&self) -> bool {
         !matches!(self.error, NetlinkError::Refused { .. } | NetlinkError::Invalid { .. })
     }
@@ -408,7 +411,7 @@ fn encode_hook(message: &mut MessageBuilder<'_>, base: &crate::chain::Base, hook
     message.attr_be32(NFTA_CHAIN_POLICY, policy).attr_str(NFTA_CHAIN_TYPE, base.kind.name());
 }
 
-/// How many of the elements go into one message.
+/// How many of the elements fit into one message.
 fn chunk_len(elements: &[Element]) -> usize {
     let mut bytes = 0;
     let fits = |element: &&Element| {

@@ -1,11 +1,12 @@
-//! User data: what `nft` keeps beside an object for itself, as type, length and value of one byte, one byte and the
-//! rest. We write comments there, which `nft list` shows.
+//! User data: `nft`'s private data of objects, as entries of a type byte, a length byte and a
+//! value. Russet stores comments there, which `nft list` shows.
 
 use crate::kernel::{UDATA_COMMENT, UDATA_SET_COMMENT, UDATA_SET_DATA_BYTE_ORDER, UDATA_SET_KEY_BYTE_ORDER};
 
-/// Longest comment that `nft` accepts, without its NUL.
+/// The longest comment that `nft` accepts, without its NUL.
 pub(crate) const COMMENT_MAX_BYTES: usize = 127;
-/// `nft`'s number for host byte order, without which it prints and sorts marks backwards.
+/// `nft`'s number for host byte order, without which it prints and sorts marks in the wrong byte
+/// order.
 const HOST_ENDIAN: u32 = 1;
 
 /// The user data of a table, chain, rule or element with a comment.
@@ -15,7 +16,7 @@ pub(crate) fn comment(text: &str) -> Vec<u8> {
     data
 }
 
-/// The user data of a set whose keys, or whose values, stand in host byte order.
+/// The user data of a set whose keys or values are in host byte order.
 pub(crate) fn set(host_order_key: bool, host_order_data: bool, text: Option<&str>) -> Vec<u8> {
     let mut data = Vec::new();
     let orders = [(host_order_key, UDATA_SET_KEY_BYTE_ORDER), (host_order_data, UDATA_SET_DATA_BYTE_ORDER)];

@@ -1,4 +1,4 @@
-//! Verdicts, and values in registers: the two things that nf_tables calls data.
+//! Verdicts, and values in registers, both of which nf_tables calls data.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use russet_netlink::wire::{Attributes, MessageBuilder};
 
 use crate::kernel::*;
 
-/// What happens to the packet.
+/// The fate of a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Leaves this base chain; later ones still see the packet.
+    /// Ends this base chain; later ones still see the packet.
     Accept,
-    /// The packet is gone.
+    /// Drops the packet.
     Drop,
-    /// Back to the chain that jumped here, or the policy.
+    /// Returns to the calling chain, or applies the policy.
     Return,
-    /// The next rule.
+    /// Continues with the next rule.
     Continue,
-    /// Into a chain, from which the packet may come back.
+    /// Enters a chain, and returns from it.
     Jump(String),
-    /// Into a chain, from which the packet does not come back here.
+    /// Enters a chain without returning.
     Goto(String),
 }
 
@@ -44,7 +44,7 @@ impl Verdict {
         Self::Goto(chain.into())
     }
 
-    /// The chain that the verdict leads to.
+    /// The target chain of the verdict.
     pub fn chain(&self) -> Option<&str> {
         match self {
             Self::Jump(chain) | Self::Goto(chain) => Some(chain),
@@ -75,7 +75,7 @@ impl Verdict {
         });
     }
 
-    /// Reads the inside of a data attribute; none where it is no verdict that we know.
+    /// Decodes the contents of a data attribute; `None` for unknown verdicts.
     pub(crate) fn decode(data: &Attributes<'_>) -> Option<Self> {
         let verdict = data.find(NFTA_DATA_VERDICT)?.nested();
         let chain = || Some(verdict.find(NFTA_VERDICT_CHAIN)?.text());

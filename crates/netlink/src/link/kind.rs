@@ -1,4 +1,4 @@
-//! What a link is, and the attributes that only its kind has.
+//! Kinds of links, and the options of each kind.
 
 use std::net::IpAddr;
 use std::os::fd::RawFd;
@@ -20,7 +20,8 @@ pub enum LinkKind {
     Vxlan(Vxlan),
     /// An IP-in-IP tunnel endpoint (kind `ipip`), IPv4 in IPv4 only.
     Ipip(Ipip),
-    /// Any other kind with its `IFLA_INFO_DATA`, already encoded (it may be empty): macvlan, wireguard, dummy, ...
+    /// Any other kind with its encoded `IFLA_INFO_DATA` (may be empty): macvlan, wireguard, dummy,
+    /// ...
     Other {
         /// The kernel's name of the kind.
         kind: &'static str,
@@ -29,15 +30,15 @@ pub enum LinkKind {
     },
 }
 
-/// The other end of a veth pair. It is always created down: the kernel refuses to raise it before its partner
-/// exists (ENOTCONN).
+/// The other end of a veth pair. It is always created down: the kernel refuses to create it up
+/// before its partner exists (ENOTCONN).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Its name.
     pub name: IfName,
-    /// An open network namespace to create it in, instead of the socket's.
+    /// An open network namespace in which it is created, instead of the socket's.
     pub netns: Option<RawFd>,
-    /// Bytes.
+    /// Its MTU, in bytes.
     pub mtu_bytes: Option<u32>,
     /// Its MAC; random otherwise.
     pub mac: Option<Mac>,
@@ -45,35 +46,36 @@ pub struct Peer {
     pub tx_queue_len: Option<u32>,
 }
 
-/// A bridge's options; it never speaks STP.
+/// Options of a bridge; STP is always off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Bridge {
-    /// Whether ports have VLANs.
+    /// Whether it filters by VLAN.
     pub vlan_filtering: bool,
-    /// Whether multicast goes only where somebody listens.
+    /// Whether multicast is sent only to ports with listeners.
     pub mcast_snooping: bool,
 }
 
-/// A VXLAN device's options, as they are set and as a dump shows them.
+/// Options of a VXLAN device, as written and as read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vxlan {
     /// The network identifier, 24 bits.
     pub vni: u32,
     /// The outer source address.
     pub local: Option<IpAddr>,
-    /// The index of the link that outer packets leave through.
+    /// The index of the link through which outer packets leave.
     pub parent: Option<u32>,
     /// The outer UDP destination port.
     pub port: u16,
-    /// The multicast group or remote that everything unknown goes to.
+    /// The multicast group or remote for unknown destinations.
     pub group: Option<IpAddr>,
-    /// Whether received packets make FDB entries.
+    /// Whether received packets create FDB entries.
     pub learning: bool,
-    /// Whether unknown MACs are announced to whoever listens.
+    /// Whether lookups of unknown MACs cause notifications.
     pub l2miss: bool,
     /// Whether packets carry the sender's group policy.
     pub gbp: bool,
-    /// Whether each packet says itself which network it belongs to and where it goes (`external`); the device then has no `vni`.
+    /// Whether each packet carries its network and destination as metadata (`external`); the device
+    /// then has no `vni`.
     pub collect_metadata: bool,
     /// The outer TTL; 0 is the kernel's default.
     pub ttl: u8,
@@ -87,12 +89,12 @@ pub struct Vxlan {
     pub udp_zero_csum6_rx: bool,
 }
 
-/// An IP-in-IP device's options; other attributes have the kernel's defaults.
+/// Options of an IP-in-IP device; other attributes have the kernel's defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ipip {
     /// The outer source address.
     pub local: Option<IpAddr>,
-    /// The only other end; without one the route's gateway is.
+    /// The only remote endpoint; without one, the gateway of the route is used.
     pub remote: Option<IpAddr>,
 }
 
@@ -104,16 +106,16 @@ pub enum Df {
     Unset,
     /// Set.
     Set,
-    /// As in the inner packet.
+    /// Copied from the inner packet.
     Inherit,
 }
 
-/// How a bridge treats one of its ports.
+/// Options of a bridge port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BridgePort {
-    /// A frame may leave through the port that it came in by.
+    /// Whether a frame may leave through the port by which it came.
     pub hairpin: bool,
-    /// No frame goes from one such port to another.
+    /// Whether frames between isolated ports are dropped.
     pub isolated: bool,
 }
 
@@ -163,7 +165,7 @@ impl LinkKind {
     }
 }
 
-/// A veth gets a queue per possible CPU otherwise, each with its memory.
+/// Without this, a veth gets a queue per possible CPU, each with its memory.
 fn one_queue(message: &mut MessageBuilder<'_>) {
     message.attr_u32(IFLA_NUM_TX_QUEUES, 1).attr_u32(IFLA_NUM_RX_QUEUES, 1);
 }
@@ -171,7 +173,7 @@ fn one_queue(message: &mut MessageBuilder<'_>) {
 // === impl Peer ===
 
 impl Peer {
-    /// A peer in the same namespace, with defaults everywhere else.
+    /// A peer in the same namespace, with default options.
     pub fn new(name: IfName) -> Self {
         Self { name, netns: None, mtu_bytes: None, mac: None, tx_queue_len: None }
     }
@@ -193,10 +195,10 @@ impl Peer {
 
 impl Bridge {
     fn encode(&self, data: &mut MessageBuilder<'_>) {
-        // Without STP a port needs no time to listen and to learn.
+        // Without STP a port needs no listening and learning time.
         data.attr_u32(IFLA_BR_FORWARD_DELAY, 0).attr_u32(IFLA_BR_STP_STATE, 0);
         if self.vlan_filtering {
-            // Off is the default, and to kernels without it even that is unknown.
+            // Off is the default, and kernels without VLAN filtering refuse even that.
             data.attr_u8(IFLA_BR_VLAN_FILTERING, 1);
         }
         data.attr_u8(IFLA_BR_MCAST_SNOOPING, u8::from(self.mcast_snooping));
@@ -212,7 +214,7 @@ impl BridgePort {
             info.nested(IFLA_INFO_SLAVE_DATA, |data| {
                 data.attr_u8(IFLA_BRPORT_MODE, u8::from(self.hairpin));
                 if self.isolated {
-                    // Off is the default, and kernels before 4.18 do not know it.
+                    // Off is the default, and kernels before 4.18 do not know the attribute.
                     data.attr_u8(IFLA_BRPORT_ISOLATED, 1);
                 }
             });
@@ -236,7 +238,7 @@ impl BridgePort {
 // === impl Vxlan ===
 
 impl Vxlan {
-    /// A device that learns nothing and sends from wherever the route says.
+    /// A device without learning, whose source address follows from the route.
     pub fn new(vni: u32, port: u16) -> Self {
         Self {
             vni,
@@ -293,7 +295,7 @@ impl Vxlan {
             let on = attribute.u8().unwrap_or(0) != 0;
             match attribute.kind {
                 IFLA_VXLAN_ID => vxlan.vni = attribute.u32().unwrap_or(0),
-                // The kernel may show an unset address of the other family.
+                // The kernel may include an unset address of the other family.
                 IFLA_VXLAN_LOCAL | IFLA_VXLAN_LOCAL6 => {
                     vxlan.local = attribute.ip().filter(|ip| !ip.is_unspecified()).or(vxlan.local);
                 }
@@ -318,7 +320,7 @@ impl Vxlan {
     }
 }
 
-/// An address has an attribute of its own in each family.
+/// Addresses have a different attribute for each family.
 fn attr_address(data: &mut MessageBuilder<'_>, [v4, v6]: [u16; 2], address: Option<IpAddr>) {
     if let Some(address) = address {
         data.attr_ip(if address.is_ipv4() { v4 } else { v6 }, address);

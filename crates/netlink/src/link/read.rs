@@ -1,4 +1,4 @@
-//! Links as the kernel shows them.
+//! Links as read from the kernel.
 
 use russet_addr::{IfName, Mac};
 
@@ -8,40 +8,42 @@ use crate::kernel::*;
 use crate::socket::Socket;
 use crate::wire::{Attribute, Attributes, Message, MessageBuilder, array};
 
-/// A link that exists.
+/// A link of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// Its number, never 0.
+    /// Its index, never 0.
     pub index: u32,
-    /// Its name; not an [`IfName`], because foreign links may have names that we would refuse to make.
+    /// Its name; not an [`IfName`], because links of other programs may have names that this type
+    /// refuses.
     pub name: String,
     /// `IFF_*`.
     pub flags: u32,
-    /// Bytes.
+    /// Its MTU, in bytes.
     pub mtu_bytes: u32,
-    /// Its MAC, when it has one of 6 bytes.
+    /// Its MAC, if it has 6 bytes.
     pub mac: Option<Mac>,
-    /// `veth`, `bridge`, `vxlan`, ...; none for physical links and the loopback.
+    /// `veth`, `bridge`, `vxlan`, ...; `None` for physical links and the loopback.
     pub kind: Option<String>,
     /// The alias.
     pub alias: Option<String>,
-    /// The link group; 0 is everybody's.
+    /// The link group; the default is 0.
     pub group: u32,
     /// The index of the bridge that it is a port of.
     pub master: Option<u32>,
-    /// The index of the link below it, or of a veth's peer: in the namespace `link_netnsid` if that is set.
+    /// The index of the link below it, or of a veth's peer, in the namespace `link_netnsid` if that
+    /// is set.
     pub link: Option<u32>,
-    /// The number that the socket's namespace has for the namespace of `link`.
+    /// The id of the namespace of `link` in the socket's namespace.
     pub link_netnsid: Option<i32>,
-    /// Whether it can carry packets.
+    /// Its operational state.
     pub operstate: OperState,
     /// Length of the transmit queue.
     pub tx_queue_len: u32,
-    /// How IPv6 link-local addresses come about; none without IPv6.
+    /// How IPv6 link-local addresses are generated; `None` without IPv6.
     pub addr_gen_mode: Option<AddrGenMode>,
     /// A VXLAN device's options.
     pub vxlan: Option<Vxlan>,
-    /// How its bridge treats it, where it is a port of one.
+    /// Its options as a bridge port, if it is one.
     pub bridge_port: Option<BridgePort>,
     /// An IP-in-IP device's options.
     pub ipip: Option<Ipip>,
@@ -50,16 +52,16 @@ pub struct Link {
 /// `IF_OPER_*`, RFC 2863.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OperState {
-    /// The driver does not say.
+    /// Not reported by the driver.
     #[default]
     Unknown,
-    /// A part is missing.
+    /// A component is missing.
     NotPresent,
     /// No carrier.
     Down,
     /// The link below is down.
     LowerLayerDown,
-    /// In a test.
+    /// In a test mode.
     Testing,
     /// Waiting, for instance for authentication.
     Dormant,
@@ -70,7 +72,7 @@ pub enum OperState {
 // === impl Link ===
 
 impl Link {
-    /// Whether it is set up.
+    /// Whether it is administratively up.
     pub fn is_up(&self) -> bool {
         self.flags & IFF_UP != 0
     }
@@ -85,7 +87,7 @@ impl Link {
         self.flags & IFF_LOWER_UP != 0
     }
 
-    /// Whether somebody had it take frames for everybody.
+    /// Whether promiscuous mode was requested.
     pub fn is_promiscuous(&self) -> bool {
         self.flags & IFF_PROMISC != 0
     }
@@ -95,7 +97,7 @@ impl Link {
         self.flags & IFF_LOOPBACK != 0
     }
 
-    /// Reads `RTM_NEWLINK` and `RTM_DELLINK`; none when it is something else.
+    /// Decodes `RTM_NEWLINK` and `RTM_DELLINK`; `None` for other messages.
     pub fn decode(message: &Message<'_>) -> Option<Self> {
         if !matches!(message.kind, RTM_NEWLINK | RTM_DELLINK) || message.payload.first() == Some(&AF_BRIDGE) {
             return None;
@@ -198,7 +200,8 @@ impl Socket {
         self.dump("list links", RTM_GETLINK, |message| request(message, 0), Link::decode)
     }
 
-    /// The link called `name`; an error that [is not found](crate::NetlinkError::is_not_found) without one.
+    /// The link with this name; an error that [is not found](crate::NetlinkError::is_not_found) if
+    /// there is none.
     pub fn link_by_name(&mut self, name: &IfName) -> Result<Link> {
         let fill = |message: &mut MessageBuilder<'_>| {
             request(message, 0);
@@ -207,7 +210,8 @@ impl Socket {
         self.get(|| format!("read link {name}"), RTM_GETLINK, fill, Link::decode)
     }
 
-    /// The link with an index; an error that [is not found](crate::NetlinkError::is_not_found) without one.
+    /// The link with this index; an error that [is not found](crate::NetlinkError::is_not_found) if
+    /// there is none.
     pub fn link_by_index(&mut self, index: u32) -> Result<Link> {
         let fill = |message: &mut MessageBuilder<'_>| request(message, index);
         self.get(|| format!("read link {index}"), RTM_GETLINK, fill, Link::decode)
@@ -218,6 +222,6 @@ fn request(message: &mut MessageBuilder<'_>, index: u32) {
     let mut header = [0; IFINFOMSG_BYTES];
     header[0] = AF_UNSPEC;
     header[4..8].copy_from_slice(&index.to_ne_bytes());
-    // Counters are half of an answer, and nobody here reads them.
+    // Counters are half of an answer, and no caller uses them.
     message.raw(&header).attr_u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
 }

@@ -1,6 +1,6 @@
-//! One exchange at a time with the kernel: a chunk of a batch, a transaction, a dump, a single object.
+//! Single exchanges with the kernel: a chunk of a batch, a transaction, a dump, one object.
 //!
-//! The other half of [`Socket`], whose public calls are all thin covers of what is here.
+//! The implementation of the public calls of [`Socket`].
 
 #[cfg(test)]
 mod tests;
@@ -15,16 +15,16 @@ use crate::error::{BatchError, NetlinkError, Result};
 use crate::kernel::*;
 use crate::wire::{Attributes, HEADER_BYTES, Message, MessageBuilder, Messages, array, overwrite};
 
-/// The kernel's verdict on one request, from an `NLMSG_ERROR` or the `NLMSG_DONE` of a dump.
+/// The kernel's result of one request, from an `NLMSG_ERROR` or the `NLMSG_DONE` of a dump.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Positive; 0 for success.
+    /// The error number, positive; 0 means success.
     pub errno: i32,
     pub text: Option<String>,
     pub offset: Option<u32>,
 }
 
-/// Why the answers stopped coming.
+/// Why no more answers arrive.
 #[derive(Debug)]
 enum Broken {
     Io(io::Error),
@@ -33,20 +33,21 @@ enum Broken {
     Malformed,
 }
 
-/// What the answers to a chunk say, by position in the chunk.
+/// The results of a chunk, by position in the chunk.
 type Verdicts = Vec<Option<Verdict>>;
 
-/// The most bytes in a chunk, half of what a send buffer takes without asking; larger requests go alone.
+/// The most bytes in a chunk, half of the default send buffer; larger requests are sent alone.
 const CHUNK_MAX_BYTES: usize = 64 << 10;
-/// Where the sequence number lies in `struct nlmsghdr`.
+/// The offset of the sequence number in `struct nlmsghdr`.
 const SEQUENCE_OFFSET: usize = 8;
-/// What a send buffer takes without asking: the system's default is 208 KiB.
+/// Less than the default send buffer, which is 208 KiB.
 const SEND_BUFFER_DEFAULT_BYTES: usize = 128 << 10;
 
 // === impl Socket ===
 
 impl Socket {
-    /// Executes `batch` in chunks and reports each request in order; with `stop`, no chunk follows a failure.
+    /// Executes `batch` in chunks and reports each request in order; with `stop`, no chunk is sent
+    /// after a failure.
     pub(super) fn run(&mut self, batch: &Batch, stop: bool, each: &mut dyn FnMut(usize, Result<()>)) {
         if let Some((_, reason)) = batch.invalid {
             for index in 0..batch.len() {
@@ -99,7 +100,7 @@ impl Socket {
         }
     }
 
-    /// Runs a dump; false when it has to be repeated.
+    /// Runs a dump; false if it must be repeated.
     pub(super) fn exchange_dump(
         &mut self,
         operation: &str,
@@ -184,7 +185,8 @@ impl Socket {
         }
     }
 
-    /// Sends requests of a batch under fresh sequence numbers, the last of which is `self.sequence` afterwards.
+    /// Sends requests of a batch under new sequence numbers, the last of which is `self.sequence`
+    /// afterwards.
     fn send_chunk(&mut self, batch: &Batch, chunk: Range<usize>) -> Result<(), Broken> {
         self.settle()?;
         self.outbox.clear();
@@ -201,9 +203,10 @@ impl Socket {
         self.fd.send(&self.outbox).map_err(Broken::Io)
     }
 
-    /// Collects `expected` answers to the last `requests` sequence numbers. A transaction that fails may answer
-    /// less often than it was asked to; then what is there after the first failure is all. So it is after answers
-    /// were lost: the kernel answers before `sendmsg` returns.
+    /// Collects `expected` answers to the last `requests` sequence numbers. A failed transaction
+    /// may cause fewer answers than requested; then the answers that are available after the first
+    /// failure are all. The same holds after answers were lost, because the kernel answers before
+    /// `sendmsg` returns.
     fn collect(&mut self, requests: usize, expected: usize, transaction: bool) -> (Verdicts, Option<Broken>) {
         let mut verdicts = vec![None; requests];
         let (mut missing, mut failed, mut lost) = (expected, false, false);
@@ -237,7 +240,7 @@ impl Socket {
         (verdicts, (lost && missing > 0).then_some(Broken::Overrun))
     }
 
-    /// Sends a single request; its sequence number.
+    /// Sends a single request; returns its sequence number.
     fn ask(
         &mut self,
         kind: u16,
@@ -256,14 +259,15 @@ impl Socket {
         Ok(self.sequence)
     }
 
-    /// Begins again at 1 rather than wrap inside an exchange; 0 is the number of the kernel's own messages.
+    /// Restarts at 1 instead of wrapping within an exchange; 0 is for the kernel's own messages.
     fn reserve_sequences(&mut self, requests: usize) {
         if (u32::MAX - self.sequence) as usize <= requests {
             self.sequence = 0;
         }
     }
 
-    /// Throws away what an exchange that broke off has left behind; a dump that still runs is read to its end.
+    /// Discards the remains of an interrupted exchange; a dump that is still running is read to its
+    /// end.
     fn settle(&mut self) -> Result<(), Broken> {
         for _ in 0..STALE_MAX_DATAGRAMS {
             if !self.dirty {
@@ -295,7 +299,7 @@ impl Socket {
     }
 }
 
-/// Where `sequence` stands among the `requests` numbers that end with `newest`.
+/// The position of `sequence` among the `requests` numbers that end with `newest`.
 fn position(newest: u32, requests: usize, sequence: u32) -> Option<usize> {
     let back = newest.checked_sub(sequence)?;
     requests.checked_sub(usize::try_from(back).ok()? + 1)
@@ -323,8 +327,8 @@ fn outcome(
 // === impl Verdict ===
 
 impl Verdict {
-    /// Reads `NLMSG_ERROR` (an error number, the request's header, perhaps the rest of the request, then
-    /// attributes) and `NLMSG_DONE` (an error number, then attributes).
+    /// Decodes `NLMSG_ERROR` (an error number, the request's header, possibly the rest of the
+    /// request, then attributes) and `NLMSG_DONE` (an error number, then attributes).
     pub(crate) fn read(message: &Message<'_>) -> Option<Self> {
         let code = array(message.payload, 0).map_or(0, i32::from_ne_bytes);
         let attributes = match message.kind {

@@ -9,22 +9,22 @@ use crate::ports;
 #[derive(Debug)]
 pub(crate) struct Fd {
     fd: OwnedFd,
-    /// One of `NETLINK_*`.
+    /// The protocol, one of `NETLINK_*`.
     protocol: i32,
-    /// What the kernel calls it in notifications; 0 before it has one.
+    /// The port of the socket in notifications; 0 before it is bound.
     port: u32,
 }
 
-/// One datagram, or why there is none.
+/// The result of receiving.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// This many bytes from the kernel.
+    /// A datagram of this size from the kernel.
     Datagram(usize),
-    /// A datagram of this many bytes did not fit and is lost.
+    /// A datagram of this size did not fit and is lost.
     Truncated(usize),
-    /// The socket's receive buffer was full at some time; messages are lost.
+    /// The socket's receive buffer was full; messages are lost.
     Overrun,
-    /// Nothing came within the deadline, or nothing is there.
+    /// Nothing arrived within the deadline, or nothing is available.
     Nothing,
 }
 
@@ -38,7 +38,7 @@ const OPTION_STRICT_CHECK: i32 = 12;
 
 impl Fd {
     pub(crate) fn open(protocol: i32) -> io::Result<Self> {
-        // SAFETY: no pointers; a non-negative result is a descriptor that nobody else owns.
+        // SAFETY: no pointers; a non-negative result is a new descriptor without another owner.
         let raw = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) };
         if raw < 0 {
             return Err(io::Error::last_os_error());
@@ -51,7 +51,7 @@ impl Fd {
         Ok(fd)
     }
 
-    /// Takes a port of its own: a socket without one hears no events.
+    /// Binds the socket to a port that the kernel chooses: without one it receives no events.
     fn bind(&self) -> io::Result<()> {
         let any = kernel_address();
         let address: *const libc::sockaddr_nl = &any;
@@ -74,9 +74,10 @@ impl Fd {
         }
     }
 
-    /// The name of the interface that has this number in the socket's namespace; none when there is no such interface.
+    /// The name of the interface with this index in the socket's namespace; `None` if there is
+    /// none.
     pub(crate) fn interface_name(&self, index: u32) -> Option<String> {
-        // SAFETY: all zero is a value of this struct of plain fields.
+        // SAFETY: all zero is a valid value of this struct of plain fields.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_ifru.ifru_ifindex = i32::try_from(index).ok()?;
         // SAFETY: the kernel reads and writes one `struct ifreq`, which lives as long as the call.
@@ -86,26 +87,27 @@ impl Fd {
         Some(String::from_utf8_lossy(&name).into_owned())
     }
 
-    /// Sets buffers, the deadline of each receive, and the options for short and telling answers.
+    /// Sets buffers, the receive timeout, and the options for short answers with messages.
     pub(crate) fn configure(&self, buffer_bytes: usize, deadline_s: u64) -> io::Result<()> {
         self.receive_buffer(buffer_bytes)?;
         let deadline = libc::timeval { tv_sec: deadline_s.cast_signed(), tv_usec: 0 };
         self.set_option(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &deadline)?;
         self.set_option(libc::SOL_NETLINK, OPTION_EXT_ACK, &1i32)?;
         self.set_option(libc::SOL_NETLINK, OPTION_CAP_ACK, &1i32)?;
-        // Kernels before 4.20 lack it; dumps are filtered here as well.
+        // Kernels before 4.20 lack the option; dumps are filtered here as well.
         let _ = self.set_option(libc::SOL_NETLINK, OPTION_STRICT_CHECK, &1i32);
         Ok(())
     }
 
-    /// Asks for a receive buffer, past the system's limit where we may.
+    /// Requests a receive buffer, beyond the system's limit if permitted.
     pub(crate) fn receive_buffer(&self, bytes: usize) -> io::Result<()> {
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         self.set_option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
             .or_else(|_| self.set_option(libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes))
     }
 
-    /// Makes room for a single message of `bytes`, past the system's limit where we may.
+    /// Requests a send buffer for a single message of `bytes`, beyond the system's limit if
+    /// permitted.
     pub(crate) fn send_buffer(&self, bytes: usize) -> io::Result<()> {
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         self.set_option(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes)
@@ -116,7 +118,7 @@ impl Fd {
         self.set_option(libc::SOL_NETLINK, OPTION_ADD_MEMBERSHIP, &group)
     }
 
-    /// Sends to the kernel; a datagram goes as a whole or not at all.
+    /// Sends to the kernel; a datagram is sent as a whole or not at all.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
         let kernel = kernel_address();
         let address: *const libc::sockaddr_nl = &kernel;
@@ -145,7 +147,7 @@ impl Fd {
         }
     }
 
-    /// Receives the next datagram that the kernel sent; those of other processes are thrown away.
+    /// Receives the next datagram from the kernel; those of other processes are discarded.
     pub(crate) fn receive(&self, buffer: &mut [u8], wait: bool) -> io::Result<Received> {
         loop {
             let mut sender = kernel_address();
@@ -164,10 +166,10 @@ impl Fd {
         }
     }
 
-    /// Waits until something is there to receive; false when `timeout` passed first or a signal came.
+    /// Waits until data is available; false after `timeout` or a signal.
     pub(crate) fn wait_readable(&self, timeout: std::time::Duration) -> io::Result<bool> {
         let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // Rounded up, so that a wait for less than a millisecond is one.
+        // Rounded up, so that a wait of less than a millisecond still waits.
         let timeout_ms = timeout.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX);
         // SAFETY: one valid pollfd.
         match unsafe { libc::poll(&mut poll, 1, timeout_ms) } {

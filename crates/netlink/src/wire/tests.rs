@@ -1,10 +1,10 @@
-//! The framing, byte for byte.
+//! Tests of the framing, byte by byte.
 
 use super::*;
 
 #[test]
 fn a_message_has_the_kernels_framing() {
-    // linux/netlink.h
+    // The framing of linux/netlink.h.
     let mut bytes = vec![0xaa; 4];
     let mut message = MessageBuilder::new(&mut bytes, 0x1234, 0x0605);
     message.raw(&[9, 9]).attr_str(3, "abc").attr_u8(4, 7);

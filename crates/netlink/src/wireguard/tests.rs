@@ -1,4 +1,4 @@
-//! The bytes of linux/wireguard.h, written out by hand as the second opinion.
+//! Tests against the layouts of linux/wireguard.h, written by hand.
 
 use super::*;
 use crate::wire::{HEADER_BYTES, Messages};

@@ -1,24 +1,24 @@
-//! A rule's digest: equal for a rule that we would send and for the same rule as the kernel lists it.
+//! The digest of a rule: equal for a rule to be sent and for the same rule as the kernel lists it.
 //!
-//! The bytes themselves differ, because the kernel neither sets the flag of nested attributes nor keeps counters at
-//! zero. The digest therefore covers the structure, and of a counter only that it is there.
+//! The bytes differ, because the kernel does not set the flag of nested attributes, and counters
+//! change. Therefore the digest covers the structure, and of a counter only its existence.
 
 use russet_netlink::wire::{Attribute, Attributes};
 
 use crate::kernel::*;
 use crate::verdict::Verdict;
 
-/// FNV-1a, 64 bits: stable over releases, so that it may be written into a comment.
+/// FNV-1a, 64 bits: stable over releases, because it is stored in comments.
 struct Fnv(u64);
 
-/// The digest of a list of expressions (the inside of `NFTA_RULE_EXPRESSIONS`).
+/// The digest of a list of expressions (the contents of `NFTA_RULE_EXPRESSIONS`).
 pub(crate) fn digest(expressions: &Attributes<'_>) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     for element in expressions.clone() {
         let parts = element.nested();
         let name = parts.find(NFTA_EXPR_NAME).map(|name| name.text()).unwrap_or_default();
         hash.bytes(name.as_bytes());
-        // Counters change by themselves; the kernel may have put a limit's state there.
+        // Counters change, and the kernel may include the state of a limit.
         if name == "counter" {
             continue;
         }
@@ -29,7 +29,7 @@ pub(crate) fn digest(expressions: &Attributes<'_>) -> u64 {
     hash.0
 }
 
-/// The names of the expressions in a list, those of iptables' extensions behind them.
+/// The names of the expressions in a list; extensions of iptables with their own names.
 pub(crate) fn names(expressions: &Attributes<'_>) -> Vec<String> {
     let name = |element: Attribute<'_>| {
         let name = element.nested().find(NFTA_EXPR_NAME)?.text();
@@ -41,7 +41,7 @@ pub(crate) fn names(expressions: &Attributes<'_>) -> Vec<String> {
     expressions.clone().filter_map(name).collect()
 }
 
-/// What the list decides, where it is the same for all packets that its matches let through.
+/// The verdict of the list, if it is the same for all packets that its matches accept.
 pub(crate) fn verdict(expressions: &Attributes<'_>) -> Option<Verdict> {
     let verdict = |element: Attribute<'_>| {
         let data = element.nested().find(NFTA_EXPR_DATA)?.nested();
@@ -53,7 +53,7 @@ pub(crate) fn verdict(expressions: &Attributes<'_>) -> Option<Verdict> {
     expressions.clone().filter(is_immediate).filter_map(verdict).last()
 }
 
-/// The packets that the counters in a list have seen; none where there is no counter.
+/// The packet count of the counters in a list; `None` without counters.
 pub(crate) fn packets(expressions: &Attributes<'_>) -> Option<u64> {
     let count = |element: Attribute<'_>| {
         let parts = element.nested();
@@ -63,27 +63,27 @@ pub(crate) fn packets(expressions: &Attributes<'_>) -> Option<u64> {
     expressions.clone().filter_map(count).reduce(u64::wrapping_add)
 }
 
-/// The comment that iptables keeps in a match of its own.
+/// The comment in iptables' comment match.
 pub(crate) fn extension_comment(expressions: &Attributes<'_>) -> Option<String> {
     let (_, text) = expressions.clone().filter_map(extension).find(|(name, _)| name == "comment")?;
     let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
     Some(String::from_utf8_lossy(text.get(..end)?).into_owned())
 }
 
-/// An extension of iptables: its name, and what only it understands.
+/// An extension of iptables: its name and its private data.
 pub(crate) fn extension(element: Attribute<'_>) -> Option<(String, Vec<u8>)> {
     let parts = element.nested();
     let name = parts.find(NFTA_EXPR_NAME)?.text();
     if !matches!(name.as_str(), "match" | "target") {
         return None;
     }
-    // Both have the same attributes.
+    // Matches and targets have the same attributes.
     let data = parts.find(NFTA_EXPR_DATA)?.nested();
     let info = data.find(NFTA_EXTENSION_INFO).map(|info| info.payload.to_vec()).unwrap_or_default();
     Some((data.find(NFTA_EXTENSION_NAME)?.text(), info))
 }
 
-/// Whether an attribute of an expression holds data, that is attributes of its own.
+/// Whether an attribute of an expression contains data, that is, nested attributes.
 fn is_data(expression: &str, kind: u16) -> bool {
     matches!(
         (expression, kind),
@@ -98,7 +98,7 @@ fn is_data(expression: &str, kind: u16) -> bool {
 
 impl Fnv {
     fn bytes(&mut self, bytes: &[u8]) {
-        // The length first, so that two fields never run into each other.
+        // The length first, so that adjacent fields cannot be confused.
         for byte in (bytes.len() as u64).to_le_bytes().iter().chain(bytes) {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }

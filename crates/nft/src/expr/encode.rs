@@ -1,4 +1,5 @@
-//! Expressions as attributes, in the order in which the kernel lists them, so that ours and its digests agree.
+//! Encodes expressions with the attributes in the kernel's order, so that our digests equal those
+//! of listed rules.
 
 use russet_addr::Family;
 use russet_netlink::wire::MessageBuilder;
@@ -11,7 +12,7 @@ use crate::verdict::encode_value;
 const NFT_REG_VERDICT: u32 = 0;
 /// `NFT_LOOKUP_F_INV` and `NFT_LIMIT_F_INV`
 const INVERTED: u32 = 1;
-/// The kernel's and nft's default level.
+/// The default log level of kernel and nft.
 const LOG_WARNING: u32 = 4;
 
 // === impl Expr ===
@@ -25,7 +26,7 @@ impl Expr {
         });
     }
 
-    /// The kernel's name of the expression.
+    /// The kernel's name for the expression.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Meta { .. } | Self::SetMeta { .. } => "meta",
@@ -143,7 +144,7 @@ impl Expr {
     fn encode_nat(&self, data: &mut MessageBuilder<'_>) {
         match self {
             Self::Masquerade { flags, ports } => {
-                // The kernel leaves the attribute out when it is zero.
+                // The kernel omits the attribute if it is zero.
                 if *flags != 0 {
                     data.attr_be32(NFTA_MASQ_FLAGS, *flags);
                 }

@@ -1,4 +1,4 @@
-//! What a rule does with what it matched.
+//! The actions of a rule.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -10,22 +10,23 @@ use crate::expr::{Expr, MetaKey, NatKind, Register, Reject};
 use crate::kernel::{RANGE_MAP_IPS, RANGE_PROTO_RANDOM_FULLY, RANGE_PROTO_SPECIFIED};
 use crate::verdict::Verdict;
 
-/// How ports are chosen when the source is masqueraded.
+/// How ports are chosen for masquerading.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Masquerade {
-    /// At random, instead of keeping the port where possible: two nodes' clients then rarely race for one.
+    /// At random, instead of keeping the port if possible: clients of two nodes then rarely compete
+    /// for one.
     pub fully_random: bool,
-    /// From this range only; the rule must match TCP, UDP or SCTP first.
+    /// Only from this range; the rule must match TCP, UDP or SCTP before.
     pub ports: Option<RangeInclusive<u16>>,
 }
 
-/// Packets that a limit lets through at once besides its rate; nft's default.
+/// The burst of a limit, in packets; nft's default.
 const LIMIT_BURST_PACKETS: u32 = 5;
 
 // === impl Rule ===
 
 impl Rule {
-    /// Any verdict.
+    /// A verdict.
     pub fn verdict(self, verdict: Verdict) -> Self {
         self.expr(Expr::Verdict(verdict))
     }
@@ -110,12 +111,13 @@ impl Rule {
         self.nat(NatKind::Source, to, None)
     }
 
-    /// `dnat to ADDRESS[:PORT]`; in a nat chain at prerouting or output. A port needs a match of the protocol first.
+    /// `dnat to ADDRESS[:PORT]`; in a nat chain at prerouting or output. A port requires a match of
+    /// the protocol before.
     pub fn dnat(self, to: IpAddr, port: Option<u16>) -> Self {
         self.nat(NatKind::Destination, to, port)
     }
 
-    /// `redirect to :PORT`; needs a match of the protocol first.
+    /// `redirect to :PORT`; requires a match of the protocol before.
     pub fn redirect(mut self, port: u16) -> Self {
         let ports = Some(self.load_ports(port..=port));
         self.expr(Expr::Redirect { ports, flags: RANGE_PROTO_SPECIFIED })
@@ -134,7 +136,7 @@ impl Rule {
         self.expr(Expr::Nat { kind, family, address: Some(address), ports, flags })
     }
 
-    /// Loads a range of ports behind the place of an address.
+    /// Loads a range of ports into the registers after an address.
     fn load_ports(&mut self, ports: RangeInclusive<u16>) -> (Register, Register) {
         let first = Register::SECOND;
         let load = |to, port: u16| Expr::Immediate { to, value: port.to_be_bytes().to_vec() };

@@ -10,7 +10,7 @@ use crate::expr::{CmpOp, CtKey, Expr, FibResult, MetaKey, PayloadBase, Register,
 use crate::set::KeyType;
 use crate::table::TableFamily;
 
-/// What can be looked up in a set, alone or with others.
+/// A field of a set's key, alone or concatenated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Field {
     /// `ip saddr` or `ip6 saddr`
@@ -19,9 +19,9 @@ pub enum Field {
     Daddr(Family),
     /// `meta l4proto`
     L4Proto,
-    /// `th sport`; match the protocol first.
+    /// `th sport`; requires a match of the protocol before.
     Sport,
-    /// `th dport`; match the protocol first.
+    /// `th dport`; requires a match of the protocol before.
     Dport,
     /// `iifname`
     IifName,
@@ -29,15 +29,16 @@ pub enum Field {
     OifName,
     /// `meta mark`
     Mark,
-    /// `ct original ip saddr`: who began the connection.
+    /// `ct original ip saddr`: the initiator of the connection.
     CtOriginalSaddr,
     /// `ether saddr`
     EtherSaddr,
-    /// `arp saddr ether`; match the protocol first.
+    /// `arp saddr ether`; requires a match of the protocol before.
     ArpSenderMac,
-    /// `arp saddr ip`; match the protocol first.
+    /// `arp saddr ip`; requires a match of the protocol before.
     ArpSender,
-    /// `icmpv6 taddr`: the target of a neighbour solicitation or advertisement; match the type first.
+    /// `icmpv6 taddr`: the target of a neighbour solicitation or advertisement; requires a match of
+    /// the type before.
     NeighbourTarget,
 }
 
@@ -63,13 +64,14 @@ const CT_STATUS_SRC_NAT: u32 = 1 << 4;
 const CT_STATUS_DST_NAT: u32 = 1 << 5;
 /// `IP_CT_DIR_REPLY`
 const CT_REPLY: u8 = 1;
-/// `RTN_LOCAL`: an address of the machine itself.
+/// `RTN_LOCAL`: an address of this machine.
 const RTN_LOCAL: u32 = 2;
 
 // === impl Rule ===
 
 impl Rule {
-    /// `meta protocol arp`: the ether type behind the first VLAN tag. For tables of bridges, where it says which header follows.
+    /// `meta protocol arp`: the ether type after the first VLAN tag. For bridge tables, where it
+    /// determines the following header.
     pub fn ether_type(self, number: u16) -> Self {
         let register = Register::FIRST;
         let value = number.to_be_bytes().to_vec();
@@ -80,7 +82,7 @@ impl Rule {
         })
     }
 
-    /// Only packets of one IP family.
+    /// Matches one IP family.
     pub fn family(mut self, family: Family) -> Self {
         self.need_network(family);
         self
@@ -138,7 +140,7 @@ impl Rule {
         self.expr(Expr::Lookup { set: set.into(), key, not: true })
     }
 
-    /// `FIELD . FIELD vmap @map`: the map's verdict, or the next rule where the map has none.
+    /// `FIELD . FIELD vmap @map`: applies the map's verdict, or continues if the map has none.
     pub fn vmap(mut self, fields: &[Field], map: impl Into<String>) -> Self {
         let key = self.load_all(fields);
         self.expr(Expr::LookupVerdict { map: map.into(), key })
@@ -256,7 +258,8 @@ impl Rule {
         self.address_type(fib::SADDR, CmpOp::Eq)
     }
 
-    /// `fib saddr . iif oif 0`: no route leads back to the source through the interface that the packet came from.
+    /// `fib saddr . iif oif 0`: there is no route back to the source through the incoming
+    /// interface.
     pub fn source_elsewhere(self) -> Self {
         let register = Register::FIRST;
         let flags = fib::SADDR | fib::IIF;
@@ -267,9 +270,10 @@ impl Rule {
         })
     }
 
-    /// `@th,96,24 4096`: the network identifier of a VXLAN packet; match protocol and port first.
+    /// `@th,96,24 4096`: the network identifier of a VXLAN packet; requires matches of protocol and
+    /// port before.
     pub fn vni(self, vni: u32) -> Self {
-        // Behind the UDP header of 8 bytes and VXLAN's flags of 4 (RFC 7348 section 5).
+        // After the UDP header of 8 bytes and VXLAN's flags of 4 (RFC 7348 section 5).
         let register = Register::FIRST;
         let payload = Expr::Payload { base: PayloadBase::Transport, offset: 12, len: 3, to: register };
         let [_, value @ ..] = vni.to_be_bytes();
@@ -334,7 +338,7 @@ impl Rule {
         self
     }
 
-    /// Loads the fields into consecutive registers; the first of them.
+    /// Loads the fields into consecutive registers; returns the first.
     fn load_all(&mut self, fields: &[Field]) -> Register {
         for field in fields {
             if let Field::Saddr(family) | Field::Daddr(family) = field {
@@ -349,7 +353,7 @@ impl Rule {
         Register::FIRST
     }
 
-    /// Header offsets mean something only within a family, so it has to be matched once.
+    /// Header offsets are valid only within a family, so the family must be matched once.
     fn need_network(&mut self, family: Family) {
         if self.network == Some(family) {
             return;
@@ -373,7 +377,7 @@ impl Rule {
 // === impl Field ===
 
 impl Field {
-    /// The type that a set must have for it.
+    /// The type of the field in a set's key.
     pub const fn key_type(self) -> KeyType {
         match self {
             Self::Saddr(family) | Self::Daddr(family) => KeyType::address(family),

@@ -1,4 +1,4 @@
-//! Sets and elements as the kernel lists them. Every input is survived; what cannot be understood is left out.
+//! Decodes sets and elements. Accepts any input, and skips what it cannot decode.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::table::{Table, TableFamily};
 use crate::userdata;
 use crate::verdict::Verdict;
 
-/// One member of a listed set: an element, or in a set of intervals the end of one.
+/// One member of a listed set: an element, or in an interval set the end of one.
 struct Member {
     key: Vec<u8>,
     key_end: Option<Vec<u8>>,
@@ -19,7 +19,7 @@ struct Member {
     element: Element,
 }
 
-/// Reads `NFT_MSG_NEWSET`.
+/// Decodes `NFT_MSG_NEWSET`.
 pub(crate) fn decode_set(message: &Message<'_>) -> Option<SetInfo> {
     let family = TableFamily::from_number(*message.payload.first()?)?;
     let attributes = message.attributes(NFGENMSG_BYTES);
@@ -49,7 +49,7 @@ pub(crate) fn decode_set(message: &Message<'_>) -> Option<SetInfo> {
     Some(SetInfo { set, handle, anonymous: flags & NFT_SET_ANONYMOUS != 0 })
 }
 
-/// Reads the members that the messages of a dump hold and puts ranges together.
+/// Decodes the members in the messages of a dump, and joins ranges.
 pub(crate) fn decode_elements<'a>(set: &Set, lists: impl IntoIterator<Item = &'a [u8]>) -> Vec<Element> {
     let members = lists.into_iter().flat_map(Attributes::new).filter_map(|member| {
         let member = decode_member(&member.nested());
@@ -69,7 +69,8 @@ pub(crate) fn decode_elements<'a>(set: &Set, lists: impl IntoIterator<Item = &'a
         .collect()
 }
 
-/// Starts and ends come in any order; an end belongs to the start before it, and the last start may have none.
+/// Starts and ends are not sorted; an end belongs to the start before it, and the last start may
+/// have none.
 fn joined_ranges(mut members: Vec<Member>) -> Vec<Element> {
     let is_end = |member: &Member| member.flags & NFT_SET_ELEM_INTERVAL_END != 0;
     members.sort_by(|a, b| (&a.key, !is_end(a)).cmp(&(&b.key, !is_end(b))));
@@ -131,7 +132,8 @@ fn split(set: &Set, first: &[u8], last: &[u8]) -> Vec<KeyPart> {
     parts
 }
 
-/// The types that nft has joined into one number. Where one is not ours the lengths are unknown, and the key is one.
+/// The types that nft has combined into one number. If one is unknown, the lengths are unknown, and
+/// the key counts as one part.
 fn key_types(mut id: u32, key_len: u32) -> Vec<KeyType> {
     let whole = KeyType::from_id(id, key_len);
     if !matches!(whole, KeyType::Other { .. }) {

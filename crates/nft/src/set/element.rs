@@ -1,4 +1,4 @@
-//! Elements: the keys of a set, and what a map gives back for them.
+//! Elements: the keys of a set, and the values of a map.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -16,11 +16,11 @@ use crate::verdict::{Verdict, encode_value};
 /// An element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Element {
-    /// One part for each type of the set's key; none at all matches what no other element does.
+    /// One part for each type of the set's key; an empty key matches what no other element does.
     pub key: Vec<KeyPart>,
-    /// What a map gives back.
+    /// The value in a map.
     pub value: Option<Value>,
-    /// How long it stays.
+    /// The timeout.
     pub timeout: Option<Duration>,
     /// Shown by `nft list`.
     pub comment: Option<String>,
@@ -33,16 +33,17 @@ pub struct KeyPart {
     pub(crate) last: Vec<u8>,
 }
 
-/// What a map gives back.
+/// A value in a map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// What happens to the packet.
+    /// A verdict.
     Verdict(Verdict),
-    /// Bytes, as they stand in a register.
+    /// Bytes as in a register.
     Data(Vec<u8>),
 }
 
-/// Room that an element needs in a message besides its keys, values and texts: headers and numbers of both ends.
+/// The size of an element in a message besides its keys, values and texts: headers and numbers of
+/// both ends.
 const ELEMENT_OVERHEAD_BYTES: usize = 120;
 
 // === impl Element ===
@@ -58,11 +59,11 @@ impl Element {
         Self { key: key.into(), value: None, timeout: None, comment: None }
     }
 
-    /// The elements that cover `prefixes` and nothing else, in order: sets of intervals refuse elements that overlap,
-    /// and pools may lie within each other.
+    /// The elements that cover exactly `prefixes`, in order: interval sets refuse overlapping
+    /// elements, and pools may be nested.
     pub fn cover(prefixes: impl IntoIterator<Item = IpNet>) -> Vec<Self> {
         let mut parts: Vec<KeyPart> = prefixes.into_iter().map(KeyPart::from).collect();
-        // By length first: the families never touch.
+        // By length first, because ranges of different families never merge.
         parts.sort_by(|a, b| (a.first.len(), &a.first, &a.last).cmp(&(b.first.len(), &b.first, &b.last)));
         let mut merged: Vec<KeyPart> = Vec::with_capacity(parts.len());
         for part in parts {
@@ -76,19 +77,19 @@ impl Element {
         merged.into_iter().map(Self::new).collect()
     }
 
-    /// Makes it give back a verdict.
+    /// Sets the verdict.
     pub fn verdict(mut self, verdict: Verdict) -> Self {
         self.value = Some(Value::Verdict(verdict));
         self
     }
 
-    /// Makes it give back a value.
+    /// Sets the value.
     pub fn data(mut self, value: impl Into<KeyPart>) -> Self {
         self.value = Some(Value::Data(value.into().first));
         self
     }
 
-    /// Sets its time to live.
+    /// Sets the timeout.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -100,7 +101,7 @@ impl Element {
         self
     }
 
-    /// Why it cannot be in `set`, where it cannot.
+    /// Why it cannot be in `set`, if it cannot.
     pub(crate) fn fault(&self, set: &Set) -> Option<&'static str> {
         let catch_all = self.key.is_empty();
         let lengths = |part: &KeyPart| (part.first.len(), part.last.len());
@@ -123,7 +124,7 @@ impl Element {
             .then_some("a value is for maps, and every element there has one")
     }
 
-    /// No less than the bytes that [`encode`](Self::encode) appends.
+    /// An upper bound for the bytes that [`encode`](Self::encode) appends.
     pub(crate) fn encoded_len_max(&self) -> usize {
         let key: usize = self.key.iter().map(|part| part.first.len() + 4).sum();
         let value = match &self.value {
@@ -134,7 +135,7 @@ impl Element {
         key * 2 + value + self.comment.as_ref().map_or(0, String::len) + ELEMENT_OVERHEAD_BYTES
     }
 
-    /// Appends it as one or, in a set of intervals, two members of a list.
+    /// Appends it as one member of a list, or as two in an interval set.
     pub(crate) fn encode(&self, set: &Set, list: &mut MessageBuilder<'_>) {
         let first = self.joined(set, |part| &part.first);
         let last = self.joined(set, |part| &part.last);
@@ -150,7 +151,7 @@ impl Element {
             self.encode_rest(element);
         });
         if set.interval && !set.is_concatenation() {
-            // A range that reaches the last key has no end.
+            // A range up to the last key has no end member.
             if let Some(end) = successor(&last) {
                 list.nested(NFTA_LIST_ELEM, |element| {
                     encode_value(element, NFTA_SET_ELEM_KEY, &end);
@@ -223,12 +224,12 @@ impl KeyPart {
         Self { first: octets(*addresses.start()), last: octets(*addresses.end()) }
     }
 
-    /// The first address of a range, where it is one of addresses.
+    /// The first address of a range of addresses.
     pub fn first_address(&self) -> Option<IpAddr> {
         address(&self.first)
     }
 
-    /// The last address of a range, where it is one of addresses.
+    /// The last address of a range of addresses.
     pub fn last_address(&self) -> Option<IpAddr> {
         address(&self.last)
     }
@@ -242,7 +243,7 @@ impl KeyPart {
         Self { last: bytes.clone(), first: bytes }
     }
 
-    /// Whether `later`, which begins no earlier, overlaps this or follows it at once.
+    /// Whether `later`, which begins no earlier, overlaps or directly follows this range.
     fn touches(&self, later: &KeyPart) -> bool {
         self.first.len() == later.first.len()
             && (later.first <= self.last || successor(&self.last).is_some_and(|end| end == later.first))
@@ -261,7 +262,7 @@ impl From<IpNet> for KeyPart {
     }
 }
 
-/// The next key in network order; none behind the last.
+/// The next key in network order; `None` after the last.
 pub(crate) fn successor(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut next = bytes.to_vec();
     for byte in next.iter_mut().rev() {
@@ -273,7 +274,7 @@ pub(crate) fn successor(bytes: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// The previous key in network order; none before the first.
+/// The previous key in network order; `None` before the first.
 pub(crate) fn predecessor(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut previous = bytes.to_vec();
     for byte in previous.iter_mut().rev() {
@@ -285,7 +286,7 @@ pub(crate) fn predecessor(bytes: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// A name as it stands in a register: 16 bytes, filled up with NULs.
+/// A name as in a register: 16 bytes, padded with NULs.
 pub(crate) fn padded_name(name: &str) -> [u8; 16] {
     let mut bytes = [0; 16];
     for (to, from) in bytes.iter_mut().zip(name.bytes()) {

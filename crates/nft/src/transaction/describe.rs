@@ -1,4 +1,4 @@
-//! What a message asks for, in words: read back from its bytes, and only when it failed.
+//! Descriptions of messages, decoded from their bytes only after a failure.
 
 use russet_netlink::wire::Message;
 

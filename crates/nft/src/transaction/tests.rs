@@ -1,9 +1,9 @@
-//! Tests of transactions as bytes and as words.
+//! Tests of the encoding and the descriptions of transactions.
 
 use super::*;
 use crate::{ChainKind, Hook, KeyType, priority};
 
-/// The message types of a transaction as it goes out, and which ask for an answer.
+/// The message types of a transaction as sent, and which request an answer.
 fn sent(transaction: &Transaction) -> Vec<(u16, bool)> {
     let batch = transaction.batch().unwrap();
     let messages = Messages::new(batch.as_bytes());

@@ -47,10 +47,7 @@ impl SavedDels {
         made.map_err(|error| failed("make", &self.dir, error))?;
         if self.names()?.len() >= SAVED_MAX {
             let details = format!("{SAVED_MAX} others wait for it already");
-            return Err(CniError::try_again_later(
-                "the OpenShift SDN network process is down",
-                details,
-            ));
+            return Err(CniError::try_again_later("the OpenShift SDN network process is down", details));
         }
         let path = self.path(target);
         write_atomic_with_mode(&path, body, 0o600)

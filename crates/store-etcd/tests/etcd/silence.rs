@@ -45,7 +45,8 @@ async fn failure_of(settings: Settings) -> (Duration, String) {
 
 #[tokio::test]
 async fn a_refusing_cluster_that_never_answered_fails_soon_with_the_reason() {
-    let settings = Settings::for_endpoints(&format!("{},{}", without_listener(), without_listener())).unwrap();
+    let settings =
+        Settings::for_endpoints(&format!("{},{}", without_listener(), without_listener())).unwrap();
     let deadline = settings.deadline;
     let (took, reason) = failure_of(settings).await;
     assert!(took < deadline / 2, "{took:?}, with room for a busy machine");
@@ -97,7 +98,9 @@ async fn an_empty_commit_sends_no_request() {
 
 #[tokio::test]
 async fn a_commit_with_too_many_steps_is_refused_before_any_request() {
-    let error =
-        client(&without_listener()).commit((0..=128).map(|n| Step::put(key(n), "x")).collect()).await.unwrap_err();
+    let error = client(&without_listener())
+        .commit((0..=128).map(|n| Step::put(key(n), "x")).collect())
+        .await
+        .unwrap_err();
     assert!(matches!(error.error, StoreError::Invalid { .. }), "{error}");
 }

@@ -1,10 +1,10 @@
-//! Verdicts, positions and chunks, without a kernel.
+//! Tests of results, positions and chunks, without a kernel.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// An `NLMSG_ERROR` with these flags and this payload behind the error number.
+/// An `NLMSG_ERROR` with these flags and this payload after the error number.
 fn verdict(flags: u16, code: i32, rest: &[u8]) -> Verdict {
     let payload = [&code.to_ne_bytes()[..], rest].concat();
     Verdict::read(&Message { kind: NLMSG_ERROR, flags, sequence: 1, port: 0, payload: &payload }).unwrap()
@@ -21,7 +21,7 @@ fn telling() -> Vec<u8> {
 
 #[test]
 fn the_extended_ack_is_found_behind_a_capped_and_behind_a_whole_request() {
-    // linux/netlink.h: with NLM_F_CAPPED only the request's header is repeated
+    // linux/netlink.h: with NLM_F_CAPPED only the request's header is repeated.
     let mut header = [0; HEADER_BYTES];
     header[..4].copy_from_slice(&26u32.to_ne_bytes());
     let capped = [&header[..], &telling()].concat();
@@ -54,7 +54,7 @@ fn a_failed_dump_says_so_at_its_end() {
 
 #[test]
 fn answers_are_matched_by_their_numbers() {
-    // the newest of three is 10
+    // The last of three sequence numbers is 10.
     let positions: Vec<_> = [7, 8, 9, 10, 11, 0].map(|sequence| position(10, 3, sequence)).into();
     assert_eq!(positions, [None, Some(0), Some(1), Some(2), None, None]);
     assert_eq!(position(u32::MAX, 1, u32::MAX), Some(0));
