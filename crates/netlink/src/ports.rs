@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_ours_in_its_own_protocol_alone_and_the_number_of_our_process_is_nobodys_by_itself() {
+    fn a_port_is_recorded_for_its_protocol_only() {
         let port = 0x7ffe_0000;
         opened((libc::NETLINK_NETFILTER, port));
         assert!(is_own_netfilter_port(port) && !is_own_route_port(port));

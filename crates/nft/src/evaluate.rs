@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_drops_only_where_nothing_else_can_happen() {
+    fn a_dropping_policy_applies_only_to_packets_that_no_rule_decides() {
         assert_eq!(with_policy(DROPPED, Policy::Accept), DROPPED);
         assert_eq!(with_policy(UNDECIDED, Policy::Drop), DROPPED);
         assert_eq!(with_policy(DROPPED | UNDECIDED, Policy::Drop), DROPPED);

@@ -51,7 +51,7 @@ fn decode_all(kind: u16, family: u8, body: &[u8]) {
 
 proptest! {
     #[test]
-    fn any_bytes_are_survived(
+    fn arbitrary_bytes_do_not_panic(
         kind in (0_u16..32).prop_map(|n| NFNL_SUBSYS_NFTABLES << 8 | n),
         family in 0_u8..12,
         body in proptest::collection::vec(any::<u8>(), 0..256),
@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn any_attributes_are_survived(
+    fn arbitrary_attributes_do_not_panic(
         kind in (0_u16..32).prop_map(|n| NFNL_SUBSYS_NFTABLES << 8 | n),
         family in 0_u8..12,
         body in attributes(),
@@ -69,7 +69,7 @@ proptest! {
     }
 
     #[test]
-    fn a_datagram_of_any_bytes_is_survived(datagram in proptest::collection::vec(any::<u8>(), 0..512)) {
+    fn a_datagram_of_arbitrary_bytes_does_not_panic(datagram in proptest::collection::vec(any::<u8>(), 0..512)) {
         monitor::hear_for_test(&datagram);
     }
 

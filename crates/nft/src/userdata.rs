@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sets_comment_stands_behind_its_byte_order() {
+    fn a_sets_comment_follows_its_byte_order() {
         let data = set(true, false, Some("x"));
         assert_eq!(data[..2], [0, 4]);
         assert_eq!(set_comment_of(&data).as_deref(), Some("x"));

@@ -15,7 +15,7 @@ use russet_testkit::{eventually, in_new_netns, nft_json, run};
 use serde_json::Value;
 
 /// The chains and sets that the rules need, in nft's syntax.
-const SCENE: &str = "
+const RULES: &str = "
   set p4 { type ipv4_addr; flags interval; elements = { 10.244.0.0/16 } }
   set p6 { type ipv6_addr; flags interval; }
   set eps { type inet_proto . inet_service; }
@@ -27,9 +27,9 @@ const SCENE: &str = "
   chain srcnat { type nat hook postrouting priority srcnat; }
   chain raw { type filter hook prerouting priority raw; }";
 
-fn scene(family: &str) {
+fn create_tables(family: &str) {
     for table in ["ours", "theirs"] {
-        run("nft", &[&format!("table {family} {table} {{ {SCENE}\n}}")]);
+        run("nft", &[&format!("table {family} {table} {{ {RULES}\n}}")]);
     }
 }
 
@@ -43,7 +43,7 @@ fn listed(family: &str, table: &str, chain: &str) -> Vec<Value> {
 type Case = (&'static str, Rule, &'static str);
 
 fn compare(family: &str, table: &Table, cases: &[Case]) {
-    scene(family);
+    create_tables(family);
     let mut nft = Nft::open().unwrap();
     for (chain, rule, words) in cases {
         nft.commit(Transaction::new().add_rule(rule)).unwrap_or_else(|error| panic!("{words}: {error}"));
@@ -169,7 +169,7 @@ fn a_table_of_one_family_needs_no_match_of_the_family() {
 }
 
 #[test]
-fn a_family_is_matched_once() {
+fn a_rule_checks_its_family_only_once() {
     let rule = Rule::of(&Table::inet("t"), "c").saddr_in(Family::V4, "a").daddr_not_in(Family::V4, "a");
     assert_eq!(rule.expressions().len(), 6);
     let meta = |expr: &&Expr| matches!(expr, Expr::Meta { key: MetaKey::Nfproto, .. });

@@ -9,6 +9,7 @@ pub struct Secret(String);
 // === impl Secret ===
 
 impl Secret {
+    /// Wraps `text`.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }

@@ -58,6 +58,7 @@ pub enum SettingsError {
     Endpoint {
         /// The endpoint as given.
         endpoint: String,
+        /// What is wrong with it.
         reason: &'static str,
     },
     /// Settings that contradict each other.
@@ -66,6 +67,7 @@ pub enum SettingsError {
     /// A certificate or key file could not be read.
     #[error("read {}: {source}", path.display())]
     File {
+        /// The path of the file.
         path: PathBuf,
         /// The kernel's reason.
         source: std::io::Error,
@@ -73,6 +75,7 @@ pub enum SettingsError {
     /// rustls refuses the certificates.
     #[error("TLS for etcd endpoint {endpoint}: {reason}")]
     Tls {
+        /// The endpoint that the certificates are for.
         endpoint: String,
         /// The reason from rustls.
         reason: String,

@@ -51,7 +51,7 @@ fn nested_attributes_are_marked_and_read_back() {
 }
 
 #[test]
-fn an_attribute_beyond_64_kib_spoils_the_message() {
+fn an_attribute_beyond_64_kib_invalidates_the_message() {
     let mut bytes = Vec::new();
     let mut message = MessageBuilder::new(&mut bytes, 1, 0);
     message.attr(1, &[0; 65_531]);
@@ -67,7 +67,7 @@ fn an_attribute_beyond_64_kib_spoils_the_message() {
 }
 
 #[test]
-fn a_length_that_cannot_be_true_ends_the_reading() {
+fn an_impossible_length_ends_the_reading() {
     for len in [0u32, 15, 17, u32::MAX] {
         let mut bytes = len.to_ne_bytes().to_vec();
         bytes.extend_from_slice(&[0; 12]);

@@ -106,14 +106,14 @@ fn a_bridge_has_its_options_and_takes_ports_in_and_out() {
         assert_eq!(socket.link_by_index(port).unwrap().master, None);
 
         let snooping = Bridge { mcast_snooping: true, ..Bridge::default() };
-        let born =
+        let enslaved =
             LinkAdd { master: Some(bridge.index), ..LinkAdd::veth(name("d0"), Peer::new(name("d0p"))) };
         run(&mut socket, |batch| {
-            batch.add_link(&LinkAdd::new(name("br1"), LinkKind::Bridge(snooping))).add_link(&born)
+            batch.add_link(&LinkAdd::new(name("br1"), LinkKind::Bridge(snooping))).add_link(&enslaved)
         })
         .unwrap();
         assert_eq!(ip_link("br1")["linkinfo"]["info_data"]["mcast_snooping"], 1);
-        assert_eq!(ip_link("d0")["master"], "cni0", "a link can be born as a port");
+        assert_eq!(ip_link("d0")["master"], "cni0", "a link can be created as a port");
     });
 }
 

@@ -10,12 +10,12 @@ use russet_netlink::{
 use super::{in_new_netns, name, run, wire};
 
 /// Long enough for a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(5);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads events until one matches.
 fn wait_for(monitor: &mut Monitor, what: &str, wanted: impl Fn(&Event) -> bool) -> Event {
     loop {
-        let event = monitor.next(PATIENCE).unwrap().unwrap_or_else(|| panic!("no event: {what}"));
+        let event = monitor.next(EVENT_TIMEOUT).unwrap().unwrap_or_else(|| panic!("no event: {what}"));
         if wanted(&event) {
             return event;
         }
@@ -109,7 +109,7 @@ fn lost_events_are_reported_and_the_monitor_continues() {
         while monitor.next(Duration::ZERO).unwrap().is_some() {}
         let last = Route::dev("10.200.0.0/24".parse().unwrap(), w0);
         run(&mut socket, |batch| batch.add_route(&last)).unwrap();
-        let event = monitor.next(PATIENCE).unwrap();
+        let event = monitor.next(EVENT_TIMEOUT).unwrap();
         assert_eq!(event, Some(Event::Set(Change::Route(last))));
         run(&mut socket, |batch| batch.set_link(&LinkSet { up: Some(false), ..LinkSet::index(w0) })).unwrap();
     });

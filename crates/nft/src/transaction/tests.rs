@@ -11,7 +11,7 @@ fn sent(transaction: &Transaction) -> Vec<(u16, bool)> {
 }
 
 #[test]
-fn a_transaction_stands_between_begin_and_end_and_asks_for_one_answer() {
+fn a_transaction_has_begin_and_end_messages_and_requests_one_answer() {
     let table = Table::inet("t");
     let mut change = Transaction::new();
     change.add_table(&table).add_chain(&Chain::new(&table, "c"));
@@ -19,7 +19,7 @@ fn a_transaction_stands_between_begin_and_end_and_asks_for_one_answer() {
 }
 
 #[test]
-fn a_table_is_these_bytes() {
+fn a_table_is_encoded_as_the_kernel_expects() {
     let mut change = Transaction::new();
     change.only_at(7).add_table(&Table::inet("t"));
     let batch = change.batch().unwrap();

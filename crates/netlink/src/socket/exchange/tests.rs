@@ -11,7 +11,7 @@ fn verdict(flags: u16, code: i32, rest: &[u8]) -> Verdict {
 }
 
 /// The attributes of an extended ACK.
-fn telling() -> Vec<u8> {
+fn extended_ack() -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut message = MessageBuilder::new(&mut bytes, 0, 0);
     message.attr_str(NLMSGERR_ATTR_MSG, "Nexthop has invalid gateway").attr_u32(NLMSGERR_ATTR_OFFS, 44);
@@ -24,8 +24,8 @@ fn the_extended_ack_is_found_behind_a_capped_and_behind_a_whole_request() {
     // linux/netlink.h: with NLM_F_CAPPED only the request's header is repeated.
     let mut header = [0; HEADER_BYTES];
     header[..4].copy_from_slice(&26u32.to_ne_bytes());
-    let capped = [&header[..], &telling()].concat();
-    let whole = [&header[..], &[0xff; 10], &[0; 2], &telling()].concat();
+    let capped = [&header[..], &extended_ack()].concat();
+    let whole = [&header[..], &[0xff; 10], &[0; 2], &extended_ack()].concat();
     let error = verdict(NLM_F_CAPPED | NLM_F_ACK_TLVS, -22, &capped);
     assert_eq!(error, verdict(NLM_F_ACK_TLVS, -22, &whole));
     assert_eq!((error.errno, error.offset), (22, Some(44)));
@@ -36,7 +36,7 @@ fn the_extended_ack_is_found_behind_a_capped_and_behind_a_whole_request() {
 }
 
 #[test]
-fn an_answer_without_words_has_the_systems() {
+fn an_answer_without_a_message_gets_the_errno_description() {
     let error = verdict(NLM_F_CAPPED, -17, &[0; 16]);
     assert_eq!(error, Verdict { errno: 17, text: None, offset: None });
     assert_eq!(error.error("add x".to_owned()).to_string(), "add x: EEXIST: File exists");
@@ -45,7 +45,7 @@ fn an_answer_without_words_has_the_systems() {
 
 #[test]
 fn a_failed_dump_says_so_at_its_end() {
-    let payload = [&(-2i32).to_ne_bytes()[..], &telling()].concat();
+    let payload = [&(-2i32).to_ne_bytes()[..], &extended_ack()].concat();
     let done = Message { kind: NLMSG_DONE, flags: NLM_F_ACK_TLVS, sequence: 1, port: 0, payload: &payload };
     let verdict = Verdict::read(&done).unwrap();
     assert_eq!((verdict.errno, verdict.text.as_deref()), (2, Some("Nexthop has invalid gateway")));
@@ -85,7 +85,7 @@ fn chunks_are_bounded_in_requests_and_in_bytes() {
 
 proptest! {
     #[test]
-    fn no_verdict_makes_the_reader_panic(
+    fn arbitrary_verdicts_do_not_panic_the_reader(
         kind in 0u16..5,
         flags in any::<u16>(),
         payload in proptest::collection::vec(any::<u8>(), 0..128),
