@@ -1,4 +1,4 @@
-//! What keeps a verdict from being in force.
+//! Errors because of which a verdict is not in force.
 
 use russet_nft::{CommitError, NetlinkError};
 
@@ -11,20 +11,21 @@ pub enum PolicyError {
     /// The kernel refused a change.
     #[error("{operation}: {source}")]
     Commit {
-        /// What was to be done, with its subject.
+        /// The failed operation, with its subject.
         operation: String,
         /// The kernel's reason.
         source: CommitError,
     },
-    /// The table, or a part of it, is not there; an entry in it would say nothing. To be made whole with the entries of all interfaces.
-    #[error("{0} is not whole: {1}")]
+    /// The table, or a part of it, is missing, so an entry in it would have no effect. It must be
+    /// completed with the entries of all interfaces first.
+    #[error("{0} is incomplete: {1}")]
     Incomplete(&'static str, String),
 }
 
 // === impl PolicyError ===
 
 impl PolicyError {
-    /// Whether the table has to be made whole first.
+    /// Whether the table must be completed first.
     pub fn is_incomplete(&self) -> bool {
         matches!(self, Self::Incomplete(..))
     }

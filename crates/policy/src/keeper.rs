@@ -1,8 +1,9 @@
 //! The one thread of a process that works on the table.
 //!
-//! A commit waits in the kernel for everybody else's, and nothing can wake it: whoever asks must be able to give up without it. So requests go to a
-//! thread of their own, which carries them out in the order in which they came. That order is a promise, too: what an interface that is gone leaves to be
-//! removed is removed before anything is put under the same name.
+//! A commit waits in the kernel for all other commits, and this wait cannot be interrupted, so a
+//! caller must be able to stop waiting. Requests therefore go to a thread, which executes them in
+//! order. Callers rely on that order, too: the entry of a deleted interface is removed before an
+//! entry of the same name is added.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,135 +19,134 @@ use crate::error::PolicyError;
 use crate::verdicts::{Report, Standing, Verdicts};
 use crate::{Entry, Guards, PortGuard};
 
-/// Gives the entries of all interfaces that there are; called on the keeper's thread.
+/// Returns the entries of all existing interfaces; called on the keeper's thread.
 pub type Load = Arc<dyn Fn() -> Result<Vec<Entry>, String> + Send + Sync>;
 
-/// The table's keeper; clones share the thread, which begins with the first request, in the network namespace of whoever makes it.
+/// The table's keeper. Clones share the thread, which starts with the first request, in the network
+/// namespace of the requesting thread.
 #[derive(Clone)]
 pub struct Keeper {
     shared: Arc<Shared>,
 }
 
-/// Why a request was not carried out, or nobody knows whether it was.
+/// Why a request failed, or its result is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum KeeperError {
-    /// The kernel refused, or cannot be read.
+    /// The kernel refused a change, or cannot be read.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The interfaces that there are cannot be listed.
+    /// The existing interfaces cannot be listed.
     #[error("list the interfaces that have a verdict: {0}")]
     Load(String),
-    /// The time was up. What was asked for may still be done later, in its turn.
+    /// The limit passed. The request may still be executed later.
     #[error("nf_tables did not take the change within {0:?}")]
     Late(Duration),
-    /// Too many requests wait already.
-    #[error("{QUEUE_MAX} changes of verdicts are waiting for nf_tables already")]
+    /// Too many requests are queued.
+    #[error("{QUEUE_MAX} changes of verdicts wait for nf_tables already; try again later")]
     Busy,
-    /// The thread is gone.
+    /// The thread has ended.
     #[error("the thread that keeps verdicts is gone: {0}")]
     Gone(String),
 }
 
 struct Shared {
-    desk: Desk,
-    /// The way to the thread, once there is one.
+    desk: Resources,
+    /// The sender to the thread, once it runs.
     queue: Mutex<Option<SyncSender<Job>>>,
 }
 
-/// The kernel, or a test's.
+/// Access to the kernel, replaceable by tests.
 #[derive(Clone, Copy)]
 struct Kernel {
     open: fn() -> Result<Verdicts, PolicyError>,
     has_nf_tables: fn() -> bool,
 }
 
-/// What was asked for, until its answer is there.
+/// A request whose answer is awaited.
 #[derive(Debug)]
 pub struct Pending<T> {
     answered: Receiver<Answer<T>>,
     limit: Instant,
-    /// How long there was until the limit.
-    patience: Duration,
+    /// The time between the request and its limit.
+    timeout: Duration,
 }
 
-/// What has become of a request.
+/// The answer of a request.
 #[derive(Debug)]
 pub struct Answer<T> {
-    /// What it gave.
     pub result: Result<T>,
-    /// Since when that is known.
+    /// When it was known.
     pub at: Instant,
-    /// What it cost of a processor: waiting for the kernel's locks costs nobody anything.
+    /// The CPU time that it took; waiting for the kernel's locks does not count.
     pub busy: Duration,
 }
 
-/// Called when the answer of a request is there, or will never be.
+/// Called when the answer of a request is available, or will never be.
 pub type Bell = Arc<dyn Fn() + Send + Sync>;
 
-/// Where an answer goes; in this order whoever hears the bell finds it.
+/// The destination of an answer, sent before the bell is rung.
 struct Reply<T> {
     answer: SyncSender<Answer<T>>,
-    _ring: Ring,
+    _ring: RingOnDrop,
 }
 
-/// Rings when it is dropped: also with a request that is never begun.
-struct Ring(Option<Bell>);
+/// Rings when it is dropped, also for a request that is never executed.
+struct RingOnDrop(Option<Bell>);
 
-type Job = Box<dyn FnOnce(&mut Clerk) + Send>;
+type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 
-/// What the thread works with.
+/// The resources of the thread.
 #[derive(Clone)]
-struct Desk {
+struct Resources {
     load: Load,
     kernel: Kernel,
     unsupported: Arc<AtomicBool>,
     guards: Arc<Mutex<Arc<Guards>>>,
 }
 
-/// The thread.
-struct Clerk {
-    desk: Desk,
+struct Worker {
+    desk: Resources,
     verdicts: Option<Verdicts>,
 }
 
-/// Requests that may wait: each of them is one interface's, and only a few are worked on at a time.
+/// Limit of queued requests: each concerns one interface, and only a few are made at a time.
 const QUEUE_MAX: usize = 256;
 
-/// A shorthand for this file's results.
 type Result<T, E = KeeperError> = std::result::Result<T, E>;
 
 // === impl Keeper ===
 
 impl Keeper {
-    /// A keeper; nothing is opened before the first request.
+    /// Creates a keeper; nothing is opened before the first request.
     pub fn new(load: Load) -> Self {
         let has_nf_tables = || !matches!(probe::supports(Feature::NfTables), Ok(false));
         Self::of_kernel(load, Kernel { open: Verdicts::open, has_nf_tables })
     }
 
     fn of_kernel(load: Load, kernel: Kernel) -> Self {
-        let desk = Desk { load, kernel, unsupported: Arc::default(), guards: Arc::default() };
+        let desk = Resources { load, kernel, unsupported: Arc::default(), guards: Arc::default() };
         Self { shared: Arc::new(Shared { desk, queue: Mutex::default() }) }
     }
 
-    /// Whether the kernel has been found to have no nf_tables: then nothing is isolated, and nothing can be.
+    /// Whether the kernel was found to lack nf_tables, so that nothing can be isolated.
     pub fn is_unsupported(&self) -> bool {
         self.shared.desk.unsupported.load(Ordering::Relaxed)
     }
 
-    /// Puts an entry in place before `limit`, with those of all other interfaces where the table has to be made first. When the
-    /// time is up the entry may still come later: whoever gives up has to [`forget`](Self::forget) it.
+    /// Adds an entry before `limit`, with those of all other interfaces if the table must be
+    /// created first. After the limit the entry may still be added: a caller that gives up must
+    /// [`forget`](Self::forget) it.
     pub fn put(&self, entry: Entry, limit: Instant) -> Result<()> {
         self.ask(limit, true, move |clerk| clerk.put(&entry))
     }
 
-    /// What of the guards depends on the node, as it was said last.
+    /// The last node-dependent settings of the guards.
     pub fn guards(&self) -> Arc<Guards> {
         Arc::clone(&self.shared.desk.guards.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Changes what of the guards depends on the node, for everything that is asked for from now on; says whether anything changed. The table is compared by
-    /// [`reconcile`](Self::reconcile).
+    /// Changes the node-dependent settings of the guards for all later requests; returns whether
+    /// anything changed. [`reconcile`](Self::reconcile) updates the table.
     pub fn change_guards(&self, change: impl FnOnce(&mut Guards)) -> bool {
         let mut guards = self.shared.desk.guards.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = (**guards).clone();
@@ -158,7 +158,8 @@ impl Keeper {
         differs
     }
 
-    /// Lets a host end send from exactly these prefixes besides the addresses that are routed to it.
+    /// Sets the prefixes from which a host end may send besides the addresses that are routed to
+    /// it.
     pub fn put_sources(&self, host_name: IfName, nets: Vec<IpNet>, limit: Instant) -> Result<()> {
         self.change_guards(|guards| {
             let Some(sources) = &mut guards.sources else { return };
@@ -172,7 +173,7 @@ impl Keeper {
         })
     }
 
-    /// Guards the ports of bridges, for the first of them.
+    /// Guards the ports of bridges; called for the first such port.
     pub fn guard_ports(&self, limit: Instant) -> Result<()> {
         self.ask(limit, true, |clerk| clerk.with((), |_, verdicts| Ok(verdicts.guard_ports().map(drop)?)))
     }
@@ -212,50 +213,53 @@ impl Keeper {
         });
     }
 
-    /// Takes an entry back; says whether there was one. Done in its turn even when the time is up.
+    /// Removes an entry; returns whether there was one. It is executed even after the limit.
     pub fn remove(&self, host_name: IfName, limit: Instant) -> Result<bool> {
         self.ask(limit, false, move |clerk| clerk.with(false, |_, verdicts| Ok(verdicts.remove(&host_name)?)))
     }
 
-    /// [`remove`](Self::remove) without waiting for it.
+    /// [`remove`](Self::remove) without waiting.
     pub fn forget(&self, host_name: IfName) -> Result<()> {
         let subject = host_name.clone();
         self.send(Box::new(move |clerk| {
             let removed = clerk.with(false, |_, verdicts| Ok(verdicts.remove(&host_name)?));
             if let Err(error) = removed {
-                tracing::warn!(link = %subject, %error, "a verdict that nobody needs any more stays until the table is compared");
+                tracing::warn!(link = %subject, %error, "a verdict that is no longer needed stays until the table is compared");
             }
         }))
     }
 
-    /// What is in force for a host end; none on a kernel without nf_tables.
+    /// The verdict in force for a host end; none on a kernel without nf_tables.
     pub fn standing(&self, host_name: IfName, limit: Instant) -> Result<Option<Standing>> {
         self.ask(limit, true, move |clerk| {
             clerk.with(None, |_, verdicts| Ok(Some(verdicts.standing(&host_name)?)))
         })
     }
 
-    /// Makes the table hold the entries of all interfaces that there are, and nothing else. Only for whoever is alone on the node: an agent.
+    /// Reconciles the table with the entries of all existing interfaces; other entries are removed.
+    /// Only for a process that alone manages the node's verdicts: the agent.
     pub fn reconcile(&self, limit: Instant) -> Result<Report> {
-        self.begin(limit, true, None, Clerk::reconcile)?.wait()
+        self.begin(limit, true, None, Worker::reconcile)?.wait()
     }
 
-    /// [`reconcile`](Self::reconcile) without waiting for it: `bell` says when to look for the answer, unless `limit` is reached before.
+    /// [`reconcile`](Self::reconcile) without waiting: `bell` is called when the answer is
+    /// available, unless `limit` passes before.
     pub fn begin_reconcile(&self, limit: Instant, bell: Bell) -> Result<Pending<Report>> {
-        self.begin(limit, true, Some(bell), Clerk::reconcile)
+        self.begin(limit, true, Some(bell), Worker::reconcile)
     }
 
-    /// Takes the table away; says whether there was one.
+    /// Removes the table; returns whether there was one.
     pub fn withdraw(&self, limit: Instant) -> Result<bool> {
         self.ask(limit, true, |clerk| clerk.with(false, |_, verdicts| Ok(verdicts.withdraw()?)))
     }
 
-    /// Has `work` done in its turn, and waits for it; one that has not begun when the time is up is left undone where it is `droppable`.
+    /// Executes `work` on the thread and waits. If it has not started at the limit it is skipped if
+    /// `droppable`.
     fn ask<T: Send + 'static>(
         &self,
         limit: Instant,
         droppable: bool,
-        work: impl FnOnce(&mut Clerk) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&mut Worker) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         self.begin(limit, droppable, None, work)?.wait()
     }
@@ -265,13 +269,13 @@ impl Keeper {
         limit: Instant,
         droppable: bool,
         bell: Option<Bell>,
-        work: impl FnOnce(&mut Clerk) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&mut Worker) -> Result<T> + Send + 'static,
     ) -> Result<Pending<T>> {
-        let patience = limit.saturating_duration_since(Instant::now());
+        let timeout = limit.saturating_duration_since(Instant::now());
         let (answer, answered) = mpsc::sync_channel(1);
-        let reply = Reply { answer, _ring: Ring(bell) };
+        let reply = Reply { answer, _ring: RingOnDrop(bell) };
         self.send(Box::new(move |clerk| {
-            // All of it, so that nothing rings before the answer is there.
+            // Moved as a whole, so that the bell rings only after the answer is sent.
             let reply = reply;
             if droppable && Instant::now() >= limit {
                 return;
@@ -279,10 +283,10 @@ impl Keeper {
             let before = busy_time();
             let result = work(clerk);
             let busy = busy_time().saturating_sub(before);
-            // Whoever asked may have given up.
+            // The receiver is gone if the caller gave up.
             let _ = reply.answer.send(Answer { result, at: Instant::now(), busy });
         }))?;
-        Ok(Pending { answered, limit, patience })
+        Ok(Pending { answered, limit, timeout })
     }
 
     fn send(&self, job: Job) -> Result<()> {
@@ -302,9 +306,9 @@ impl Keeper {
     }
 }
 
-// === impl Ring ===
+// === impl RingOnDrop ===
 
-impl Drop for Ring {
+impl Drop for RingOnDrop {
     fn drop(&mut self) {
         if let Some(bell) = &self.0 {
             bell();
@@ -315,7 +319,7 @@ impl Drop for Ring {
 // === impl Pending ===
 
 impl<T> Pending<T> {
-    /// The answer; none while that may still come before the limit.
+    /// The answer; none while it may still arrive before the limit.
     pub fn poll(&self) -> Option<Answer<T>> {
         match self.answered.try_recv() {
             Ok(done) => Some(done),
@@ -336,30 +340,30 @@ impl<T> Pending<T> {
         }
     }
 
-    /// What is `dropped` before the limit was dropped with the thread.
+    /// The error of a missing answer. If it was `dropped` before the limit, the thread has ended.
     fn unanswered(&self, dropped: bool) -> KeeperError {
         if dropped && Instant::now() < self.limit {
             return KeeperError::Gone("it stopped half-way".to_owned());
         }
-        // The limit, to the millisecond: so that what fails again says the same again.
-        KeeperError::Late(Duration::from_millis((self.patience.as_secs_f64() * 1000.0).round() as u64))
+        // Rounded to milliseconds, so that a repeated failure has the same text.
+        KeeperError::Late(Duration::from_millis((self.timeout.as_secs_f64() * 1000.0).round() as u64))
     }
 }
 
-fn start(desk: Desk) -> Result<SyncSender<Job>> {
+fn start(desk: Resources) -> Result<SyncSender<Job>> {
     let (sender, jobs) = mpsc::sync_channel::<Job>(QUEUE_MAX);
     let serve = move || {
-        let mut clerk = Clerk { desk, verdicts: None };
-        // Until the last keeper is gone.
+        let mut clerk = Worker { desk, verdicts: None };
+        // Until the last keeper is dropped.
         jobs.into_iter().for_each(|job| job(&mut clerk));
     };
     let thread = std::thread::Builder::new().name("verdicts".to_owned()).spawn(serve);
     thread.map(|_| sender).map_err(|error| KeeperError::Gone(error.to_string()))
 }
 
-// === impl Clerk ===
+// === impl Worker ===
 
-impl Clerk {
+impl Worker {
     fn put(&mut self, entry: &Entry) -> Result<()> {
         self.with((), |load, verdicts| match verdicts.put(entry) {
             Err(error) if error.is_incomplete() => {
@@ -380,7 +384,8 @@ impl Clerk {
         })
     }
 
-    /// Works on the table; `otherwise` is the answer of a kernel without nf_tables, which is found out when something fails.
+    /// Works on the table. `otherwise` is the answer on a kernel without nf_tables, which is
+    /// detected at the first failure.
     fn with<T>(&mut self, otherwise: T, work: impl FnOnce(&Load, &mut Verdicts) -> Result<T>) -> Result<T> {
         if self.desk.unsupported.load(Ordering::Relaxed) {
             return Ok(otherwise);
@@ -399,7 +404,7 @@ impl Clerk {
         match done {
             Err(KeeperError::Policy(error)) if !(self.desk.kernel.has_nf_tables)() => {
                 self.desk.unsupported.store(true, Ordering::Relaxed);
-                tracing::warn!(%error, "this kernel has no nf_tables: pods are attached, and nothing keeps their packets apart");
+                tracing::warn!(%error, "this kernel has no nf_tables: pods are attached, and their packets are not isolated");
                 Ok(otherwise)
             }
             done => done,
@@ -432,7 +437,7 @@ mod tests {
         Instant::now() + Duration::from_secs(10)
     }
 
-    fn of(names: &'static [&'static str]) -> Load {
+    fn load_of(names: &'static [&'static str]) -> Load {
         Arc::new(move || Ok(names.iter().map(|text| Entry::allow(name(text))).collect()))
     }
 
@@ -442,23 +447,23 @@ mod tests {
 
     #[test]
     fn on_a_kernel_without_nf_tables_everything_succeeds_and_says_so() {
-        let kernel = |has_nf_tables| Keeper::of_kernel(of(&[]), Kernel { open: refused, has_nf_tables });
+        let kernel = |has_nf_tables| Keeper::of_kernel(load_of(&[]), Kernel { open: refused, has_nf_tables });
         let keeper = kernel(|| false);
         assert!(!keeper.is_unsupported());
         keeper.put(Entry::allow(name("russ1")), soon()).unwrap();
         assert!(keeper.is_unsupported());
         assert_eq!(keeper.standing(name("russ1"), soon()).unwrap(), None);
         assert!(!keeper.remove(name("russ1"), soon()).unwrap());
-        // Where it has them, a failure is one.
+        // Where the kernel has nf_tables, a failure is an error.
         let keeper = kernel(|| true);
         assert!(keeper.put(Entry::allow(name("russ1")), soon()).is_err());
         assert!(!keeper.is_unsupported());
     }
 
     #[test]
-    fn whoever_waits_gives_up_when_the_time_is_up_and_what_had_not_begun_is_left_undone() {
+    fn a_caller_gives_up_at_the_limit_and_droppable_work_that_has_not_started_is_skipped() {
         let (release, hang) = mpsc::channel::<()>();
-        let keeper = Keeper::of_kernel(of(&[]), Kernel { open: refused, has_nf_tables: || true });
+        let keeper = Keeper::of_kernel(load_of(&[]), Kernel { open: refused, has_nf_tables: || true });
         keeper.send(Box::new(move |_| _ = hang.recv())).unwrap();
         let limit = Instant::now() + Duration::from_millis(20);
         let (began, begun) = mpsc::channel::<&str>();
@@ -472,7 +477,7 @@ mod tests {
         }
         drop((release, began));
         assert_eq!(begun.iter().collect::<Vec<_>>(), ["done"]);
-        // Nobody waits behind a full queue, either.
+        // A caller does not wait for a full queue either.
         let (release, hang) = mpsc::channel::<()>();
         keeper.send(Box::new(move |_| _ = hang.recv())).unwrap();
         let busy = (0..QUEUE_MAX + 2).find_map(|_| keeper.forget(name("russ1")).err());
@@ -481,9 +486,9 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_wait_is_told_when_it_is_done_or_late_and_the_limit_is_named() {
+    fn a_caller_that_does_not_wait_is_notified_of_the_answer_or_of_the_named_limit() {
         let (release, hang) = mpsc::channel::<()>();
-        let keeper = Keeper::of_kernel(of(&[]), Kernel { open: refused, has_nf_tables: || true });
+        let keeper = Keeper::of_kernel(load_of(&[]), Kernel { open: refused, has_nf_tables: || true });
         keeper.send(Box::new(move |_| _ = hang.recv())).unwrap();
         let (first, last) = (mpsc::channel(), mpsc::channel());
         let bell = |rung: &mpsc::Sender<()>| -> Bell {
@@ -507,14 +512,14 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_tells_what_it_cost_of_a_processor() {
+    fn an_answer_includes_its_cpu_time() {
         const COST: Duration = Duration::from_millis(50);
         let open = || {
             let before = busy_time();
             while busy_time() < before + COST {}
             refused()
         };
-        let keeper = Keeper::of_kernel(of(&[]), Kernel { open, has_nf_tables: || true });
+        let keeper = Keeper::of_kernel(load_of(&[]), Kernel { open, has_nf_tables: || true });
         let asked = keeper.begin_reconcile(soon(), Arc::new(|| ())).unwrap();
         let answer = russet_testkit::eventually_some(Duration::from_secs(10), || asked.poll());
         assert!(answer.result.is_err() && answer.busy >= COST, "{answer:?}");
@@ -524,14 +529,14 @@ mod tests {
     #[ignore = "kernel: nf_tables, root"]
     fn the_first_entry_brings_the_table_with_the_entries_of_all_interfaces() {
         in_new_netns(|| {
-            let keeper = Keeper::new(of(&["russ1", "russ2"]));
+            let keeper = Keeper::new(load_of(&["russ1", "russ2"]));
             let in_force = |text| keeper.standing(name(text), soon()).unwrap();
             assert!(matches!(in_force("russ1"), Some(Standing::Unjudged(_))));
             keeper.put(Entry::allow(name("russ3")), soon()).unwrap();
             for text in ["russ1", "russ2", "russ3"] {
                 assert_eq!(in_force(text), Some(Standing::InForce(Verdict::Allow)), "{text}");
             }
-            // Those that there are, and no others.
+            // Those of the existing interfaces only.
             assert_eq!(keeper.reconcile(soon()).unwrap().removed, ["russ3"]);
             assert!(keeper.remove(name("russ2"), soon()).unwrap());
             assert_eq!(keeper.reconcile(soon()).unwrap().added, [name("russ2")]);
@@ -541,7 +546,7 @@ mod tests {
 
     #[test]
     #[ignore = "kernel: nf_tables, root"]
-    fn an_entry_that_comes_too_late_is_removed_before_the_next_one_is_put() {
+    fn a_late_entry_is_removed_before_the_next_one_is_added() {
         in_new_netns(|| {
             let (release, hang) = mpsc::channel::<()>();
             let hang = Mutex::new(hang);

@@ -1,12 +1,15 @@
-//! What pods' interfaces may carry: verdict maps in nf_tables, table `inet russet-policy`.
+//! Verdicts on pods' interfaces: verdict maps in nf_tables, table `inet russet-policy`.
 //!
-//! A host end (`russ*`) without an entry carries nothing, in either direction; with one it carries what the entry says. So an interface is isolated
-//! from its birth until somebody who knows what it may do has said so, and again from the moment in which that is taken back (ARCHITECTURE.md,
-//! invariant 4). [`Verdicts`] is the table; [`Keeper`] is the one thread of a process that works on it, so that whoever waits for it can stop waiting.
-//! The plugins' gate puts entries in place and DEL takes them back; the agent makes the table right at its start, and again when something
-//! else changed it.
+//! A host end (`russ*`) without an entry carries nothing, in either direction; with one it carries
+//! what the entry permits. So an interface is isolated from its creation until a process that knows
+//! its verdict adds the entry, and again from the removal of that entry (ARCHITECTURE.md,
+//! invariant 4). [`Verdicts`] is the table; [`Keeper`] is the one thread of a process that works on
+//! it, so that callers can stop waiting for it. The plugins' gate adds entries and DEL removes them;
+//! the agent reconciles the table when it starts, and after another program changed it.
 //!
-//! Which pods there are is the caller's knowledge, and so is what they may do.
+//! The caller knows which pods exist, and their verdicts.
+
+#![allow(missing_docs)]
 
 mod error;
 mod keeper;
@@ -25,31 +28,28 @@ pub use ports::{PortGuard, PortSources};
 pub use ruleset::{CALICO_PREFIX, Guard, PREFIX, TABLE};
 pub use verdicts::{Report, Standing, Verdicts};
 
-/// What an interface may carry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The end in the node's namespace.
     pub host_name: IfName,
-    /// What it may carry.
     pub verdict: Verdict,
 }
 
-/// What an interface may carry, in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Everything.
     Allow,
 }
 
-/// What of the guards against forged packets depends on the node. What is not said stays as it is in the kernel: a process without an agent
-/// knows none of it.
+/// The node-dependent settings of the guards against forged packets. An unset one leaves the kernel as
+/// it is, because a process without an agent knows none of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Guards {
-    /// Whether host ends of Calico's plugin (`cali*`) are guarded, too: not where a Felix does that.
+    /// Whether host ends of Calico's plugin (`cali*`) are guarded, too: false where a Felix does that.
     pub calico: Option<bool>,
-    /// What pods may send from besides the addresses that are routed to them, by host end.
+    /// The prefixes from which pods may send besides the addresses that are routed to them, by host end.
     pub sources: Option<BTreeMap<IfName, Vec<IpNet>>>,
-    /// What ports of bridges may send, by host end.
+    /// The restrictions of ports of bridges, by host end.
     pub ports: Option<BTreeMap<IfName, PortGuard>>,
 }
 

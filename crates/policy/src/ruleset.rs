@@ -1,4 +1,4 @@
-//! What is to be in the table: pure, and the only place that says so.
+//! The desired content of the table, defined only here. Pure.
 //!
 //! ```text
 //! chain forward     { type filter hook forward priority filter;     iifname "russ*" goto from-pod }
@@ -20,13 +20,16 @@
 //! chain guard-source { ip6 saddr fe80::/10 accept; iifname . ip saddr @sources4 accept; (IPv6 likewise); counter drop }
 //! ```
 //!
-//! A pod may send from the addresses that the node routes to its host end. The routes are the map of interfaces and sources: they come before
-//! the pod's first packet and go with its interface, for every pod, whichever plugin wired it. `rp_filter` asks the same, but for IPv4 only, and
-//! not where `net.ipv4.conf.all.rp_filter` is 2.
+//! A pod may send from the addresses that the node routes to its host end. The routes serve as the
+//! map from interfaces to sources: they exist before the pod's first packet and vanish with its
+//! interface, for every pod, whichever plugin attached it. `rp_filter` checks the same, but for
+//! IPv4 only, and not where `net.ipv4.conf.all.rp_filter` is 2.
 //!
-//! Packets of other interfaces leave each chain after one comparison of four bytes. What goes to pods is judged behind routing and address translation,
-//! not at output: there, a packet of the node's own to a Service still names the interface that it had before its destination was translated. An
-//! `accept` ends the chain of its own hook only: nobody else's rules are passed by. Connection tracking is not asked.
+//! Packets of other interfaces leave each chain after one comparison of four bytes. Packets to pods
+//! are checked after routing and address translation, not at output: there, the node's own packet
+//! to a Service still names the interface from before the translation of its destination. An
+//! `accept` ends the chain of its own hook only, so foreign rules still apply. Connection tracking
+//! is not used.
 
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
@@ -39,14 +42,16 @@ use russet_nft::{
 
 use crate::Verdict;
 
-/// The table, as people and errors call it.
+/// The table's name in commands and errors.
 pub const TABLE: &str = "inet russet-policy";
-/// What the names of the interfaces begin with that the table judges: all host ends of Russet's own wiring.
+/// The prefix of the names of the interfaces that the table checks: all host ends of Russet's own
+/// wiring.
 pub const PREFIX: &str = "russ";
-/// What the names of the host ends begin with that Calico's plugin wires.
+/// The prefix of the names of the host ends of Calico's plugin.
 pub const CALICO_PREFIX: &str = "cali";
 
-/// What a guard keeps pods from sending; the rules that drop it have the guard's text as their comment.
+/// A kind of packets that a guard drops; the rules that drop them have the guard's text as their
+/// comment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Guard {
     /// Packets from an address that is not the pod's.
@@ -61,12 +66,12 @@ pub enum Guard {
     Loopback,
 }
 
-/// What of the rules depends on the node.
+/// The properties of the node on which rules depend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Whether the kernel can look sources up in its routes (`CONFIG_NFT_FIB_INET`).
+    /// Whether the kernel can look up sources in its routes (`CONFIG_NFT_FIB_INET`).
     pub fib: bool,
-    /// Whether Calico's host ends are guarded; none where that stays as it is.
+    /// Whether Calico's host ends are guarded; none leaves the rules as they are.
     pub calico: Option<bool>,
 }
 
@@ -85,19 +90,19 @@ const DHCP_PORTS: [(u16, u16); 2] = [(67, 68), (547, 546)];
 /// `fe80::/10`
 const LINK_LOCAL: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10));
 
-/// Which way packets go.
+/// The direction of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     FromPod,
     ToPod,
 }
 
-// === impl Way ===
+// === impl Direction ===
 
-impl Way {
-    pub const BOTH: [Way; 2] = [Way::FromPod, Way::ToPod];
+impl Direction {
+    pub const BOTH: [Direction; 2] = [Direction::FromPod, Direction::ToPod];
 
-    /// The chain that all packets of pods go through.
+    /// The chain of all pods' packets in this direction.
     const fn chain_name(self) -> &'static str {
         match self {
             Self::FromPod => "from-pod",
@@ -125,7 +130,7 @@ impl Way {
         Chain::new(&table(), self.chain_name())
     }
 
-    /// The entry of a host end. A policy's verdict will be a chain of its own to go to.
+    /// The entry of a host end. A policy's verdict will be a jump to a chain of its own.
     pub fn element(self, host_name: &IfName, verdict: Verdict) -> Element {
         let verdict = match verdict {
             Verdict::Allow => nft::Verdict::Accept,
@@ -134,22 +139,21 @@ impl Way {
     }
 }
 
-/// The table.
 pub(crate) fn table() -> Table {
     Table::inet("russet-policy")
 }
 
-/// The chains where verdicts are asked for, with the way of those that they judge.
-pub(crate) fn base_chains() -> [(Chain, Way); 3] {
+/// The chains that evaluate verdicts, with the direction of their packets.
+pub(crate) fn base_chains() -> [(Chain, Direction); 3] {
     let base = |name, hook| Chain::base(&table(), name, ChainKind::Filter, hook, priority::FILTER);
     [
-        (base("forward", Hook::Forward), Way::FromPod),
-        (base("input", Hook::Input), Way::FromPod),
-        (base("postrouting", Hook::Postrouting), Way::ToPod),
+        (base("forward", Hook::Forward), Direction::FromPod),
+        (base("input", Hook::Input), Direction::FromPod),
+        (base("postrouting", Hook::Postrouting), Direction::ToPod),
     ]
 }
 
-/// The chain where guarded packets enter: before connection tracking, so that a forged packet leaves nothing behind.
+/// The chain of the guards: before connection tracking, so that a forged packet leaves no state.
 fn prerouting() -> Chain {
     Chain::base(&table(), PREROUTING, ChainKind::Filter, Hook::Prerouting, priority::RAW)
 }
@@ -159,20 +163,27 @@ pub(crate) fn chains() -> Vec<Chain> {
     let guards =
         [GUARD_SOURCE, GUARD_UDP, GUARD_ICMPV6, GUARD, GUARD_CALICO].map(|name| Chain::new(&table(), name));
     let base = base_chains().map(|(chain, _)| chain);
-    Way::BOTH.map(Way::chain).into_iter().chain(base).chain(guards).chain([prerouting()]).collect()
+    Direction::BOTH
+        .map(Direction::chain)
+        .into_iter()
+        .chain(base)
+        .chain(guards)
+        .chain([prerouting()])
+        .collect()
 }
 
-/// The chains whose rules are to be as [`rules`] says; the others are left to a process that knows more.
+/// The chains whose rules are reconciled with [`rules`]; the others are left to a process that
+/// knows the settings.
 pub(crate) fn ruled_chains(shape: Shape) -> impl Iterator<Item = Chain> {
     chains().into_iter().filter(move |chain| shape.calico.is_some() || chain.name != GUARD_CALICO)
 }
 
 /// All maps and sets.
 pub(crate) fn sets() -> Vec<Set> {
-    Way::BOTH.map(Way::map).into_iter().chain(Family::BOTH.map(sources)).collect()
+    Direction::BOTH.map(Direction::map).into_iter().chain(Family::BOTH.map(sources)).collect()
 }
 
-/// What pods may send from besides the addresses that are routed to them.
+/// The prefixes from which pods may send besides the addresses that are routed to them.
 pub(crate) fn sources(family: Family) -> Set {
     let name = match family {
         Family::V4 => "sources4",
@@ -181,7 +192,7 @@ pub(crate) fn sources(family: Family) -> Set {
     Set::new(&table(), name, [KeyType::IfName, KeyType::address(family)]).interval()
 }
 
-/// The elements of a host end that may send from these prefixes, which may lie in each other.
+/// The elements of a host end that may send from these prefixes, which may overlap.
 pub(crate) fn source_elements(family: Family, host_name: &IfName, nets: &[IpNet]) -> Vec<Element> {
     let of_family = nets.iter().map(IpNet::trunc).filter(|net| Family::of_net(net) == family);
     let disjoint: BTreeSet<IpNet> = IpNet::aggregate(&of_family.collect()).into_iter().collect();
@@ -189,20 +200,20 @@ pub(crate) fn source_elements(family: Family, host_name: &IfName, nets: &[IpNet]
     disjoint.into_iter().map(element).collect()
 }
 
-/// All rules, chain after chain, each in order.
+/// All rules, grouped by chain, in order.
 pub(crate) fn rules(shape: Shape) -> Vec<Rule> {
     let mut rules = Vec::new();
-    for way in Way::BOTH {
-        let chain = way.chain();
-        rules.push(Rule::new(&chain).vmap(&[way.field()], way.map().name));
+    for direction in Direction::BOTH {
+        let chain = direction.chain();
+        rules.push(Rule::new(&chain).vmap(&[direction.field()], direction.map().name));
         rules.push(Rule::new(&chain).counter().drop());
     }
-    for (chain, way) in base_chains() {
-        let rule = match way {
-            Way::FromPod => Rule::new(&chain).iif_prefix(PREFIX),
-            Way::ToPod => Rule::new(&chain).oif_prefix(PREFIX),
+    for (chain, direction) in base_chains() {
+        let rule = match direction {
+            Direction::FromPod => Rule::new(&chain).iif_prefix(PREFIX),
+            Direction::ToPod => Rule::new(&chain).oif_prefix(PREFIX),
         };
-        rules.push(rule.goto(way.chain_name()));
+        rules.push(rule.goto(direction.chain_name()));
     }
     rules.extend(guards(shape));
     rules
@@ -223,7 +234,7 @@ fn guards(shape: Shape) -> Vec<Rule> {
     }
     rules.extend(router_rules(|| rule(GUARD_ICMPV6)));
     rules.extend(dhcp_rules(|| rule(GUARD_UDP)));
-    // Neighbour discovery, and no router sends them on.
+    // Neighbour discovery, which routers do not forward.
     rules.push(rule(GUARD_SOURCE).saddr(LINK_LOCAL).accept());
     for family in Family::BOTH {
         let known = rule(GUARD_SOURCE).is_in(&[Field::IifName, Field::Saddr(family)], sources(family).name);
@@ -233,24 +244,24 @@ fn guards(shape: Shape) -> Vec<Rule> {
     rules
 }
 
-/// The rules that drop what only routers send, each made from `rule`.
+/// The rules that drop packets only routers may send, each made from `rule`.
 pub(crate) fn router_rules(rule: impl Fn() -> Rule) -> [Rule; 2] {
     ROUTER_TYPES.map(|number| Guard::Router.drops(rule().icmpv6_type(number)))
 }
 
-/// The rules that drop what only DHCP's servers send, each made from `rule`.
+/// The rules that drop packets only DHCP servers may send, each made from `rule`.
 pub(crate) fn dhcp_rules(rule: impl Fn() -> Rule) -> [Rule; 2] {
     DHCP_PORTS.map(|(server, client)| Guard::Dhcp.drops(with_ports(rule().protocol(L4::Udp), server, client)))
 }
 
-/// `ip daddr 127.0.0.0/8` as nft writes it: the first byte of the destination.
+/// `ip daddr 127.0.0.0/8` as nft encodes it: the first byte of the destination.
 fn to_loopback(rule: Rule) -> Rule {
     let register = Register::FIRST;
     let first_byte = Expr::Payload { base: PayloadBase::Network, offset: 16, len: 1, to: register };
     rule.expr(first_byte).expr(Expr::Cmp { op: CmpOp::Eq, register, value: vec![127] })
 }
 
-/// `udp sport A udp dport B` as nft writes it: both with one comparison.
+/// `udp sport A udp dport B` as nft encodes it: both in one comparison.
 fn with_ports(rule: Rule, source: u16, destination: u16) -> Rule {
     let register = Register::FIRST;
     let both = Expr::Payload { base: PayloadBase::Transport, offset: 0, len: 4, to: register };
@@ -258,7 +269,8 @@ fn with_ports(rule: Rule, source: u16, destination: u16) -> Rule {
     rule.expr(both).expr(Expr::Cmp { op: CmpOp::Eq, register, value })
 }
 
-/// Makes table, maps, chains and rules, whatever of them is there; all that is there must have the right type. Elements are left as they are.
+/// Adds table, maps, chains and rules, whichever exist; existing ones must have the right type.
+/// Elements are left as they are.
 pub(crate) fn add_structure(transaction: &mut Transaction, shape: Shape) {
     transaction.add_table(&table());
     for set in sets() {
@@ -281,7 +293,7 @@ impl Guard {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Source, Self::Mac, Self::Router, Self::Dhcp, Self::Loopback];
 
-    /// The comment of the rules that drop what it is about.
+    /// The comment of the rules that drop these packets.
     pub const fn comment(self) -> &'static str {
         match self {
             Self::Source => "not the pod's address",
@@ -308,7 +320,8 @@ impl Guard {
     }
 }
 
-/// Whether the kernel refuses a rule that looks sources up in its routes: asked with a table that goes in the same transaction.
+/// Whether the kernel refuses a rule that looks up sources in its routes: tried with a table that
+/// the same transaction deletes.
 pub(crate) fn lacks_fib(nft: &mut nft::Nft) -> bool {
     let table = Table::inet("russet-policy-probe");
     let chain = Chain::new(&table, GUARD);
@@ -318,14 +331,14 @@ pub(crate) fn lacks_fib(nft: &mut nft::Nft) -> bool {
     nft.commit(&transaction).is_err_and(|error| error.is_not_found())
 }
 
-/// The host end that an element is for; none where it is no interface's name.
+/// The host end of an element; none where it is not an interface's name.
 pub(crate) fn host_name(element: &Element) -> Option<IfName> {
     let (bytes, _) = element.key.first()?.bytes();
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     IfName::new(std::str::from_utf8(&bytes[..end]).ok()?).ok()
 }
 
-/// The verdict that an element gives, if it is one of ours.
+/// The verdict of an element, if it is one of ours.
 pub(crate) fn verdict(element: &Element) -> Option<Verdict> {
     match &element.value {
         Some(Value::Verdict(nft::Verdict::Accept)) => Some(Verdict::Allow),
@@ -341,8 +354,8 @@ mod tests {
     fn an_element_is_read_back_as_its_entry() {
         for name in ["russ0123456789a", "russ1"] {
             let name: IfName = name.parse().unwrap();
-            for way in Way::BOTH {
-                let element = way.element(&name, Verdict::Allow);
+            for direction in Direction::BOTH {
+                let element = direction.element(&name, Verdict::Allow);
                 assert_eq!(host_name(&element), Some(name.clone()));
                 assert_eq!(verdict(&element), Some(Verdict::Allow));
             }
@@ -353,7 +366,8 @@ mod tests {
 
     #[test]
     fn every_base_chain_accepts_what_is_not_a_pods() {
-        // A hook takes effect before the rules of the same transaction do: a policy of drop would lose packets in between.
+        // A hook takes effect before the rules of the same transaction do: a policy of drop would
+        // lose packets in between.
         for base in chains().into_iter().filter_map(|chain| chain.base) {
             assert_eq!(base.policy, nft::Policy::Accept);
         }
@@ -361,7 +375,7 @@ mod tests {
 
     #[test]
     #[ignore = "kernel: nf_tables, root"]
-    fn a_kernel_that_looks_sources_up_is_known() {
+    fn the_lookup_of_sources_in_routes_is_detected() {
         russet_testkit::in_new_netns(|| {
             let mut nft = nft::Nft::open().unwrap();
             assert!(!lacks_fib(&mut nft));

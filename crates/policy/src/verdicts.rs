@@ -1,4 +1,4 @@
-//! The table in the kernel: entries put and taken back one by one, the whole compared and repaired.
+//! The table in the kernel: adds and removes single entries, and compares and repairs the whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,67 +8,66 @@ use russet_addr::{Family, IfName, IpNet};
 use russet_nft::{CommitError, Element, Nft, Transaction};
 
 use crate::error::PolicyError;
-use crate::ruleset::{self, Shape, TABLE, Way, table};
+use crate::ruleset::{self, Direction, Shape, TABLE, table};
 use crate::{Entry, Guards, PortGuard, Verdict, ports};
 
 /// `inet russet-policy` of one network namespace.
 #[derive(Debug)]
 pub struct Verdicts {
     nft: Nft,
-    /// The generation of the ruleset at which the table was whole. While nobody but us commits, the next one is ours, and nothing has to be looked at.
-    whole_at: Option<u32>,
-    /// What of the guards depends on the node.
+    /// The generation of the ruleset at which the table was complete. While only we commit, the
+    /// next generation is ours, and the table need not be read.
+    complete_at: Option<u32>,
+    /// The node-dependent settings of the guards.
     guards: Arc<Guards>,
-    /// Whether the kernel looks sources up in its routes; until it refuses a rule that does.
+    /// Whether the kernel looks up sources in its routes; assumed until it refuses such a rule.
     fib: bool,
     /// Whether the kernel has no nf_tables for bridges.
     no_bridges: bool,
-    /// Whether the ports of bridges are to be guarded from now on.
+    /// Whether the ports of bridges must be guarded.
     has_ports: bool,
 }
 
-/// What was not as it should be, and has been repaired.
+/// The differences that were repaired.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
-    /// What of table, chains, maps and rules was missing or different; none where all was well.
+    /// A missing or different part of table, chains, maps or rules; none if there was none.
     pub structure: Option<String>,
     /// Host ends whose entries were missing or different.
     pub added: Vec<IfName>,
-    /// Entries of nobody, by name.
+    /// Names of entries without an interface.
     pub removed: Vec<String>,
-    /// Host ends whose further sources were missing or others.
+    /// Host ends whose additional sources were missing or different.
     pub sources: Vec<String>,
 }
 
-/// What is in force for one host end.
+/// The verdict in force for one host end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
     /// A verdict, in both directions.
     InForce(Verdict),
     /// No entry: it carries nothing.
     None,
-    /// Entries that we would not make.
+    /// Entries that Russet would not make.
     Other,
-    /// The table is not whole: nothing is judged.
+    /// The table is incomplete: no verdicts are applied.
     Unjudged(String),
 }
 
-/// Verdicts by host end.
 type Wanted<'a> = BTreeMap<&'a IfName, Verdict>;
 
-/// A [`Report`] in the making: each name is in both maps.
+/// A [`Report`] under construction: each name is in both maps.
 #[derive(Default)]
-struct News {
+struct ReportBuilder {
     structure: Option<String>,
     added: BTreeSet<IfName>,
     removed: BTreeSet<String>,
     sources: BTreeSet<String>,
 }
 
-/// Tries at a change that somebody else made another one before.
+/// Attempts at a change that other commits overtake.
 const MAX_TRIES: usize = 5;
 
-/// A shorthand for this file's results.
 type Result<T, E = PolicyError> = std::result::Result<T, E>;
 
 // === impl Verdicts ===
@@ -78,7 +77,7 @@ impl Verdicts {
     pub fn open() -> Result<Self> {
         Ok(Self {
             nft: Nft::open()?,
-            whole_at: None,
+            complete_at: None,
             guards: Arc::default(),
             fib: true,
             no_bridges: false,
@@ -86,11 +85,11 @@ impl Verdicts {
         })
     }
 
-    /// Sets what of the guards depends on the node, for what comes next; changes nothing yet.
+    /// Sets the node-dependent settings of the guards for later calls; changes nothing yet.
     pub fn guard(&mut self, guards: &Arc<Guards>) {
         if self.guards != *guards {
             self.guards = Arc::clone(guards);
-            self.whole_at = None;
+            self.complete_at = None;
         }
     }
 
@@ -98,26 +97,28 @@ impl Verdicts {
         Shape { fib: self.fib, calico: self.guards.calico }
     }
 
-    /// Our name in what a monitor of nf_tables hears.
+    /// Our netlink port in the messages of a monitor of nf_tables.
     pub fn port(&self) -> std::io::Result<u32> {
         self.nft.port()
     }
 
-    /// Puts an entry in place; one that is there is good. Costs the same however many there are. Needs a table that is whole
-    /// ([`reconcile`](Self::reconcile)), and looks at it where somebody else has committed since the last look.
+    /// Adds an entry; an existing one is kept. The cost does not depend on the number of entries.
+    /// Needs a complete table ([`reconcile`](Self::reconcile)), which is checked if another program
+    /// has committed since the last check.
     pub fn put(&mut self, entry: &Entry) -> Result<()> {
         let Entry { host_name, verdict } = entry;
         for tries in 1.. {
-            if self.whole_at.is_none() {
-                self.need_whole()?;
+            if self.complete_at.is_none() {
+                self.ensure_complete()?;
             }
             if tries >= MAX_TRIES {
-                // Somebody commits all the time. What becomes of the table after the look is found by whoever keeps it whole.
-                self.whole_at = None;
+                // Another program keeps committing. A later change of the table is found by the
+                // process that maintains it.
+                self.complete_at = None;
             }
             let mut transaction = Transaction::new();
-            for way in Way::BOTH {
-                transaction.add_elements(&way.map(), &[way.element(host_name, *verdict)]);
+            for direction in Direction::BOTH {
+                transaction.add_elements(&direction.map(), &[direction.element(host_name, *verdict)]);
             }
             match self.commit(&mut transaction) {
                 Ok(()) => break,
@@ -130,13 +131,13 @@ impl Verdicts {
         Ok(())
     }
 
-    /// Takes an entry back; says whether there was one.
+    /// Removes an entry; returns whether there was one.
     pub fn remove(&mut self, host_name: &IfName) -> Result<bool> {
         let operation = || format!("remove the verdict of {host_name}");
         self.change(operation, |nft| {
             let mut transaction = Transaction::new();
-            for (way, element) in elements_of(nft, host_name)? {
-                transaction.delete_elements(&way.map(), &[element]);
+            for (direction, element) in elements_of(nft, host_name)? {
+                transaction.delete_elements(&direction.map(), &[element]);
             }
             Ok(transaction)
         })
@@ -147,7 +148,6 @@ impl Verdicts {
         Ok(self.standing(&entry.host_name)? == Standing::InForce(entry.verdict))
     }
 
-    /// What is in force for a host end.
     pub fn standing(&mut self, host_name: &IfName) -> Result<Standing> {
         let shape = self.shape();
         if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = fault(&mut self.nft, shape)? {
@@ -162,20 +162,22 @@ impl Verdicts {
         })
     }
 
-    /// Makes the table hold `wanted` and nothing else, in one transaction: what it judges and the entries come into force together, so that whoever has
-    /// an entry loses no packet by it. Nothing is written where all is well.
+    /// Reconciles the table with exactly `wanted`, in one transaction: rules and entries take
+    /// effect together, so that interfaces with an entry lose no packet. Writes nothing if there is
+    /// no difference.
     pub fn reconcile(&mut self, wanted: &[Entry]) -> Result<Report> {
-        self.make_right(wanted, true)
+        self.repair(wanted, true)
     }
 
-    /// [`reconcile`](Self::reconcile) that leaves entries of others: for one of several processes, none of which knows what the others are about.
+    /// Like [`reconcile`](Self::reconcile), but keeps other entries: for one of several processes,
+    /// each of which knows only its own.
     pub fn complete(&mut self, wanted: &[Entry]) -> Result<Report> {
-        self.make_right(wanted, false)
+        self.repair(wanted, false)
     }
 
-    /// Takes the table away; everything is let through then. Says whether there was one.
+    /// Removes the table; all packets pass then. Returns whether there was one.
     pub fn withdraw(&mut self) -> Result<bool> {
-        self.whole_at = None;
+        self.complete_at = None;
         ports::withdraw(&mut self.nft)?;
         disarm(&mut self.nft)?;
         let operation = || format!("delete table {TABLE}");
@@ -188,8 +190,8 @@ impl Verdicts {
         })
     }
 
-    /// Lets a host end send from exactly these prefixes besides the addresses that are routed to it. Where there is no table nothing is guarded, and
-    /// nothing has to be let through.
+    /// Sets the prefixes from which a host end may send besides the addresses that are routed to
+    /// it. Without a table nothing is guarded, and nothing has to be permitted.
     pub fn put_sources(&mut self, host_name: &IfName, nets: &[IpNet]) -> Result<()> {
         let operation = || format!("put the sources of {host_name}");
         self.change(operation, |nft| {
@@ -237,28 +239,29 @@ impl Verdicts {
         if self.no_bridges {
             return Ok(false);
         }
-        let whole_at = self.whole_at.take();
+        let complete_at = self.complete_at.take();
         let changed = work(&mut self.nft)?;
-        self.whole_at = whole_at.filter(|_| !changed);
+        self.complete_at = complete_at.filter(|_| !changed);
         Ok(changed)
     }
 
-    fn make_right(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
-        let mut report = self.make_table_right(wanted, alone)?;
+    fn repair(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
+        let mut report = self.repair_table(wanted, alone)?;
         if self.has_ports && self.guard_ports()? {
-            report.structure.get_or_insert_with(|| format!("{} was missing or another one", ports::TABLE));
+            report.structure.get_or_insert_with(|| format!("{} was missing or different", ports::TABLE));
         }
         Ok(report)
     }
 
-    /// Without the look into the routes where the kernel cannot do that: all else still holds.
-    fn make_table_right(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
-        match self.try_make_right(wanted, alone) {
+    /// Leaves out the lookup of sources where the kernel does not support it; all other rules still
+    /// apply.
+    fn repair_table(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
+        match self.try_repair_table(wanted, alone) {
             Err(PolicyError::Commit { source, .. })
                 if self.fib && source.is_not_found() && ruleset::lacks_fib(&mut self.nft) =>
             {
                 self.fib = false;
-                let report = self.try_make_right(wanted, alone);
+                let report = self.try_repair_table(wanted, alone);
                 match &report {
                     Ok(_) => tracing::warn!(
                         "this kernel has no CONFIG_NFT_FIB_INET: no source of a pod's packets is checked but by rp_filter"
@@ -271,14 +274,14 @@ impl Verdicts {
         }
     }
 
-    fn try_make_right(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
-        self.whole_at = None;
+    fn try_repair_table(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
+        self.complete_at = None;
         let (shape, guards) = (self.shape(), Arc::clone(&self.guards));
         let wanted: Wanted<'_> = wanted.iter().map(|entry| (&entry.host_name, entry.verdict)).collect();
-        let mut news = News::default();
+        let mut news = ReportBuilder::default();
         let operation = || format!("make {TABLE} right");
         self.change(operation, |nft| {
-            news = News::default();
+            news = ReportBuilder::default();
             let mut transaction = Transaction::new();
             let fault = fault(nft, shape)?;
             let anew = matches!(fault, Some(Fault::Wrong(_)));
@@ -290,9 +293,9 @@ impl Verdicts {
                 ruleset::add_structure(&mut transaction, shape);
                 news.structure = Some(fault);
             }
-            for way in Way::BOTH {
-                let found = if anew { Vec::new() } else { elements(nft, way)? };
-                difference(&mut transaction, way, &found, &wanted, alone, &mut news);
+            for direction in Direction::BOTH {
+                let found = if anew { Vec::new() } else { elements(nft, direction)? };
+                difference(&mut transaction, direction, &found, &wanted, alone, &mut news);
             }
             for (family, nets) in
                 Family::BOTH.into_iter().flat_map(|f| guards.sources.iter().map(move |all| (f, all)))
@@ -305,7 +308,7 @@ impl Verdicts {
             }
             Ok(transaction)
         })?;
-        let News { structure, added, removed, sources } = news;
+        let ReportBuilder { structure, added, removed, sources } = news;
         let sources = sources.into_iter().collect();
         Ok(Report {
             structure,
@@ -320,18 +323,19 @@ impl Verdicts {
         let operation = || format!("replace the verdict of {host_name}");
         self.change(operation, |nft| {
             let mut transaction = Transaction::new();
-            for (way, element) in elements_of(nft, host_name)? {
-                transaction.delete_elements(&way.map(), &[element]);
+            for (direction, element) in elements_of(nft, host_name)? {
+                transaction.delete_elements(&direction.map(), &[element]);
             }
-            for way in Way::BOTH {
-                transaction.add_elements(&way.map(), &[way.element(host_name, *verdict)]);
+            for direction in Direction::BOTH {
+                transaction.add_elements(&direction.map(), &[direction.element(host_name, *verdict)]);
             }
             Ok(transaction)
         })
         .map(drop)
     }
 
-    /// Commits what `make` gives after a look at what is there; once more if somebody else was faster. False if there was nothing to do.
+    /// Commits the transaction that `make` returns for the current state; repeats it if another
+    /// commit was faster. False if there was nothing to do.
     fn change(
         &mut self,
         operation: impl Fn() -> String,
@@ -347,7 +351,7 @@ impl Verdicts {
             match self.commit(&mut transaction) {
                 Ok(()) => return Ok(true),
                 Err(error) if error.is_stale() => {
-                    // It no longer says at which generation, so that this happens once.
+                    // The generation is forgotten, so this happens only once.
                     tries -= 1;
                 }
                 Err(error) if tries < MAX_TRIES && (error.is_not_found() || error.is_exists()) => {}
@@ -356,31 +360,32 @@ impl Verdicts {
         }
     }
 
-    /// Commits a change of entries, which leaves a whole table whole. With a known generation it is refused as stale where somebody else was there, and
-    /// then none is known any more.
+    /// Commits a change of entries, which keeps a complete table complete. With a known generation
+    /// it is refused as stale after a foreign commit, and the generation is then forgotten.
     fn commit(&mut self, transaction: &mut Transaction) -> Result<(), CommitError> {
-        let known = self.whole_at.take();
+        let known = self.complete_at.take();
         if let Some(generation) = known {
             transaction.only_at(generation);
         }
         let done = self.nft.commit(transaction);
-        self.whole_at = match &done {
+        self.complete_at = match &done {
             Ok(()) => known.map(next_generation),
-            // Nothing happened.
+            // The transaction was empty.
             Err(error) if error.is_exists() => known,
             Err(_) => None,
         };
         done
     }
 
-    /// From a whole table on, commits need no look at it before somebody else's.
-    fn need_whole(&mut self) -> Result<()> {
-        self.whole_at = None;
+    /// Checks that the table is complete; later commits need no check until another program
+    /// commits.
+    fn ensure_complete(&mut self) -> Result<()> {
+        self.complete_at = None;
         let generation = self.nft.generation()?;
         let shape = self.shape();
         match fault(&mut self.nft, shape)? {
             None => {
-                self.whole_at = Some(generation);
+                self.complete_at = Some(generation);
                 Ok(())
             }
             Some(Fault::Partial(fault) | Fault::Wrong(fault)) => Err(PolicyError::Incomplete(TABLE, fault)),
@@ -388,20 +393,20 @@ impl Verdicts {
     }
 }
 
-/// What is wrong with the table, its entries aside.
+/// A defect of the table, not counting its entries.
 enum Fault {
-    /// Something is missing, or a rule is not ours: adding puts it right.
+    /// Something is missing, or a rule is not ours: adding repairs it.
     Partial(String),
-    /// Something is in the way, and all has to be made anew.
+    /// Something conflicts, and everything must be recreated.
     Wrong(String),
 }
 
-/// What our own commit makes of the generation (`nf_tables_commit`: one more, and never 0).
+/// The generation after our own commit (`nf_tables_commit`: incremented, skipping 0).
 fn next_generation(generation: u32) -> u32 {
     generation.checked_add(1).unwrap_or(1)
 }
 
-/// Looks at what does not grow with the number of entries, or with what others have in nf_tables.
+/// Reads only parts whose size does not depend on the number of entries or on foreign tables.
 fn fault(nft: &mut Nft, shape: Shape) -> Result<Option<Fault>> {
     let partial = |what: String| Ok(Some(Fault::Partial(what)));
     let wrong = |what: String| Ok(Some(Fault::Wrong(what)));
@@ -409,14 +414,14 @@ fn fault(nft: &mut Nft, shape: Shape) -> Result<Option<Fault>> {
         return partial("the table was missing".to_owned());
     };
     if info.dormant || info.owner.is_some() {
-        return wrong("the table was dormant or somebody's own".to_owned());
+        return wrong("the table was dormant or owned by another process".to_owned());
     }
     let mut missing = None;
     for chain in ruleset::chains() {
         match nft.chain(&table(), &chain.name)? {
             None => missing = missing.or(Some(format!("chain {} was missing", chain.name))),
             Some(found) if found.chain.base != chain.base => {
-                return wrong(format!("chain {} was another one", chain.name));
+                return wrong(format!("chain {} was different", chain.name));
             }
             Some(_) => {}
         }
@@ -425,7 +430,7 @@ fn fault(nft: &mut Nft, shape: Shape) -> Result<Option<Fault>> {
     for map in ruleset::sets() {
         match sets.iter().find(|info| info.set.name == map.name) {
             None => missing = missing.or(Some(format!("map {} was missing", map.name))),
-            Some(found) if found.set != map => return wrong(format!("map {} was another one", map.name)),
+            Some(found) if found.set != map => return wrong(format!("map {} was different", map.name)),
             Some(_) => {}
         }
     }
@@ -438,14 +443,15 @@ fn fault(nft: &mut Nft, shape: Shape) -> Result<Option<Fault>> {
         let wanted = rules.iter().filter(|rule| rule.chain() == chain.name).map(|rule| rule.digest());
         let there = found.iter().filter(|rule| rule.chain == chain.name).map(|rule| rule.digest);
         if !there.eq(wanted) {
-            return partial(format!("the rules of chain {} were others", chain.name));
+            return partial(format!("the rules of chain {} were different", chain.name));
         }
     }
     Ok(None)
 }
 
-/// Takes the rules away, for the table is to go: a transaction that deletes maps with the rules that look into them loses packets on its way, because
-/// lookups of the old rules find nothing in them already (seen with Linux 6.18: a packet each time).
+/// Removes the rules before the table is deleted: a transaction that deletes maps together with the
+/// rules that refer to them loses packets, because lookups of the old rules find nothing already
+/// (seen with Linux 6.18: a packet each time).
 fn disarm(nft: &mut Nft) -> Result<()> {
     let mut transaction = Transaction::new();
     transaction.flush_table(&table());
@@ -457,15 +463,15 @@ fn disarm(nft: &mut Nft) -> Result<()> {
 }
 
 /// The elements of a map; none where there is no such map.
-fn elements(nft: &mut Nft, way: Way) -> Result<Vec<Element>> {
-    match nft.elements(&way.map()) {
+fn elements(nft: &mut Nft, direction: Direction) -> Result<Vec<Element>> {
+    match nft.elements(&direction.map()) {
         Ok(elements) => Ok(elements),
         Err(error) if error.is_not_found() => Ok(Vec::new()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The further sources of all host ends; none where there is no such set.
+/// The additional sources of all host ends; none where there is no such set.
 fn source_elements(nft: &mut Nft, family: Family) -> Result<Option<Vec<Element>>> {
     match nft.elements(&ruleset::sources(family)) {
         Ok(elements) => Ok(Some(elements)),
@@ -474,7 +480,7 @@ fn source_elements(nft: &mut Nft, family: Family) -> Result<Option<Vec<Element>>
     }
 }
 
-/// From the sources that were found to those that are wanted; the host ends that differ, by name.
+/// Changes the sources from `found` to `wanted`; returns the names of the host ends that differ.
 fn change_sources(
     transaction: &mut Transaction,
     family: Family,
@@ -485,7 +491,7 @@ fn change_sources(
         all.iter().filter(|element| others.iter().all(|other| other.key != element.key)).cloned().collect()
     };
     let (gone, come) = (without(found, wanted), without(wanted, found));
-    // Only what differs, and first what goes: the kernel refuses elements that overlap.
+    // Only differences, and removals first: the kernel refuses overlapping elements.
     let set = ruleset::sources(family);
     if !gone.is_empty() {
         transaction.delete_elements(&set, &gone);
@@ -497,24 +503,24 @@ fn change_sources(
     gone.iter().chain(&come).map(name).collect()
 }
 
-/// The elements of a host end, however many others there are.
-fn elements_of(nft: &mut Nft, host_name: &IfName) -> Result<Vec<(Way, Element)>> {
+/// The elements of a host end, read without listing the others.
+fn elements_of(nft: &mut Nft, host_name: &IfName) -> Result<Vec<(Direction, Element)>> {
     let mut found = Vec::new();
-    for way in Way::BOTH {
-        let like = way.element(host_name, Verdict::Allow);
-        found.extend(nft.element(&way.map(), &like)?.map(|element| (way, element)));
+    for direction in Direction::BOTH {
+        let like = direction.element(host_name, Verdict::Allow);
+        found.extend(nft.element(&direction.map(), &like)?.map(|element| (direction, element)));
     }
     Ok(found)
 }
 
-/// What turns the elements of a map into what is wanted. With `alone`, entries of nobody go.
+/// Changes the elements of a map to the wanted ones. With `alone`, other entries are removed.
 fn difference(
     transaction: &mut Transaction,
-    way: Way,
+    direction: Direction,
     found: &[Element],
     wanted: &Wanted<'_>,
     alone: bool,
-    news: &mut News,
+    news: &mut ReportBuilder,
 ) {
     let mut missing = wanted.clone();
     let mut unwanted = Vec::new();
@@ -531,16 +537,16 @@ fn difference(
         }
     }
     if !unwanted.is_empty() {
-        transaction.delete_elements(&way.map(), &unwanted);
+        transaction.delete_elements(&direction.map(), &unwanted);
     }
     let missing: Vec<Element> = missing
         .into_iter()
         .map(|(name, verdict)| {
             news.added.insert(name.clone());
-            way.element(name, verdict)
+            direction.element(name, verdict)
         })
         .collect();
-    transaction.add_elements(&way.map(), &missing);
+    transaction.add_elements(&direction.map(), &missing);
 }
 
 fn incomplete(reason: &dyn fmt::Display) -> PolicyError {
@@ -554,7 +560,7 @@ fn commit(operation: String, source: CommitError) -> PolicyError {
 // === impl Report ===
 
 impl Report {
-    /// Whether all was as it should be.
+    /// Whether there was no difference.
     pub fn is_clean(&self) -> bool {
         *self == Self::default()
     }
@@ -567,7 +573,7 @@ impl fmt::Display for Standing {
         match self {
             Self::InForce(verdict) => write!(f, "{verdict}"),
             Self::None => f.write_str("none, so it carries nothing"),
-            Self::Other => f.write_str("somebody else's"),
+            Self::Other => f.write_str("not one of Russet's verdicts"),
             Self::Unjudged(fault) => write!(f, "none in force: {fault}"),
         }
     }

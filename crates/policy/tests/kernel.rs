@@ -1,4 +1,5 @@
-//! The table in real kernels: what it judges and what not, put and taken back, made anew while packets flow.
+//! The table in real kernels: which packets it checks, adding and removing entries, and repairs
+//! during traffic.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -10,13 +11,14 @@ use russet_policy::{Entry, Report, Standing, Verdict, Verdicts};
 use russet_testkit::{eventually, in_netns_with_loopback, nft_json, run};
 use serde_json::Value;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A pod's namespace, wired by hand: its host end has `name`, and both ends have addresses of 10.9.`subnet`.0/24 and fd09:`subnet`::/64.
+/// A pod's namespace, wired by hand: its host end has `name`, and both ends have addresses of
+/// 10.9.`subnet`.0/24 and fd09:`subnet`::/64.
 fn pod(name: &str, subnet: u8) {
     let netns = format!("ns-{name}");
     run("ip", &["netns", "add", &netns]);
-    // Link-local addresses are good at once.
+    // Link-local addresses are usable at once.
     let nodad = "net.ipv6.conf.default.accept_dad=0";
     run("sysctl", &["-w", nodad]);
     run("ip", &["netns", "exec", &netns, "sysctl", "-w", nodad]);
@@ -42,7 +44,7 @@ fn forward() {
     }
 }
 
-/// Whether a packet and its answer get through.
+/// Whether a packet and its reply arrive.
 fn pings(from: Option<&str>, to: &str) -> bool {
     let mut command = std::process::Command::new(russet_testkit::require_tool("ip"));
     let (netns, args) = match from {
@@ -64,14 +66,13 @@ fn allow(text: &str) -> Entry {
     Entry::allow(name(text))
 }
 
-/// Everything in the table but handles and counters, as nft lists it.
+/// Everything in the table except handles and counters, as nft lists it.
 fn listed() -> Vec<Value> {
     let listing = nft_json(&["list", "table", "inet", "russet-policy"]);
     let objects = listing["nftables"].as_array().unwrap().iter();
     objects.filter(|object| object.get("metainfo").is_none()).cloned().collect()
 }
 
-/// The names in a map, as nft lists them.
 fn in_map(map: &str) -> Vec<String> {
     let objects = listed();
     let map = objects.iter().filter_map(|object| object.get("map")).find(|it| it["name"] == map).unwrap();
@@ -89,7 +90,7 @@ fn in_map(map: &str) -> Vec<String> {
 
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: nft, ip"]
-fn the_table_is_what_nft_reads_in_its_own_words() {
+fn nft_lists_the_table_as_specified() {
     in_netns_with_loopback(|| {
         let mut verdicts = Verdicts::open().unwrap();
         let report = verdicts.reconcile(&[allow("russ1"), allow("russ2")]).unwrap();
@@ -138,7 +139,7 @@ fn the_table_is_what_nft_reads_in_its_own_words() {
             lines
         };
         assert_eq!(sorted(&ours), sorted(&theirs));
-        // And we know it again.
+        // We recognise the table as ours.
         assert_eq!(verdicts.reconcile(&[allow("russ1"), allow("russ2")]).unwrap(), Report::default());
     });
 }
@@ -153,7 +154,7 @@ fn an_interface_without_an_entry_carries_nothing_in_either_direction() {
         pod("other", 3);
         let mut verdicts = Verdicts::open().unwrap();
         // Host name, peer in a pod, and the node itself, by each family.
-        let ways = [(Some("russ1"), "10.9.2.2"), (Some("russ1"), "fd09:2::2"), (Some("russ2"), "10.9.1.2")];
+        let paths = [(Some("russ1"), "10.9.2.2"), (Some("russ1"), "fd09:2::2"), (Some("russ2"), "10.9.1.2")];
         let node = [
             (Some("russ1"), "10.9.1.1"),
             (Some("russ1"), "fd09:1::1"),
@@ -166,24 +167,24 @@ fn an_interface_without_an_entry_carries_nothing_in_either_direction() {
                 assert_eq!(pings(*from, to), expected, "{from:?} to {to}");
             }
         };
-        all(&ways, true);
+        all(&paths, true);
         verdicts.reconcile(&[allow("russ2")]).unwrap();
-        all(&ways, false);
+        all(&paths, false);
         all(&node, false);
         all(&others, true);
         verdicts.put(&allow("russ1")).unwrap();
-        all(&ways, true);
+        all(&paths, true);
         all(&node, true);
         assert!(verdicts.remove(&name("russ2")).unwrap());
         assert!(!verdicts.remove(&name("russ2")).unwrap());
-        all(&ways, false);
+        all(&paths, false);
         all(&node, true);
     });
 }
 
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: nft, ip"]
-fn what_the_node_sends_to_a_service_is_judged_by_where_it_really_goes() {
+fn the_nodes_packet_to_a_service_is_checked_by_its_translated_destination() {
     in_netns_with_loopback(|| {
         forward();
         pod("russ1", 1);
@@ -207,7 +208,7 @@ fn what_the_node_sends_to_a_service_is_judged_by_where_it_really_goes() {
 
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: nft, ip"]
-fn a_put_is_repeatable_and_needs_a_whole_table() {
+fn a_put_is_repeatable_and_needs_a_complete_table() {
     in_netns_with_loopback(|| {
         let mut verdicts = Verdicts::open().unwrap();
         let entry = allow("russ1");
@@ -224,7 +225,7 @@ fn a_put_is_repeatable_and_needs_a_whole_table() {
                 (vec!["russ1".into()], vec!["russ1".into()])
             );
         }
-        // Half of it, and another one's verdict.
+        // Half of the entry, and a different verdict.
         run("nft", &["delete element inet russet-policy to-pods { russ1 }"]);
         assert_eq!(verdicts.standing(&entry.host_name).unwrap(), Standing::Other);
         verdicts.put(&entry).unwrap();
@@ -244,7 +245,7 @@ fn a_put_is_repeatable_and_needs_a_whole_table() {
 
 #[test]
 #[ignore = "kernel: nf_tables, root; tool: nft"]
-fn a_put_after_others_of_ours_still_sees_what_somebody_else_did_to_the_table() {
+fn a_put_after_our_own_commits_still_notices_foreign_changes_of_the_table() {
     in_netns_with_loopback(|| {
         let mut verdicts = Verdicts::open().unwrap();
         for damage in [
@@ -258,8 +259,8 @@ fn a_put_after_others_of_ours_still_sees_what_somebody_else_did_to_the_table() {
                 assert!(verdicts.remove(&entry.host_name).unwrap());
                 verdicts.put(&entry).unwrap();
             }
-            // What does not concern us keeps nobody from anything.
-            run("nft", &["add table inet somebody; delete table inet somebody"]);
+            // Unrelated changes do not delay a put.
+            run("nft", &["add table inet unrelated; delete table inet unrelated"]);
             verdicts.put(&allow("russ3")).unwrap();
             assert!(verdicts.holds(&allow("russ3")).unwrap());
             verdicts.put(&allow("russ4")).unwrap();
@@ -271,7 +272,7 @@ fn a_put_after_others_of_ours_still_sees_what_somebody_else_did_to_the_table() {
 
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: nft"]
-fn whatever_was_done_to_the_table_is_put_right_in_one_go() {
+fn every_change_of_the_table_is_repaired_in_one_transaction() {
     in_netns_with_loopback(|| {
         let mut verdicts = Verdicts::open().unwrap();
         let wanted = [allow("russ1"), allow("russ2")];
@@ -279,7 +280,7 @@ fn whatever_was_done_to_the_table_is_put_right_in_one_go() {
         let good = run("nft", &["list", "table", "inet", "russet-policy"]);
         let structure = |text: &'static str| (Some(text), 0, 0);
         for (damage, (fault, added, removed)) in [
-            ("flush table inet russet-policy", structure("the rules of chain from-pod were others")),
+            ("flush table inet russet-policy", structure("the rules of chain from-pod were different")),
             ("flush ruleset", (Some("the table was missing"), 2, 0)),
             ("flush map inet russet-policy from-pods", (None, 2, 0)),
             ("delete element inet russet-policy to-pods { russ2 }", (None, 1, 0)),
@@ -290,7 +291,7 @@ fn whatever_was_done_to_the_table_is_put_right_in_one_go() {
             ),
             (
                 "insert rule inet russet-policy forward accept",
-                structure("the rules of chain forward were others"),
+                structure("the rules of chain forward were different"),
             ),
             (
                 "flush chain inet russet-policy input; delete chain inet russet-policy input",
@@ -298,15 +299,15 @@ fn whatever_was_done_to_the_table_is_put_right_in_one_go() {
             ),
             (
                 "add table inet russet-policy { flags dormant; }",
-                (Some("the table was dormant or somebody's own"), 2, 0),
+                (Some("the table was dormant or owned by another process"), 2, 0),
             ),
             (
                 "delete table inet russet-policy; add table inet russet-policy; add chain inet russet-policy input { type filter hook output priority 0; }",
-                (Some("chain input was another one"), 2, 0),
+                (Some("chain input was different"), 2, 0),
             ),
             (
                 "delete table inet russet-policy; add table inet russet-policy; add map inet russet-policy to-pods { type mark : verdict; }",
-                (Some("map to-pods was another one"), 2, 0),
+                (Some("map to-pods was different"), 2, 0),
             ),
         ] {
             run("nft", &[damage]);
@@ -326,7 +327,7 @@ fn whatever_was_done_to_the_table_is_put_right_in_one_go() {
                 "{damage}"
             );
         }
-        // Not alone: what others have put stays.
+        // `complete` keeps the entries of other processes.
         run("nft", &["add element inet russet-policy to-pods { russ3 : accept }"]);
         assert!(verdicts.complete(&wanted).unwrap().is_clean());
         assert_eq!(in_map("to-pods"), ["russ1", "russ2", "russ3"]);
@@ -335,18 +336,18 @@ fn whatever_was_done_to_the_table_is_put_right_in_one_go() {
 
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: nft, ip, ping"]
-fn a_table_that_comes_anew_loses_no_packet_of_those_that_have_an_entry() {
+fn recreating_the_table_loses_no_packet_of_interfaces_with_an_entry() {
     in_netns_with_loopback(|| {
         forward();
         pod("russ1", 1);
         pod("russ2", 2);
         let flood = || {
-            // It ends with the 3100th reply, however late; the last may overtake each other.
+            // It ends with the 3100th reply, however late; the last ones may overtake each other.
             let ping = ["ping", "-n", "-c", "3100", "-i", "0.002", "-w", "120", "10.9.2.2"];
             run("ip", &[&["netns", "exec", "ns-russ1"][..], &ping].concat())
         };
         let wanted: Vec<Entry> = (1..2000).map(|index| allow(&format!("russ{index}"))).collect();
-        eventually(PATIENCE, || pings(Some("russ1"), "10.9.2.2"));
+        eventually(DEADLINE, || pings(Some("russ1"), "10.9.2.2"));
         let flood = std::thread::spawn(flood);
         let mut verdicts = Verdicts::open().unwrap();
         verdicts.reconcile(&wanted).unwrap();
@@ -371,7 +372,7 @@ fn a_table_that_comes_anew_loses_no_packet_of_those_that_have_an_entry() {
     });
 }
 
-/// Not a test: what an entry costs, and what the table does to every packet, by hand.
+/// Not a test: measures the cost of an entry.
 #[test]
 #[ignore = "kernel: nf_tables, root; a measurement"]
 fn speed_of_an_entry_among_many() {
@@ -406,7 +407,8 @@ fn speed_of_an_entry_among_many() {
     });
 }
 
-/// Not a test either: CPU time of a round trip of two forwarded packets, without and with the table, between pods and between other interfaces.
+/// Not a test either: CPU time of a round trip of two forwarded packets, without and with the
+/// table, between pods and between other interfaces.
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: ip, ping, bash; a measurement"]
 fn speed_of_a_packet() {
