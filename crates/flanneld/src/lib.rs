@@ -5,7 +5,7 @@
 //! docs/flanneld.md the user's page. Layer 4: leases come from `lease`, the kernel's side from
 //! `overlay`; this crate connects them. Called by `russet flanneld`.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
 mod backend;
 mod carrier;

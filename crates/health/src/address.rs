@@ -1,4 +1,4 @@
-//! Where health is served, as settings write it, and why an address cannot be had.
+//! The address of the health server, as written in settings, and the error if it is in use.
 
 use std::fmt;
 use std::io;
@@ -11,11 +11,11 @@ use std::str::FromStr;
 pub enum Address {
     /// An address of this machine.
     Tcp(SocketAddr),
-    /// A unix socket, for whoever can reach it.
+    /// A unix socket, for every process that can reach it.
     Unix(PathBuf),
 }
 
-/// Neither of both.
+/// The text is neither of both.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?}: an address and a port are wanted, as in 127.0.0.1:9471, or `unix:` and the absolute path of a socket"
@@ -54,7 +54,8 @@ impl From<SocketAddr> for Address {
     }
 }
 
-/// The error, with whose process has the port, which says whether this is an old daemon or a user's program.
+/// Adds to the error the user whose process uses the port, which helps to tell an old daemon from a
+/// user's program.
 pub(crate) fn explained(address: SocketAddr, error: io::Error) -> io::Error {
     if error.kind() != io::ErrorKind::AddrInUse {
         return error;
@@ -70,7 +71,7 @@ pub(crate) fn explained(address: SocketAddr, error: io::Error) -> io::Error {
     )
 }
 
-/// The user whose process listens at a port, as the kernel's tables of sockets have it.
+/// The user whose process listens at a port, from the kernel's socket tables.
 fn user_listening_at(port: u16) -> Option<u32> {
     ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"].into_iter().find_map(|path| {
         let table = std::fs::read_to_string(path).ok()?;
@@ -78,7 +79,8 @@ fn user_listening_at(port: u16) -> Option<u32> {
     })
 }
 
-/// Of a line of proc_net_tcp.txt: `sl local_address rem_address st queues timer retransmits uid ...`, where state 0A listens.
+/// Parses a line of proc_net_tcp.txt: `sl local_address rem_address st queues timer retransmits uid
+/// ...`, where state 0A means listening.
 fn user_of(line: &str, port: u16) -> Option<u32> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let (local, state, uid) = (fields.get(1)?, fields.get(3)?, fields.get(7)?);
@@ -92,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_reads_back_as_written() {
+    fn an_address_parses_back_as_printed() {
         for text in ["127.0.0.1:9471", "[fd00::1]:9471", "unix:/run/russet/health.sock"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
@@ -102,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_user_who_has_the_port_is_found() {
+    fn the_user_of_a_port_in_use_is_found() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         assert_eq!(user_listening_at(port), Some(rustix::process::getuid().as_raw()));

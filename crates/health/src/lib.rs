@@ -1,5 +1,8 @@
-//! `/healthz`, `/readyz` and `/metrics` over HTTP, as the agent and `russet cri` serve them: on a thread of their own, so that whoever asks often or
-//! slowly takes no time from the daemon's work, and at an address that may be taken when the daemon starts.
+//! `/healthz`, `/readyz` and `/metrics` over HTTP, as the agent and `russet cri` serve them: on a
+//! thread of their own, so that frequent or slow clients take no time from the daemon's work, and
+//! at addresses that may still be in use when the daemon starts.
+
+#![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
@@ -35,16 +38,16 @@ use metrics::Metrics;
 
 /// Whether a daemon can do its work now.
 pub trait Ready: Clone + Send + Sync + 'static {
-    /// Why not; none when it can.
+    /// Why it is not ready; none if it is.
     fn reason(&self) -> impl Future<Output = Option<String>> + Send;
-    /// Every condition and what it waits for, a line each, for `/readyz?verbose`.
+    /// Every condition and what it waits for, one per line, for `/readyz?verbose`.
     fn verbose(&self) -> impl Future<Output = String> + Send;
-    /// An address cannot be had, and is tried again; none: all are served.
+    /// Called when an address cannot be bound, which is retried; none: all addresses are served.
     fn served(&self, problem: Option<&str>);
 }
 
-/// Probes, one or two Prometheus servers and an operator need five. Anybody on the machine may connect, and each connection takes one of the descriptors
-/// that the daemon's requests need.
+/// Probes, one or two Prometheus servers and an operator need five. Any process on the machine may
+/// connect, and each connection takes one of the descriptors that the daemon's requests need.
 pub const LIMITS: Limits = Limits {
     name: "health",
     connections: 32,
@@ -54,31 +57,32 @@ pub const LIMITS: Limits = Limits {
     greeting_timeout: Duration::from_secs(5),
     idle_timeout: None,
 };
-/// Nobody sends a body here.
+/// Requests to these paths have no body.
 const REQUESTS: Requests = Requests { body_max_bytes: 4096, body_timeout: Duration::from_secs(5) };
-/// The mode of a unix socket: as at an address, whoever can reach it may ask. Its directory says who can.
+/// Mode of a unix socket: as with TCP, every process that can reach it may connect. Its directory
+/// restricts access.
 const SOCKET_MODE: u32 = 0o666;
-/// The first pause after an address that cannot be had, and the longest.
+/// The first pause after an address that cannot be bound, and the longest.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(5);
-/// As `ps -L` shows the thread.
+/// The thread's name in `ps -L`.
 const THREAD: &str = "health";
 
-/// What keeps addresses from being served, told to the daemon whenever it changes.
+/// The addresses that cannot be bound, reported to the daemon whenever that changes.
 struct Problems<R> {
     ready: R,
     now: Mutex<BTreeMap<Address, String>>,
 }
 
-/// When an address was tried, and when it is time to stop.
+/// Signals the first attempt to bind an address, and the stop.
 struct Time {
-    /// Dropped when it was tried once.
+    /// Dropped after the first attempt.
     tried: Option<SyncSender<()>>,
     stopped: watch::Receiver<bool>,
 }
 
-/// Serves at every address until `stop` resolves, on a thread of its own. An address that cannot be had is tried again for as long as it takes; when this
-/// returns, each has been tried once.
+/// Serves every address until `stop` resolves, on a thread of its own. An address that cannot be
+/// bound is retried for as long as it takes; when this returns, each has been tried once.
 pub fn start(
     addresses: Vec<Address>,
     ready: impl Ready,
@@ -89,9 +93,10 @@ pub fn start(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (tried, is_tried) = std::sync::mpsc::sync_channel(0);
     let run = move || runtime.block_on(serve_all(addresses, ready, registry, admission, tried, stop));
-    // Nobody joins it: it ends with `stop`, or with the process.
+    // The thread is not joined: it ends with `stop`, or with the process.
     std::thread::Builder::new().name(THREAD.to_owned()).spawn(run)?;
-    // Each address has a sender, which is dropped when it was tried: then there is nothing more to receive.
+    // Each address has a sender, dropped after its first attempt: after the last one, receiving
+    // fails.
     while is_tried.recv().is_ok() {}
     Ok(())
 }
@@ -152,7 +157,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// What `bind` gives; none when it is time to stop.
+/// Retries `bind` until it succeeds; none after the stop.
 async fn again_and_again<R: Ready, L>(
     address: &Address,
     problems: &Problems<R>,
@@ -177,9 +182,9 @@ async fn again_and_again<R: Ready, L>(
     }
 }
 
-/// Resolves when it is time to stop.
+/// Resolves at the stop.
 async fn told(mut stopped: watch::Receiver<bool>) {
-    // An error says that whoever could say it is gone.
+    // An error means that the sender is gone, which counts as the stop.
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 

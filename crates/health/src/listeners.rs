@@ -1,4 +1,4 @@
-//! What a daemon's listeners tell as metrics.
+//! The metrics of a daemon's listeners.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use russet_listener::{Admission, Reason};
 
-/// The listeners of this process, read when somebody asks.
+/// The listeners of this process, read at each scrape.
 #[derive(Debug)]
 pub struct Listeners(pub Vec<Arc<Admission>>);
 

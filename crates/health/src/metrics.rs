@@ -1,4 +1,4 @@
-//! `/metrics`: the text is made for whoever asks now and then, and kept for those who ask more often than anybody needs.
+//! `/metrics`: the text is rendered for each scrape up to a limited rate, and cached beyond that.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use prometheus_client::registry::Registry;
 
-/// Everything that a daemon counts, and what was last printed of it.
+/// The registry, and the last rendered text.
 pub(crate) struct Metrics {
     registry: Registry,
     printed: Mutex<Printed>,
@@ -21,19 +21,19 @@ struct Printed {
     budget: Budget,
 }
 
-/// How often the text is made anew.
+/// Limits how often the text is rendered.
 #[derive(Debug)]
 struct Budget {
     left: u32,
-    /// Up to when what was gained has been added.
+    /// The time up to which renewed budget has been added.
     at: Instant,
 }
 
-/// Texts that may be made one after the other: several servers may scrape at the same moment.
+/// Texts that may be rendered in a row: several servers may scrape at the same moment.
 const BURST: u32 = 20;
-/// How long it takes until one more may be made. A text of a large node takes about a millisecond.
+/// Time after which one more may be rendered. The text of a large node takes about a millisecond.
 const GAIN_INTERVAL: Duration = Duration::from_millis(100);
-/// What Prometheus has to know: as plain text it would refuse the type `info`.
+/// The content type that Prometheus needs: as plain text it would refuse the type `info`.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(crate) async fn answer(State(metrics): State<Arc<Metrics>>) -> Response {
@@ -67,7 +67,7 @@ impl Metrics {
 // === impl Budget ===
 
 impl Budget {
-    /// Whether the text may be made now.
+    /// Whether the text may be rendered now.
     fn spend(&mut self, now: Instant) -> bool {
         let gained = now.saturating_duration_since(self.at).as_millis() / GAIN_INTERVAL.as_millis();
         if gained > 0 {
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_now_and_then_gets_what_is_and_who_asks_without_pause_what_was() {
+    fn occasional_scrapes_are_rendered_and_excessive_ones_get_the_cached_text() {
         let (mut registry, counter) = (Registry::default(), Counter::<u64>::default());
         registry.register("it", "It", counter.clone());
         let metrics = Metrics::of(registry);
@@ -101,7 +101,7 @@ mod tests {
             counter.inc();
             assert_eq!(read(now), asked.min(u64::from(BURST)));
         }
-        assert_eq!(read(now + GAIN_INTERVAL), 100, "a tenth of a second later it is made once more");
+        assert_eq!(read(now + GAIN_INTERVAL), 100, "a tenth of a second later it is rendered once more");
         counter.inc();
         assert_eq!(read(now + GAIN_INTERVAL), 100);
         for asked in 0..u64::from(BURST) {

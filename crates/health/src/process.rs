@@ -1,4 +1,5 @@
-//! What every Prometheus client tells of its process, under the names that dashboards expect; read from /proc when somebody asks.
+//! The process metrics of every Prometheus client, under the names that dashboards expect; read
+//! from /proc at each scrape.
 
 use std::fmt;
 use std::fs;
@@ -10,12 +11,13 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use rustix::process::{Resource, getrlimit};
 
-/// The clock ticks of /proc/PID/stat in a second: `USER_HZ`, which is 100 on every architecture that we run on.
+/// Clock ticks per second in /proc/PID/stat: `USER_HZ`, which is 100 on every supported
+/// architecture.
 const TICKS_PER_S: f64 = 100.0;
-/// Where user time is in /proc/PID/stat, counted from the field behind the program's name; system time follows.
+/// Index of user time in /proc/PID/stat, counted from the field behind the program's name; system
+/// time follows.
 const UTIME_FIELD: usize = 11;
 
-/// This process.
 #[derive(Debug)]
 pub struct Process {
     started_s: f64,
@@ -24,7 +26,7 @@ pub struct Process {
 // === impl Process ===
 
 impl Process {
-    /// It started now.
+    /// A process that starts now.
     pub fn starting() -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { started_s: started.as_secs_f64() }
@@ -35,7 +37,7 @@ impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-        // Without the descriptor that this very look takes.
+        // Without the descriptor of this reading itself.
         let fds = fs::read_dir("/proc/self/fd").map_or(0, |fds| fds.count().saturating_sub(1));
         let gauges = [
             (
@@ -77,7 +79,7 @@ fn status_bytes(status: &str, key: &str) -> Option<f64> {
     Some(kib * 1024.0)
 }
 
-/// User and system time of /proc/PID/stat. The name in it may hold spaces and parentheses.
+/// User and system time of /proc/PID/stat. The program's name may contain spaces and parentheses.
 fn cpu_s(stat: &str) -> Option<f64> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ').skip(UTIME_FIELD).map(|field| field.parse::<f64>().ok());

@@ -11,15 +11,15 @@ use tokio::sync::oneshot;
 
 use super::*;
 
-/// Longer than anything takes.
+/// Longer than any step takes.
 const DEADLINE: Duration = Duration::from_secs(60);
 const PROBE: &[u8] = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
-/// Ready when its addresses are served; sends what it is told.
+/// Ready when its addresses are served; forwards the problems that are reported to it.
 #[derive(Clone)]
 struct Daemon {
     problem: Arc<Mutex<Option<String>>>,
-    told: mpsc::SyncSender<Option<String>>,
+    reported: mpsc::SyncSender<Option<String>>,
 }
 
 impl Ready for Daemon {
@@ -33,33 +33,33 @@ impl Ready for Daemon {
 
     fn served(&self, problem: Option<&str>) {
         *self.problem.lock().unwrap() = problem.map(str::to_owned);
-        // The test may have heard enough.
-        let _ = self.told.try_send(problem.map(str::to_owned));
+        // The test may have stopped receiving.
+        let _ = self.reported.try_send(problem.map(str::to_owned));
     }
 }
 
 struct Server {
-    told: mpsc::Receiver<Option<String>>,
+    reported: mpsc::Receiver<Option<String>>,
     admission: Arc<Admission>,
     _stop: oneshot::Sender<()>,
 }
 
 fn start_at(addresses: Vec<Address>, registry: Registry) -> Server {
-    let (tell, told) = mpsc::sync_channel(64);
-    let daemon = Daemon { problem: Arc::default(), told: tell };
+    let (tell, reported) = mpsc::sync_channel(64);
+    let daemon = Daemon { problem: Arc::default(), reported: tell };
     let (_stop, stopped) = oneshot::channel();
     let admission = Admission::new(LIMITS);
     let stop = async { _ = stopped.await };
     start(addresses, daemon, registry, Arc::clone(&admission), stop).unwrap();
-    Server { told, admission, _stop }
+    Server { reported, admission, _stop }
 }
 
 impl Server {
     fn wait_for(&self, is_it: impl Fn(&Option<String>) -> bool) -> Option<String> {
         loop {
-            let told = self.told.recv_timeout(DEADLINE).expect("it is told");
-            if is_it(&told) {
-                return told;
+            let reported = self.reported.recv_timeout(DEADLINE).expect("it is told");
+            if is_it(&reported) {
+                return reported;
             }
         }
     }
@@ -89,7 +89,7 @@ fn unix(path: &Path) -> UnixStream {
 }
 
 #[test]
-fn an_address_that_is_taken_is_told_and_served_as_soon_as_it_is_free() {
+fn an_address_in_use_is_reported_and_served_as_soon_as_it_is_free() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("health.sock");
     let squatter = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -123,7 +123,7 @@ fn silent_connections_do_not_keep_a_probe_from_its_answer() {
     drop(silent);
 }
 
-/// Tells on which thread it is read.
+/// Reports the thread on which it is read.
 #[derive(Debug)]
 struct Reader(mpsc::SyncSender<Option<String>>);
 
@@ -135,9 +135,9 @@ impl Collector for Reader {
 }
 
 #[test]
-fn metrics_are_made_on_the_servers_own_thread() {
+fn metrics_are_rendered_on_the_servers_own_thread() {
     let address = free_address();
-    let (tell, told) = mpsc::sync_channel(1);
+    let (tell, reported) = mpsc::sync_channel(1);
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Reader(tell)));
     let server = start_at(vec![address.into()], registry);
@@ -147,5 +147,5 @@ fn metrics_are_made_on_the_servers_own_thread() {
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     assert!(text.starts_with("HTTP/1.1 200 OK"), "{text}");
-    assert_eq!(told.recv_timeout(DEADLINE).unwrap().as_deref(), Some(THREAD));
+    assert_eq!(reported.recv_timeout(DEADLINE).unwrap().as_deref(), Some(THREAD));
 }

@@ -1,4 +1,5 @@
-//! What an answer of an API server means: decided here and nowhere else, from the HTTP status and the `Status` object in the body.
+//! Interprets an API server's answers, from the HTTP status and the `Status` object in the body. No
+//! other module does.
 
 use std::time::Duration;
 
@@ -8,28 +9,28 @@ use serde::Deserialize;
 use crate::connection::Cause;
 use crate::{KubeError, Said};
 
-/// Longest part of a server's words that we repeat.
+/// Limit of the text that is repeated from a server's answer.
 const MAX_MESSAGE_CHARS: usize = 500;
 
 /// Whether a failed request may be sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Again {
-    /// It would fail again.
+    /// No, it would fail again.
     Never,
-    /// If it changes nothing: it may have been carried out.
+    /// Only if it changes nothing: it may have been executed.
     IfRead,
-    /// Surely it was not carried out.
+    /// Yes, it was certainly not executed.
     Always,
 }
 
-/// One failed exchange.
+/// A failed exchange.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) error: KubeError,
     pub(crate) again: Again,
     /// The server asked for this pause.
     pub(crate) after: Option<Duration>,
-    /// 410: the server has forgotten the revision that we named.
+    /// 410: the server has forgotten the requested revision.
     pub(crate) expired: bool,
 }
 
@@ -59,13 +60,13 @@ struct FieldCause {
 // === impl Failure ===
 
 impl Failure {
-    /// Reads an answer that is no success. `after` is its `Retry-After`.
+    /// Parses an unsuccessful answer. `after` is its `Retry-After`.
     pub(crate) fn of_answer(operation: &str, code: StatusCode, after: Option<Duration>, body: &[u8]) -> Self {
         let status: Status = serde_json::from_slice(body).unwrap_or_default();
         if status.kind == "Status" {
             return Self::of_status(operation, code.as_u16(), after, &status);
         }
-        // Not the words of an API server, but of a proxy, or of another kind of server altogether.
+        // The answer is not an API server's, but that of a proxy or of an unrelated server.
         let text = String::from_utf8_lossy(body);
         let message = match printable(text.trim()) {
             empty if empty.is_empty() => format!("HTTP {code}"),
@@ -77,7 +78,7 @@ impl Failure {
         }
     }
 
-    /// Reads a `Status` object, which also comes as an event of a watch.
+    /// Parses a `Status` object, which also occurs as an event of a watch.
     pub(crate) fn of_status(operation: &str, code: u16, after: Option<Duration>, status: &Status) -> Self {
         let said = status.message.as_deref().or(status.reason.as_deref()).unwrap_or("no reason given");
         let mut failure = Self::of_code(operation, code, after, printable(said));
@@ -98,7 +99,7 @@ impl Failure {
             403 => (KubeError::Forbidden(said), Again::Never),
             404 => (KubeError::NotFound(said), Again::Never),
             409 => (KubeError::Conflict(said), Again::Never),
-            // The server refuses before it does anything when it is overloaded (API priority and fairness).
+            // An overloaded server refuses before it executes anything (API priority and fairness).
             429 => (unavailable(), Again::Always),
             408 | 500..=599 => (unavailable(), Again::IfRead),
             _ => (KubeError::Invalid(said), Again::Never),
@@ -113,7 +114,7 @@ impl Failure {
         Self { error, again, after: None, expired: false }
     }
 
-    /// An answer that does not fit the question.
+    /// An answer that does not fit the request.
     pub(crate) fn nonsense(operation: &str, message: String) -> Self {
         let error = KubeError::Invalid(Said { operation: operation.to_owned(), message });
         Self { error, again: Again::Never, after: None, expired: false }
@@ -123,7 +124,8 @@ impl Failure {
 // === impl Status ===
 
 impl Status {
-    /// A precondition on the uid failed: 409 with these words, or 422 about the member (seen from servers of both kinds).
+    /// A precondition on the uid failed: 409 with this text, or 422 about the member (seen from
+    /// servers of both kinds).
     fn names_another_uid(&self, code: u16) -> bool {
         let causes = self.details.iter().flat_map(|details| details.causes.iter().flatten());
         let about_uid = || causes.into_iter().any(|cause| cause.field.as_deref() == Some("metadata.uid"));
@@ -135,13 +137,13 @@ impl Status {
     }
 }
 
-/// Somebody else's words as they may stand in a log.
+/// Makes a foreign text safe for a log.
 fn printable(text: &str) -> String {
     let shown = text.chars().take(MAX_MESSAGE_CHARS);
     shown.map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// An error with what lies beneath it in one line; hyper's alone says only "error shutting down connection".
+/// An error with its causes in one line; hyper's alone says only "error shutting down connection".
 fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_decides_what_the_caller_is_told() {
+    fn the_status_decides_the_error_of_the_caller() {
         let told = |code, reason| failure(code, &status(code, reason, "words")).error;
         assert!(matches!(told(401, "Unauthorized"), KubeError::Unauthorized(_)));
         assert!(matches!(told(403, "Forbidden"), KubeError::Forbidden(_)));
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_surely_not_done_may_be_sent_again() {
+    fn only_requests_that_were_certainly_not_executed_may_be_sent_again() {
         let again = |code| failure(code, &status(code, "", "words")).again;
         assert_eq!(again(429), Again::Always);
         assert_eq!([500, 502, 503, 504].map(again), [Again::IfRead; 4]);
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_servers_words_cannot_draw_on_the_terminal_nor_fill_it() {
+    fn a_servers_text_cannot_control_the_terminal_nor_fill_it() {
         let body = status(404, "NotFound", &format!("\u{1b}[2J{}", "x".repeat(10_000)));
         let text = failure(404, &body).error.to_string();
         assert!(!text.chars().any(char::is_control) && text.len() < 1000, "{text}");

@@ -1,4 +1,4 @@
-//! The interface that callers hold. Its real implementation speaks HTTP to an API server.
+//! The interface that callers use. Its implementation speaks HTTP to an API server.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,7 +8,8 @@ use crate::{KubeError, Namespace, Node, Pod, StatusPatch};
 /// A boxed future. Not `Send`: callers live on one thread.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// The calls that we make to a Kubernetes API server. Every call has a deadline; reads are repeated within it, patches are not.
+/// Our calls to a Kubernetes API server. Every call has a deadline; reads are repeated within it,
+/// patches are not.
 pub trait Kubernetes {
     /// Reads one node.
     fn node<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Node, KubeError>>;
@@ -19,8 +20,9 @@ pub trait Kubernetes {
     /// Reads one pod.
     fn pod<'a>(&'a self, namespace: &'a str, name: &'a str) -> BoxFuture<'a, Result<Pod, KubeError>>;
 
-    /// Patches a pod's annotations or conditions through its `status` subresource, which is all that a CNI plugin's account may
-    /// patch (calico-cni.md sections 1.9 and 2.2.4), and answers with the pod as it is then.
+    /// Patches a pod's annotations or conditions through its `status` subresource, the only patch
+    /// that a CNI plugin's account permits (calico-cni.md sections 1.9 and 2.2.4), and returns the
+    /// resulting pod.
     fn patch_pod_status<'a>(
         &'a self,
         namespace: &'a str,
@@ -35,26 +37,27 @@ pub trait Kubernetes {
         patch: &'a StatusPatch,
     ) -> BoxFuture<'a, Result<Node, KubeError>>;
 
-    /// Follows all nodes: a snapshot first, then what changes (flannel.md section 5.2, step 3).
+    /// Watches all nodes: a snapshot first, then changes (flannel.md section 5.2, step 3).
     fn watch_nodes(&self) -> BoxFuture<'_, Result<Box<dyn NodeWatch>, KubeError>>;
 }
 
-/// A watch of all nodes. It survives lost connections, the server's own time limits and 410 Gone by itself. Dropping it ends it; dropping
-/// a pending `next` loses nothing.
+/// A watch of all nodes. It survives lost connections, the server's own time limits and 410 Gone by
+/// itself. Dropping it ends it; dropping a pending `next` loses nothing.
 pub trait NodeWatch {
-    /// The next event; the first is always a snapshot. Waits for ever when nothing changes. After an error (the server is away, or
-    /// refuses us) the caller may wait and call again: the watch goes on where it was.
+    /// The next event; the first is always a snapshot. Waits until something changes. After an
+    /// error (the server is unreachable, or refuses us) the caller may wait and call again: the
+    /// watch then resumes.
     fn next(&mut self) -> BoxFuture<'_, Result<NodeEvent, KubeError>>;
 }
 
-/// What a watch of nodes tells.
+/// An event of a watch of nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum NodeEvent {
-    /// All nodes there are. Whatever is not among them is gone, although no `Deleted` told so. Comes first, and again whenever the
-    /// server has forgotten what happened since the last event (410 Gone).
+    /// All existing nodes. Nodes that it lacks are gone, even without a `Deleted` event. It comes
+    /// first, and again whenever the server has forgotten the events since the last one (410 Gone).
     Snapshot(Vec<Node>),
     /// A node was added or changed.
     Changed(Node),
-    /// A node is gone; this is the last that was known of it.
+    /// A node is gone; this is its last known state.
     Deleted(Node),
 }

@@ -1,11 +1,12 @@
-//! Pauses between tries: doubling, with jitter, so that a thousand nodes do not come back to a new API server at the same moment.
+//! Pauses between attempts: doubling, with jitter, so that a thousand nodes do not return to a
+//! restarted API server at the same moment.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 /// First pause: a server that was just restarted needs longer, one that dropped a connection does not.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// Longest pause: whoever waits for a pod's sandbox should notice soon that the server is back.
+/// Longest pause; it bounds how late a pod's sandbox notices that the server is back.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// The next pause of one call or one watch.
@@ -13,7 +14,7 @@ pub(crate) struct Backoff {
     next: Duration,
 }
 
-/// Randomness for jitter; nothing secret depends on it.
+/// State of the random numbers for jitter; they need not be unpredictable.
 pub(crate) fn random_below(bound: u64) -> u64 {
     RandomState::new().hash_one(std::process::id()).checked_rem(bound).unwrap_or(0)
 }
@@ -25,7 +26,7 @@ impl Backoff {
         Self { next: PAUSE_MIN }
     }
 
-    /// How long to wait now: between half and all of the present pause; the one after is twice as long.
+    /// The next pause: between half and all of the current one, which then doubles.
     pub(crate) fn pause(&mut self) -> Duration {
         let half = self.next / 2;
         let jitter = random_below(u64::try_from(half.as_micros()).unwrap_or(0));
@@ -33,7 +34,7 @@ impl Backoff {
         half + Duration::from_micros(jitter)
     }
 
-    /// It worked: start from the shortest pause again.
+    /// After a success the next pause is the shortest again.
     pub(crate) fn reset(&mut self) {
         self.next = PAUSE_MIN;
     }

@@ -1,4 +1,5 @@
-//! The interface over HTTP: requests within a deadline, reads repeated, patches never repeated once they may have arrived.
+//! The interface over HTTP: requests with a deadline; reads are repeated, patches never once they
+//! may have arrived.
 
 use std::fs::Metadata;
 use std::net::IpAddr;
@@ -23,13 +24,16 @@ use crate::path::Path;
 use crate::watch::Nodes;
 use crate::{BoxFuture, KubeError, Kubernetes, Namespace, Node, NodeWatch, Pod, StatusPatch};
 
-/// How long a call may take, reconnecting and retrying included. A CNI ADD makes a handful of them within kubelet's 2 minutes.
+/// Limit of a call, including reconnects and retries. A CNI ADD makes a few of them within
+/// kubelet's 2 minutes.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
-/// A read gives up on a silent connection after this part of its deadline, so that another can still answer in time.
+/// A read gives up a silent connection after this part of its deadline, so that another can still
+/// answer in time.
 const PATIENCE_PARTS: u32 = 3;
-/// Largest single object: etcd holds at most 1.5 MiB of it, and JSON is larger than what is held.
+/// Limit of a single object: etcd stores at most 1.5 MiB of it, and its JSON is larger.
 pub(crate) const MAX_OBJECT_BYTES: usize = 8 << 20;
-/// What a strategic merge patch is called: lists with a merge key, as conditions, are merged (flannel.md section 5.2).
+/// The content type of a strategic merge patch, which merges lists with a merge key, such as
+/// conditions (flannel.md section 5.2).
 const STRATEGIC_MERGE: &str = "application/strategic-merge-patch+json";
 const USER_AGENT: &str = concat!("russet/", env!("CARGO_PKG_VERSION"));
 
@@ -45,7 +49,7 @@ struct Shared {
     loaded: Mutex<Loaded>,
 }
 
-/// A configuration in use, with its connections.
+/// A loaded configuration, with its connections.
 #[derive(Clone)]
 struct Loaded {
     stamp: Option<Stamp>,
@@ -57,7 +61,7 @@ struct Session {
     pool: Pool,
 }
 
-/// What tells a rewritten file from the old one.
+/// Distinguishes a rewritten file from the old one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -67,14 +71,14 @@ struct Stamp {
     nanoseconds: i64,
 }
 
-/// One request, as often as it must be sent.
+/// A request that may be sent several times.
 pub(crate) struct Ask {
-    /// With its subject, for messages: `get pod shop/web-0`.
+    /// The operation with its subject, for messages: `get pod shop/web-0`.
     pub(crate) operation: String,
     pub(crate) method: Method,
     pub(crate) path: Path,
     pub(crate) patch: Option<Bytes>,
-    /// Longest body of the answer.
+    /// Limit of the answer's body.
     pub(crate) limit_bytes: usize,
 }
 
@@ -86,7 +90,7 @@ impl Client {
         Self::with_deadline(source, CALL_DEADLINE)
     }
 
-    /// The same with another deadline for each call.
+    /// Sets another deadline for each call.
     pub fn with_deadline(source: Source, deadline: Duration) -> Result<Self, ConfigError> {
         let stamp = Stamp::of(&source);
         let loaded = Loaded { stamp, session: Session::new(source.load()?)? };
@@ -111,7 +115,8 @@ impl Client {
         !(*tls || here || matches!(session.config.credential, Credential::None))
     }
 
-    /// The configuration as its file is now. One that became unreadable is told once, and the old one goes on.
+    /// Reloads the configuration if its file has changed. A file that became unreadable is reported
+    /// once, and the old configuration stays in use.
     fn session(&self) -> Arc<Session> {
         let Shared { source, loaded, .. } = &*self.shared;
         let mut loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,7 +147,8 @@ impl Client {
         self.call(&ask).await.map_err(|failure| failure.error)
     }
 
-    /// Asks until there is an answer, the deadline passes, or asking again is out of the question.
+    /// Repeats the request until there is an answer, the deadline passes, or a repetition is not
+    /// permitted.
     pub(crate) async fn call<T: DeserializeOwned>(&self, ask: &Ask) -> Result<T, Failure> {
         let body = self.repeated(ask, |session, until| async move {
             let attempt = session.exchange(ask);
@@ -174,7 +180,7 @@ impl Client {
         let is_read = ask.method == Method::GET;
         let mut backoff = Backoff::new();
         loop {
-            // Giving up early on what cannot be asked twice would only turn an answer into a doubt.
+            // For a request that cannot be repeated, giving up early would only lose its result.
             let patience = self.shared.deadline / PATIENCE_PARTS;
             let until = if is_read { deadline.min(Instant::now() + patience) } else { deadline };
             let failure = match attempt(self.session(), until).await {
@@ -259,7 +265,7 @@ impl Kubernetes for Client {
 // === impl Session ===
 
 impl Session {
-    /// Refuses certificates that cannot be used before anything connects.
+    /// Refuses unusable certificates before anything connects.
     fn new(config: Config) -> Result<Arc<Self>, ConfigError> {
         if config.server.tls {
             crate::tls::connector(&config)?;
@@ -268,7 +274,7 @@ impl Session {
         Ok(Arc::new(Self { config, pool: Pool::default() }))
     }
 
-    /// One request and its whole answer; the connection is kept for the next one.
+    /// Sends a request and reads its whole answer; the connection is kept for the next one.
     async fn exchange(&self, ask: &Ask) -> Result<Bytes, Failure> {
         let (response, connection) = self.open(ask).await?;
         let body = collect(ask, response.into_body(), ask.limit_bytes).await?;
@@ -276,7 +282,7 @@ impl Session {
         Ok(body)
     }
 
-    /// One request and the head of its answer, which is a success.
+    /// Sends a request and reads the head of its answer, which must be a success.
     async fn open(&self, ask: &Ask) -> Result<(Response<Incoming>, Connection), Failure> {
         let (response, connection) = self.send(ask).await?;
         let code = response.status();
@@ -290,7 +296,7 @@ impl Session {
         Err(Failure::of_answer(&ask.operation, code, after.map(Duration::from_secs), &body))
     }
 
-    /// Sends on a kept connection, or on a new one if that has gone away in the meantime.
+    /// Sends on a kept connection, or on a new one if that was closed meanwhile.
     async fn send(&self, ask: &Ask) -> Result<(Response<Incoming>, Connection), Failure> {
         let failed = |cause, again| Failure::broken(&ask.operation, cause, again);
         while let Some(mut connection) = self.pool.take() {
@@ -327,7 +333,8 @@ impl Session {
         request.body(body).map_err(|error| Failure::nonsense(&ask.operation, error.to_string()))
     }
 
-    /// The token as its file is now: kubelet and Calico replace it long before it expires.
+    /// Reloads the token if its file has changed: kubelet and Calico replace it long before it
+    /// expires.
     fn authorization(&self) -> Result<Option<HeaderValue>, String> {
         let text = match &self.config.credential {
             Credential::None => return Ok(None),

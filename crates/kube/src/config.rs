@@ -1,5 +1,5 @@
-//! How to reach an API server and who we are there: what a kubeconfig, a pod's service account or Calico's network configuration comes
-//! down to, checked before anything connects.
+//! The address of an API server and our credentials, from a kubeconfig, a pod's service account or
+//! Calico's network configuration, checked before anything connects.
 
 mod in_cluster;
 mod kubeconfig;
@@ -11,40 +11,41 @@ pub(crate) use server::Server;
 
 use crate::Secret;
 
-/// Largest kubeconfig, token or certificate file: a bundle of all public authorities has about 220 kB.
+/// Limit of a kubeconfig, token or certificate file: a bundle of all public authorities has about
+/// 220 kB.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
-/// Where the configuration comes from. A client reads the file anew when it changes: Calico's installer, for one, writes a new token into
-/// its kubeconfig every few hours (calico-cni.md section 1.9).
+/// The source of a configuration. A client reads the file again when it changes: Calico's installer
+/// writes a new token into its kubeconfig every few hours (calico-cni.md section 1.9).
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// A kubeconfig file; what the overrides name wins over it.
+    /// A kubeconfig file, with overrides.
     Kubeconfig {
-        /// Where it is.
         path: PathBuf,
-        /// What wins over it.
+        /// The settings that win over it.
         overrides: Overrides,
     },
-    /// The service account of the pod that we run in; what the overrides name wins over it.
+    /// The service account of this process's pod, with overrides.
     InCluster {
-        /// What wins over it.
+        /// The settings that win over it.
         overrides: Overrides,
     },
-    /// Everything is named here.
+    /// All settings are given here.
     Direct {
         /// `server` is required.
         overrides: Overrides,
     },
 }
 
-/// Settings named one by one, as Calico's network configuration has them. Whatever is `None` comes from elsewhere.
+/// Single settings, as Calico's network configuration has them. `None` leaves a setting to another
+/// source.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
-    /// `https://host:port`, with a path if the server lives below one.
+    /// `https://host:port`, with a path if the server has one.
     pub server: Option<String>,
     /// A bearer token.
     pub token: Option<Secret>,
-    /// PEM file with the authorities that the server's certificate comes from.
+    /// PEM file with the authorities of the server's certificate.
     pub certificate_authority: Option<PathBuf>,
     /// PEM file with a client certificate.
     pub client_certificate: Option<PathBuf>,
@@ -55,42 +56,30 @@ pub struct Overrides {
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A file that cannot be read.
+    /// A file cannot be read.
     #[error("read {}: {source}", path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// What the kernel said.
-        source: std::io::Error,
-    },
-    /// A kubeconfig that is none.
+    File { path: PathBuf, source: std::io::Error },
+    /// The file is not a kubeconfig.
     #[error("{}: not a kubeconfig: {reason}", path.display())]
-    Kubeconfig {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// We do not run in a pod.
+    Kubeconfig { path: PathBuf, reason: String },
+    /// This process does not run in a pod.
     #[error("in-cluster configuration: {0}")]
     InCluster(&'static str),
-    /// A server's address that is none.
+    /// The server's address is invalid.
     #[error("API server {server:?}: {reason}")]
     Server {
-        /// As it was given.
+        /// The configured address.
         server: String,
-        /// What is wrong with it.
         reason: &'static str,
     },
-    /// Settings that do not fit together.
+    /// Settings contradict each other.
     #[error("Kubernetes settings: {0}")]
     Mismatch(&'static str),
-    /// Certificates or keys that TLS refuses.
+    /// TLS refuses the certificates or keys.
     #[error("TLS for API server {server}: {reason}")]
     Tls {
-        /// Which server.
         server: String,
-        /// What rustls said.
+        /// The text of rustls.
         reason: String,
     },
 }
@@ -102,14 +91,15 @@ pub(crate) struct Config {
     pub(crate) authorities: Option<Material>,
     /// Certificate and key.
     pub(crate) identity: Option<(Material, Material)>,
-    /// The name that the server's certificate must carry, when it is not the host.
+    /// The name that the server's certificate must have, if it is not the host.
     pub(crate) server_name: Option<String>,
     pub(crate) skip_verify: bool,
     pub(crate) credential: Credential,
     pub(crate) namespace: Option<String>,
 }
 
-/// What was said before it is checked; kubeconfig, service account and overrides all fill one of these.
+/// The settings before they are checked; kubeconfig, service account and overrides all fill one of
+/// these.
 #[derive(Debug, Clone, Default)]
 struct Draft {
     server: Option<String>,
@@ -124,19 +114,18 @@ struct Draft {
     namespace: Option<String>,
 }
 
-/// PEM, in a file that is read anew for each connection, or here.
+/// PEM data, in a file that is read for each connection, or in memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Material {
     File(PathBuf),
     Here(Secret<Vec<u8>>),
 }
 
-/// Who we are.
 #[derive(Debug, Clone)]
 pub(crate) enum Credential {
     None,
     Token(Secret),
-    /// Read anew for each request; the other is used while it cannot be read.
+    /// A token file that is read for each request; the other token is used while it is unreadable.
     TokenFile(PathBuf, Option<Secret>),
     Basic(String, Secret),
 }
@@ -144,19 +133,20 @@ pub(crate) enum Credential {
 // === impl Source ===
 
 impl Source {
-    /// A kubeconfig file as it is.
+    /// An unmodified kubeconfig file.
     pub fn kubeconfig(path: impl Into<PathBuf>) -> Self {
         Self::Kubeconfig { path: path.into(), overrides: Overrides::default() }
     }
 
-    /// The service account of the pod that we run in.
+    /// The service account of this process's pod.
     pub fn in_cluster() -> Self {
         Self::InCluster { overrides: Overrides::default() }
     }
 
-    /// Where Calico's network configuration says that the server is (calico-cni.md section 1.2, sections `kubernetes` and `policy`): what is named one
-    /// by one wins over the kubeconfig; if neither is there, the service account of the pod that we run in serves. Old configurations
-    /// append `/api/v1/` to the server's address, which is cut off.
+    /// The source for Calico's network configuration (calico-cni.md section 1.2, sections
+    /// `kubernetes` and `policy`): single settings win over the kubeconfig; without both, the
+    /// service account of this process's pod is used. Old configurations append `/api/v1/` to the
+    /// server's address, which is removed.
     pub fn of_calico(kubeconfig: Option<PathBuf>, mut overrides: Overrides) -> Self {
         overrides.server =
             overrides.server.map(|server| server.split("/api/").next().unwrap_or_default().to_owned());
@@ -178,7 +168,7 @@ impl Source {
         draft.check()
     }
 
-    /// The file whose change changes everything.
+    /// The file whose change requires a reload.
     pub(crate) fn file(&self) -> Option<&Path> {
         match self {
             Self::Kubeconfig { path, .. } => Some(path),
@@ -251,7 +241,7 @@ impl Material {
     }
 }
 
-/// A file's bytes; a file that is far too large is refused instead of read.
+/// Reads a file; one that is far too large is refused.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
     use std::io::Read;
     let failed = |source| ConfigError::File { path: path.to_owned(), source };
@@ -274,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_do_not_fit_together_are_refused() {
+    fn contradicting_settings_are_refused() {
         let server = |server: &str| Overrides { server: Some(server.to_owned()), ..Overrides::default() };
         direct(server("https://a")).unwrap();
         for (overrides, reason) in [

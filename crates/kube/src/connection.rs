@@ -1,4 +1,5 @@
-//! One HTTP/1.1 connection to an API server: how it is opened, and the few that are kept for the next request.
+//! One HTTP/1.1 connection to an API server: how it is opened, and the pool of connections for
+//! later requests.
 
 use std::error::Error;
 use std::io;
@@ -17,13 +18,16 @@ use tokio::time::Instant;
 use crate::config::Config;
 use crate::tls;
 
-/// Longest wait for a connection, TLS included. Within a site it takes milliseconds.
+/// Limit for opening a connection, TLS included. Within a site it takes milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Connections kept open. A plugin needs one; an agent that adds some pods at once a few.
+/// Limit of the pool. A plugin needs one connection; an agent that adds several pods at once needs
+/// a few.
 const MAX_IDLE: usize = 8;
-/// An idle connection older than this is not used again: load balancers forget connections after a minute or so, some of them silently.
+/// Age at which an idle connection is not used again: load balancers forget connections after a
+/// minute or so, some of them silently.
 const MAX_IDLE_AGE: Duration = Duration::from_secs(30);
-/// A silent peer is asked after this time, and given up after the probes below; nothing else tells a watch that its server was switched off.
+/// A silent peer is probed after this time, and given up after the probes below; nothing else tells
+/// a watch that its server was switched off.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(20);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 4;
@@ -39,13 +43,13 @@ pub(crate) struct Connection {
 
 /// Why a request has no response.
 pub(crate) enum Broken {
-    /// Surely nothing of it was sent.
+    /// Nothing of it was sent.
     NotSent(Cause),
-    /// Nobody knows what became of it.
+    /// It may have been executed.
     Unknown(Cause),
 }
 
-/// Connections that wait for their next request.
+/// Connections for later requests.
 #[derive(Default)]
 pub(crate) struct Pool {
     idle: Mutex<Vec<Connection>>,
@@ -54,7 +58,7 @@ pub(crate) struct Pool {
 // === impl Connection ===
 
 impl Connection {
-    /// Opens one. The certificates are read here and now.
+    /// Opens a connection. The certificates are read at this moment.
     pub(crate) async fn open(config: &Config) -> Result<Self, Cause> {
         match tokio::time::timeout(CONNECT_TIMEOUT, Self::connect(config)).await {
             Ok(connection) => connection,
@@ -85,7 +89,7 @@ impl Connection {
     {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
-            // What goes wrong there is told to whoever waits for a response.
+            // Its errors also reach the task that waits for a response.
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "kubernetes connection ended");
             }
@@ -93,7 +97,7 @@ impl Connection {
         Ok(Self { sender, since: Instant::now() })
     }
 
-    /// Sends a request and answers with the response's head and the body to come.
+    /// Sends a request and returns the response's head and the pending body.
     pub(crate) async fn send(
         &mut self,
         request: Request<Full<Bytes>>,
@@ -111,7 +115,7 @@ impl Connection {
 // === impl Pool ===
 
 impl Pool {
-    /// A connection that looks alive.
+    /// A connection that seems to be open.
     pub(crate) fn take(&self) -> Option<Connection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|connection| !connection.sender.is_closed() && connection.since.elapsed() < MAX_IDLE_AGE);
@@ -128,7 +132,7 @@ impl Pool {
     }
 }
 
-/// Lets the kernel ask a silent peer whether it is still there.
+/// Enables TCP keepalive, so that the kernel probes a silent peer.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;

@@ -1,16 +1,16 @@
-//! How a call to an API server fails. The classes are what callers decide by.
+//! The errors of calls to an API server, classified by what callers must do.
 
-/// The words of a server about a request, or our own about it, on one line.
+/// The text of a server about a request, or our own, on one line.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{operation}: {message}")]
 pub struct Said {
-    /// What was asked, with its subject: `get pod shop/web-0`.
+    /// The operation with its subject: `get pod shop/web-0`.
     pub operation: String,
-    /// What was answered, without control characters.
+    /// The text, without control characters.
     pub message: String,
 }
 
-/// Why the API server did not do as asked.
+/// Why a request was not executed.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeError {
     /// 404: there is no such object.
@@ -19,24 +19,21 @@ pub enum KubeError {
     /// 401: the credentials are missing, wrong or expired.
     #[error("{0}")]
     Unauthorized(Said),
-    /// 403: the credentials are good, and what they may do does not include this.
+    /// 403: the credentials are valid, but lack this permission.
     #[error("{0}")]
     Forbidden(Said),
-    /// 409: somebody else changed the object since the revision that the patch names. Read again. Not done.
+    /// 409: another client changed the object since the revision that the patch names. Not
+    /// executed; read again.
     #[error("{0}")]
     Conflict(Said),
-    /// The object with the uid that the patch names is gone, and another of the same name is there now. Not done.
+    /// The object with the patch's uid is gone, and another of the same name exists. Not executed.
     #[error("{0}")]
     Replaced(Said),
-    /// The server cannot be reached, did not answer in time, or is overloaded. A patch may have taken effect nevertheless.
+    /// The server cannot be reached, did not answer in time, or is overloaded. A patch may have
+    /// taken effect nevertheless.
     #[error("{operation}: API server unavailable: {source}")]
-    Unavailable {
-        /// What was asked.
-        operation: String,
-        /// What came between.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The request can never be carried out, or what was answered makes no sense.
+    Unavailable { operation: String, source: Box<dyn std::error::Error + Send + Sync> },
+    /// The request can never succeed, or the answer is invalid.
     #[error("{0}")]
     Invalid(Said),
 }
@@ -44,7 +41,8 @@ pub enum KubeError {
 // === impl KubeError ===
 
 impl KubeError {
-    /// Whether the object that was asked for is not there: never was, is gone, or was replaced by another of its name.
+    /// Whether the object does not exist: it never did, is gone, or was replaced by another of the
+    /// same name.
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::NotFound(_) | Self::Replaced(_))
     }
@@ -73,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_what_was_asked_and_what_was_answered() {
+    fn an_error_names_request_and_answer() {
         assert_eq!(KubeError::NotFound(said()).to_string(), "get pod shop/web-0: pods \"web-0\" not found");
         let source = "connection refused".into();
         let error = KubeError::Unavailable { operation: "get node n1".to_owned(), source };

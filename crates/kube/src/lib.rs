@@ -1,8 +1,12 @@
-//! What needs the Kubernetes API goes through here: one small interface with the calls that the plugins and daemons need, its objects, and
-//! its client.
+//! Access to the Kubernetes API: a small interface with the calls that the plugins and daemons
+//! need, its objects, and its client.
 //!
-//! The `calico` plugin reads pods and namespaces and writes a pod's addresses into its annotations (calico-cni.md sections 2.2.4 and 2.5); flannel's
-//! subnet manager follows nodes and patches its own (flannel.md section 5). Callers hold a [`Kubernetes`] and never know who answers.
+//! The `calico` plugin reads pods and namespaces and writes a pod's addresses into its annotations
+//! (calico-cni.md sections 2.2.4 and 2.5); flannel's subnet manager watches nodes and patches its
+//! own (flannel.md section 5). Callers use a [`Kubernetes`] and do not depend on its
+//! implementation.
+
+#![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]

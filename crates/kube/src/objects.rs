@@ -1,21 +1,22 @@
-//! Nodes, namespaces and pods: the members that we read, with their names in the API (core/v1). Everything else is skipped, and what is
-//! missing or `null` has its zero value, because servers of all versions must be understood.
+//! Nodes, namespaces and pods: the members that we need, with their names in the API (core/v1).
+//! Others are skipped, and a missing or `null` member has its zero value, because servers of all
+//! versions must be understood.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What every object carries.
+/// The metadata of every object.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ObjectMeta {
-    /// Name.
     #[serde(deserialize_with = "null_is_default")]
     pub name: String,
     /// Namespace; empty for nodes and namespaces.
     #[serde(deserialize_with = "null_is_default")]
     pub namespace: String,
-    /// What its name was made from, as `web-7f5c-`; empty if it was given.
+    /// The prefix from which its name was generated, such as `web-7f5c-`; empty if the name was
+    /// given.
     #[serde(deserialize_with = "null_is_default")]
     pub generate_name: String,
     /// Differs from that of an earlier object of the same name.
@@ -24,9 +25,8 @@ pub struct ObjectMeta {
     /// Opaque; changes with each write.
     #[serde(deserialize_with = "null_is_default")]
     pub resource_version: String,
-    /// When it was asked to go away (RFC 3339); it may go on for a while.
+    /// When its deletion was requested (RFC 3339); it may continue to exist for a while.
     pub deletion_timestamp: Option<String>,
-    /// Labels.
     #[serde(deserialize_with = "null_is_default")]
     pub labels: BTreeMap<String, String>,
     /// Annotations, byte for byte.
@@ -34,37 +34,32 @@ pub struct ObjectMeta {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A node.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Node {
     /// Name, labels, annotations.
     pub metadata: ObjectMeta,
-    /// What it should be.
     #[serde(deserialize_with = "null_is_default")]
     pub spec: NodeSpec,
-    /// What it is.
     #[serde(deserialize_with = "null_is_default")]
     pub status: NodeStatus,
 }
 
-/// What a node should be.
+/// The specification of a node.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct NodeSpec {
     /// The range of its pods; the first of `pod_cidrs`. See [`Node::pod_cidrs`].
     #[serde(rename = "podCIDR", deserialize_with = "null_is_default")]
     pub pod_cidr: String,
-    /// The ranges of its pods, at most one of a family. Missing before Kubernetes 1.16.
+    /// The ranges of its pods, at most one of each family. Missing before Kubernetes 1.16.
     #[serde(rename = "podCIDRs", deserialize_with = "null_is_default")]
     pub pod_cidrs: Vec<String>,
 }
 
-/// What a node is.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeStatus {
-    /// Where it can be reached.
     #[serde(deserialize_with = "null_is_default")]
     pub addresses: Vec<Address>,
     /// `Ready`, `NetworkUnavailable`, ...
@@ -92,10 +87,10 @@ pub struct Condition {
     pub kind: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// One word for programs.
+    /// A reason in one word, for programs.
     #[serde(deserialize_with = "null_is_default", skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// A sentence for people.
+    /// A message for people.
     #[serde(deserialize_with = "null_is_default", skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// RFC 3339, seconds, UTC: `2026-01-02T03:04:05Z`.
@@ -106,7 +101,6 @@ pub struct Condition {
     pub last_transition_time: Option<String>,
 }
 
-/// A namespace.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Namespace {
@@ -114,37 +108,33 @@ pub struct Namespace {
     pub metadata: ObjectMeta,
 }
 
-/// A pod.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Pod {
     /// Name, namespace, labels, annotations.
     pub metadata: ObjectMeta,
-    /// What it should be.
     #[serde(deserialize_with = "null_is_default")]
     pub spec: PodSpec,
-    /// What it is.
     #[serde(deserialize_with = "null_is_default")]
     pub status: PodStatus,
 }
 
-/// What a pod should be.
+/// The specification of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    /// Where it runs; empty until it is scheduled.
+    /// Its node; empty until it is scheduled.
     #[serde(deserialize_with = "null_is_default")]
     pub node_name: String,
-    /// Its identity towards the API.
     #[serde(deserialize_with = "null_is_default")]
     pub service_account_name: String,
-    /// Whether it lives in its node's network namespace.
+    /// Whether it uses its node's network namespace.
     #[serde(deserialize_with = "null_is_default")]
     pub host_network: bool,
-    /// Its containers.
     #[serde(deserialize_with = "null_is_default")]
     pub containers: Vec<Container>,
-    /// Those that run first; with `restart_policy` `Always` they go on beside the others (sidecars).
+    /// Containers that run first; those with `restart_policy` `Always` continue beside the others
+    /// (sidecars).
     #[serde(deserialize_with = "null_is_default")]
     pub init_containers: Vec<Container>,
 }
@@ -153,30 +143,27 @@ pub struct PodSpec {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Container {
-    /// Name.
     #[serde(deserialize_with = "null_is_default")]
     pub name: String,
     /// Of init containers only.
     #[serde(deserialize_with = "null_is_default")]
     pub restart_policy: String,
-    /// The ports that it says it listens on.
+    /// The ports that it declares.
     #[serde(deserialize_with = "null_is_default")]
     pub ports: Vec<ContainerPort>,
-    /// What it may do.
     #[serde(deserialize_with = "null_is_default")]
     pub security_context: SecurityContext,
 }
 
-/// What a container may do.
+/// The privileges of a container.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SecurityContext {
-    /// Everything that its node's root may.
+    /// Whether it may do everything that its node's root may.
     #[serde(deserialize_with = "null_is_default")]
     pub privileged: bool,
 }
 
-/// A port of a container.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerPort {
@@ -186,10 +173,10 @@ pub struct ContainerPort {
     /// `TCP`, `UDP` or `SCTP`; empty means `TCP`.
     #[serde(deserialize_with = "null_is_default")]
     pub protocol: String,
-    /// Within the pod.
+    /// The port in the pod.
     #[serde(deserialize_with = "null_is_default")]
     pub container_port: u16,
-    /// On the node; 0 is none.
+    /// The port on the node; 0 is none.
     #[serde(deserialize_with = "null_is_default")]
     pub host_port: u16,
     /// The node's address that `host_port` is bound to; empty is all.
@@ -197,7 +184,6 @@ pub struct ContainerPort {
     pub host_ip: String,
 }
 
-/// What a pod is.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
@@ -207,7 +193,7 @@ pub struct PodStatus {
     /// The first of `pod_ips`.
     #[serde(rename = "podIP", deserialize_with = "null_is_default")]
     pub pod_ip: String,
-    /// Its addresses as kubelet told them.
+    /// Its addresses, published by kubelet.
     #[serde(rename = "podIPs", deserialize_with = "null_is_default")]
     pub pod_ips: Vec<PodIp>,
 }
@@ -220,7 +206,7 @@ pub struct PodIp {
     pub ip: String,
 }
 
-/// Go's API machinery writes `null` for empty maps and lists in places.
+/// Go's API machinery writes `null` for some empty maps and lists.
 fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     input: D,
 ) -> Result<T, D::Error> {
@@ -230,7 +216,7 @@ fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
 // === impl Node ===
 
 impl Node {
-    /// The ranges of its pods: `podCIDRs`, or `podCIDR` of servers that do not know the former.
+    /// The ranges of its pods: `podCIDRs`, or `podCIDR` of servers that lack the former.
     pub fn pod_cidrs(&self) -> Vec<&str> {
         if self.spec.pod_cidrs.is_empty() && !self.spec.pod_cidr.is_empty() {
             return vec![&self.spec.pod_cidr];
@@ -242,13 +228,13 @@ impl Node {
 // === impl Pod ===
 
 impl Pod {
-    /// Whether one of its containers, or of those that run first, may do everything.
+    /// Whether one of its containers, or of its init containers, is privileged.
     pub fn privileged(&self) -> bool {
         let mut all = self.spec.containers.iter().chain(&self.spec.init_containers);
         all.any(|container| container.security_context.privileged)
     }
 
-    /// Whether its containers have run to their end for good.
+    /// Whether its containers have ended for good.
     pub fn finished(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
@@ -260,7 +246,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_pod_is_read_with_what_a_plugin_needs_and_the_rest_is_skipped() {
+    fn a_pod_is_parsed_with_the_needed_members_and_the_rest_is_skipped() {
         let pod: Pod = serde_json::from_value(json!({
             "kind": "Pod", "apiVersion": "v1",
             "metadata": { "name": "web-0", "namespace": "shop", "generateName": "web-", "uid": "0d3f", "resourceVersion": "41",
@@ -296,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nodes_addresses_are_read() {
+    fn a_nodes_addresses_are_parsed() {
         let status =
             json!({ "addresses": [{ "type": "InternalIP", "address": "10.0.0.1" }], "conditions": null });
         let node: Node = serde_json::from_value(json!({ "status": status })).unwrap();

@@ -1,4 +1,5 @@
-//! The one kind of write: a strategic merge patch of annotations and conditions, sent to an object's `status` subresource.
+//! The only kind of write: a strategic merge patch of annotations and conditions, sent to an
+//! object's `status` subresource.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +7,12 @@ use serde::Serialize;
 
 use crate::Condition;
 
-/// What to change. Everything that is not named stays as it is.
+/// The changes of a patch. Everything else stays as it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StatusPatch {
-    /// The object must still be this one; otherwise [`Replaced`](crate::KubeError::Replaced).
+    /// The expected uid; if it differs, the error is [`Replaced`](crate::KubeError::Replaced).
     pub uid: Option<String>,
-    /// Nobody must have changed it since; otherwise [`Conflict`](crate::KubeError::Conflict).
+    /// The expected revision; if it differs, the error is [`Conflict`](crate::KubeError::Conflict).
     pub resource_version: Option<String>,
     /// Annotations to set, byte for byte, or with `None` to remove.
     pub annotations: BTreeMap<String, Option<String>>,
@@ -59,21 +60,21 @@ impl StatusPatch {
         Self { conditions: vec![condition], ..Self::default() }
     }
 
-    /// Only if the object is still this one.
+    /// Applies only if the object has this uid.
     #[must_use]
     pub fn with_uid(mut self, uid: impl Into<String>) -> Self {
         self.uid = Some(uid.into());
         self
     }
 
-    /// Only if nobody changed it since.
+    /// Applies only if the object has this revision.
     #[must_use]
     pub fn with_resource_version(mut self, version: impl Into<String>) -> Self {
         self.resource_version = Some(version.into());
         self
     }
 
-    /// As it is sent.
+    /// The JSON to send.
     pub fn to_json(&self) -> String {
         let metadata = Metadata {
             uid: self.uid.as_deref(),
@@ -82,7 +83,7 @@ impl StatusPatch {
         };
         let conditions = self.conditions.as_slice();
         let status = (!conditions.is_empty()).then_some(Status { conditions });
-        // Only maps with text keys and text: there is nothing that JSON could refuse.
+        // Only maps with text keys and text values, which JSON can always encode.
         serde_json::to_string(&Body { metadata, status }).unwrap_or_default()
     }
 }

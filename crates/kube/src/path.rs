@@ -1,4 +1,5 @@
-//! Paths of the REST API. Names come from runtimes and files; none of them may lead to another object than the one it names.
+//! Paths of the REST API. Names come from runtimes and files; a name must never lead to another
+//! object.
 
 use std::fmt::{self, Write};
 
@@ -8,7 +9,7 @@ use crate::{KubeError, Said};
 #[derive(Debug, Clone)]
 pub(crate) struct Path {
     text: String,
-    /// A name that can be no name.
+    /// An invalid name.
     wrong: Option<String>,
 }
 
@@ -44,7 +45,7 @@ impl Path {
         self
     }
 
-    /// Refuses names that are none.
+    /// Refuses invalid names.
     pub(crate) fn checked(self, operation: &str) -> Result<Self, KubeError> {
         match self.wrong {
             None => Ok(self),
@@ -60,7 +61,7 @@ impl Path {
     }
 
     fn then(mut self, plural: &str, name: &str) -> Self {
-        // The rules of path segments (ValidatePathSegmentName): anything but these.
+        // The rules of path segments (ValidatePathSegmentName): everything except these.
         if name.is_empty() || name == "." || name == ".." || name.contains(['/', '%']) {
             self.wrong = Some(name.to_owned());
         }
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_those_of_the_api() {
+    fn paths_equal_those_of_the_api() {
         assert_eq!(
             Path::pod("shop", "web-0").status().to_string(),
             "/api/v1/namespaces/shop/pods/web-0/status"

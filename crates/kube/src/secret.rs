@@ -2,19 +2,18 @@
 
 use std::fmt;
 
-/// Bytes that do not print.
+/// Bytes that `Debug` does not print.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret<T = String>(T);
 
 // === impl Secret ===
 
 impl<T> Secret<T> {
-    /// Hides it from here on.
     pub fn new(hidden: impl Into<T>) -> Self {
         Self(hidden.into())
     }
 
-    /// The thing itself, for the request that carries it.
+    /// The bytes, for the request that carries them.
     pub(crate) fn reveal(&self) -> &T {
         &self.0
     }

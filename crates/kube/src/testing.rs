@@ -1,5 +1,6 @@
-//! A server that speaks the API's REST shapes over HTTP or HTTPS, for tests: bearer tokens, `Status` objects, resource versions, patches of
-//! status, and watches with bookmarks and 410. It runs on a thread of its own, so that whole programs can be tested against it, too.
+//! A server with the API's REST shapes over HTTP or HTTPS, for tests: bearer tokens, `Status`
+//! objects, resource versions, patches of status, and watches with bookmarks and 410. It runs on a
+//! thread of its own, so that whole programs can be tested against it, too.
 
 #![allow(
     clippy::indexing_slicing,
@@ -27,10 +28,10 @@ use crate::{Overrides, Secret, Source};
 use cluster::Cluster;
 pub use http::Tls;
 
-/// The token that the server accepts until it is told otherwise.
+/// The token that the server accepts unless a test sets another one.
 pub const TOKEN: &str = "eyJhbGciOiJSUzI1NiJ9.test";
 
-/// Where it listens unless told otherwise.
+/// Its default address.
 const ANY_PORT: &str = "127.0.0.1:0";
 
 /// A running server. It ends when this is dropped.
@@ -42,7 +43,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A request as it arrived.
+/// A received request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     /// `GET`, `PATCH`, ...
@@ -51,27 +52,26 @@ pub struct Seen {
     pub path: String,
     /// `Content-Type`, or empty.
     pub content_type: String,
-    /// The body.
     pub body: String,
 }
 
-/// What the server's threads share with the test.
+/// State shared by the server's threads and the test.
 pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
-    /// Counts up with every change of the state, for those who follow it.
+    /// Incremented with every change of the state, for watchers.
     pub(crate) changed: watch::Sender<u64>,
 }
 
-/// Everything that a test can see and set.
+/// Everything that a test can read and set.
 pub(crate) struct State {
     pub(crate) cluster: Cluster,
     pub(crate) token: String,
     pub(crate) seen: Vec<Seen>,
     pub(crate) connections: usize,
     pub(crate) delay: Duration,
-    /// How many more requests fail, and how.
+    /// How many further requests fail, and how.
     pub(crate) failing: (usize, u16),
-    /// The next answers have this body instead.
+    /// The body of the next answers, replacing the real one.
     pub(crate) body_instead: Option<Bytes>,
     /// Verb and resource, as `patch pods/status`.
     pub(crate) forbidden: Vec<String>,
@@ -84,17 +84,17 @@ pub(crate) struct State {
 // === impl Server ===
 
 impl Server {
-    /// Starts one on a free port of 127.0.0.1.
+    /// Starts a server on a free port of 127.0.0.1.
     pub fn start() -> Self {
         Self::serve(None, ANY_PORT)
     }
 
-    /// The same at an address of another network, in whose namespace the caller's thread is.
+    /// Starts a server at an address of another network, in whose namespace the caller's thread is.
     pub fn start_at(address: &str) -> Self {
         Self::serve(None, address)
     }
 
-    /// The same over TLS.
+    /// Starts a server with TLS.
     pub fn start_tls(tls: Tls) -> Self {
         Self::serve(Some(tls), ANY_PORT)
     }
@@ -126,18 +126,18 @@ impl Server {
         Self { shared, address, scheme, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Where it listens: `http://127.0.0.1:port`.
+    /// Its address: `http://127.0.0.1:port`.
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    /// How a client reaches it with the right token.
+    /// A source with the right token for clients.
     pub fn source(&self) -> Source {
         let token = Some(Secret::new(self.state().token.clone()));
         Source::Direct { overrides: Overrides { server: Some(self.url()), token, ..Overrides::default() } }
     }
 
-    /// A kubeconfig for it, as Calico's installer writes one.
+    /// A kubeconfig for it, like that of Calico's installer.
     pub fn kubeconfig(&self) -> String {
         let token = self.state().token.clone();
         format!(
@@ -148,7 +148,6 @@ impl Server {
         )
     }
 
-    /// Writes that kubeconfig to a file.
     pub fn write_kubeconfig(&self, path: &Path) {
         let written = std::fs::write(path, self.kubeconfig());
         written.unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
@@ -170,58 +169,56 @@ impl Server {
         self.state().cluster.get(kind, namespace, name).cloned()
     }
 
-    /// One annotation of it.
     pub fn annotation(&self, kind: &str, namespace: &str, name: &str, key: &str) -> Option<String> {
         let object = self.object(kind, namespace, name)?;
         object["metadata"]["annotations"][key].as_str().map(str::to_owned)
     }
 
-    /// Every request so far.
     pub fn seen(&self) -> Vec<Seen> {
         self.state().seen.clone()
     }
 
-    /// How many connections were accepted.
+    /// The number of accepted connections.
     pub fn connections(&self) -> usize {
         self.state().connections
     }
 
-    /// From now on only this token is accepted.
+    /// Accepts only this token from now on.
     pub fn set_token(&self, token: &str) {
         token.clone_into(&mut self.state().token);
     }
 
-    /// From now on this is forbidden, as `patch pods/status` or `get namespaces`.
+    /// Forbids this from now on, as `patch pods/status` or `get namespaces`.
     pub fn forbid(&self, verb_and_resource: &str) {
         self.state().forbidden.push(verb_and_resource.to_owned());
     }
 
-    /// The next requests fail with this HTTP status.
+    /// Lets the next requests fail with this HTTP status.
     pub fn fail_next(&self, count: usize, code: u16) {
         self.state().failing = (count, code);
     }
 
-    /// The next successful answers have this body.
+    /// Gives the next successful answers this body.
     pub fn answer_with(&self, body: impl Into<Bytes>) {
         self.state().body_instead = Some(body.into());
     }
 
-    /// Every request waits so long before it is looked at.
+    /// Delays the handling of every request.
     pub fn delay(&self, delay: Duration) {
         self.state().delay = delay;
     }
 
-    /// Forgets all past events: whoever names an older resource version gets 410.
+    /// Forgets all past events: requests for an older resource version get 410.
     pub fn forget_history(&self) {
         self.change(|state| state.cluster.forget_history());
     }
 
-    /// Ends all watches that are open now, once they have sent what there is.
+    /// Ends all open watches after their pending events.
     pub fn end_watches(&self) {
         self.change(|state| state.generation += 1);
     }
 
-    /// Sends a bookmark to all watches that are open now.
+    /// Sends a bookmark to all open watches.
     pub fn bookmark(&self) {
         self.change(|state| state.bookmarks += 1);
     }
@@ -240,7 +237,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed, and the test fails for want of answers.
+            // A panic there has been printed, and the test fails because answers are missing.
             let _ = thread.join();
         }
     }

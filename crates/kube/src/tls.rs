@@ -1,4 +1,5 @@
-//! TLS towards an API server: its certificate against the configured authorities, ours if we have one. rustls with ring.
+//! TLS to an API server: its certificate is checked against the configured authorities, ours is
+//! presented if we have one. rustls with ring.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertS
 
 use crate::config::{Config, ConfigError, Material, read_file};
 
-/// Where distributions keep the public authorities, for servers whose kubeconfig names none.
+/// The distributions' bundles of public authorities, for servers whose kubeconfig names none.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -23,16 +24,17 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Accepts any certificate, because the operator said so (`insecure-skip-tls-verify`).
+/// Accepts any certificate, because the operator requested it (`insecure-skip-tls-verify`).
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 
-/// Our certificate, presented as it is to every server that asks for one. rustls itself parses it by the rules for servers' certificates and refuses X.509
-/// version 1, which openssl makes without extensions; whether it is good is the server's decision.
+/// Our certificate, presented unchanged to every server that requests one. rustls itself parses it
+/// by the rules for servers' certificates and refuses X.509 version 1, which openssl makes without
+/// extensions; the server decides whether it is valid.
 #[derive(Debug)]
 struct OwnCertificate(Arc<CertifiedKey>);
 
-/// A connector with the certificates as their files are now: they get renewed.
+/// A connector with the current content of the certificate files, since certificates get renewed.
 pub(crate) fn connector(config: &Config) -> Result<TlsConnector, ConfigError> {
     let refused = |reason: String| ConfigError::Tls { server: config.server.to_string(), reason };
     let provider = Arc::new(ring::default_provider());
@@ -58,7 +60,7 @@ pub(crate) fn connector(config: &Config) -> Result<TlsConnector, ConfigError> {
     Ok(TlsConnector::from(Arc::new(tls)))
 }
 
-/// The name that the server's certificate must carry.
+/// The name that the server's certificate must have.
 pub(crate) fn server_name(config: &Config) -> Result<ServerName<'static>, ConfigError> {
     let name = config.server_name.as_ref().unwrap_or(&config.server.host).clone();
     ServerName::try_from(name.clone()).map_err(|_| ConfigError::Tls {
@@ -84,7 +86,7 @@ fn roots(config: &Config) -> Result<RootCertStore, ConfigError> {
             let path = path.ok_or(ConfigError::Mismatch(
                 "no certificate-authority is named, and this system has no bundle of public ones",
             ))?;
-            // A bundle may hold what rustls does not like; the others serve nevertheless.
+            // A bundle may contain certificates that rustls refuses; the others are used.
             let bytes = read_file(path)?;
             roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&bytes).filter_map(Result::ok));
         }
@@ -92,7 +94,7 @@ fn roots(config: &Config) -> Result<RootCertStore, ConfigError> {
     Ok(roots)
 }
 
-/// Why PEM could not be had.
+/// Why PEM data could not be read.
 enum Fault {
     Read(ConfigError),
     Pem(String),

@@ -1,5 +1,6 @@
-//! A watch of nodes: list, then follow from the list's revision; again from the last bookmark when a connection ends, and from a new
-//! list when the server has forgotten that revision (flannel.md section 5.2, step 3; Kubernetes API concepts, "efficient detection of changes").
+//! A watch of nodes: lists, then follows from the list's revision; resumes at the last bookmark
+//! when a connection ends, and with a new list when the server has forgotten that revision
+//! (flannel.md section 5.2, step 3; Kubernetes API concepts, "efficient detection of changes").
 
 use std::time::Duration;
 
@@ -16,40 +17,44 @@ use crate::client::{Ask, Client, MAX_OBJECT_BYTES};
 use crate::path::Path;
 use crate::{BoxFuture, KubeError, Node, NodeEvent, NodeWatch};
 
-/// Nodes asked for at once, as client-go does.
+/// Nodes per page, as in client-go.
 const PAGE: &str = "500";
-/// Largest page. A node with its images has 10 to 50 kB; a server may answer a list at revision 0 in one piece, whatever the limit.
+/// Limit of a page. A node with its images has 10 to 50 kB; a server may answer a list at revision
+/// 0 in one piece, whatever the limit.
 const MAX_PAGE_BYTES: usize = 512 << 20;
-/// The server ends a watch after this long (5 to 10 minutes, so that not all nodes come back at once), as client-go asks it to.
+/// The lifetime of a watch that we request (5 to 10 minutes, so that not all nodes return at once),
+/// as client-go does.
 const WATCH_MIN_SECONDS: u64 = 300;
-/// A server that neither speaks nor ends a watch this long after it should have is gone.
+/// A server that neither sends nor ends a watch this long after its lifetime is gone.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
 const OPERATION_LIST: &str = "list nodes";
 const OPERATION_WATCH: &str = "watch nodes";
 
-/// The watch. Its state changes only when something has arrived, so that a dropped `next` loses nothing.
+/// The watch. Its state changes only when something has arrived, so that a dropped `next` loses
+/// nothing.
 pub(crate) struct Nodes {
     client: Client,
     backoff: Backoff,
     state: State,
-    /// The first list may come from the server's cache, any later one must not be older than what we know.
+    /// The first list may come from the server's cache; later ones must not be older than what we
+    /// know.
     listed_before: bool,
 }
 
 enum State {
-    /// Nothing is known, or what is known is too old.
+    /// Nothing is known, or the known revision is too old.
     List,
     /// Everything up to this revision is known.
     Known(String),
-    /// And this brings what comes after.
+    /// The stream of later events.
     Following(String, Stream),
 }
 
 struct Stream {
     body: Incoming,
-    /// The beginning of a line whose end has not arrived.
+    /// The beginning of an incomplete line.
     buffer: Vec<u8>,
-    /// Bytes of `buffer` in which there is no line's end.
+    /// Number of bytes of `buffer` that were searched for a line's end.
     searched: usize,
     until: Instant,
 }
@@ -78,7 +83,7 @@ struct Line<'a> {
     object: &'a RawValue,
 }
 
-/// What one line of a watch means.
+/// The meaning of a line of a watch.
 enum Told {
     Event(Box<NodeEvent>, String),
     Bookmark(String),
@@ -125,8 +130,9 @@ impl Nodes {
         }
     }
 
-    /// A watch has ended, as each does. A server that ends them all at once is not asked without a pause. Only what makes no sense is told
-    /// to the caller, because asking again will bring the same.
+    /// Handles the end of a watch. A server that ends watches at once is not requested again
+    /// without a pause. Only invalid answers are reported to the caller, because a new request
+    /// would return the same.
     async fn interrupted(&mut self, failure: Failure) -> Result<(), KubeError> {
         tracing::debug!(error = %failure.error, expired = failure.expired, "watch of nodes interrupted");
         let pause = self.backoff.pause().max(failure.after.unwrap_or_default());
@@ -143,7 +149,8 @@ impl Nodes {
 
     async fn list(&self) -> Result<(Vec<Node>, String), Failure> {
         match self.pages(Some(PAGE)).await {
-            // The pages that were still to come are forgotten, because it took too long: all at once, then.
+            // The remaining pages expired because listing took too long: request everything in one
+            // page.
             Err(failure) if failure.expired => self.pages(None).await,
             done => done,
         }
@@ -204,7 +211,7 @@ impl NodeWatch for Nodes {
 // === impl Stream ===
 
 impl Stream {
-    /// What the next line tells; waits until there is one.
+    /// The result of the next line; waits until there is one.
     async fn next(&mut self) -> Result<Told, Failure> {
         loop {
             if let Some(told) = self.line() {
@@ -226,7 +233,7 @@ impl Stream {
         }
     }
 
-    /// What the first whole line in the buffer tells.
+    /// The result of the first complete line in the buffer.
     fn line(&mut self) -> Option<Result<Told, Failure>> {
         let unsearched = self.buffer.get(self.searched..).unwrap_or_default();
         let Some(end) = unsearched.iter().position(|byte| *byte == b'\n').map(|at| self.searched + at) else {

@@ -1,4 +1,5 @@
-//! Which subnets a node takes, given all leases that are there (flannel.md section 3.3, with the changes of sections 10 and 12). Pure but for the chance that is passed in.
+//! Decides which subnets a node takes, given all existing leases (flannel.md section 3.3, with the
+//! changes of sections 10 and 12). Pure except for the random number generator that is passed in.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +10,7 @@ use russet_store::sim::Chance;
 
 use crate::{LeaseError, Wish};
 
-/// Free subnets among which one is drawn: the first so many.
+/// Number of free subnets, from the first on, among which one is drawn.
 const FREE_MAX: usize = 100;
 
 /// A record whose key names subnets.
@@ -17,24 +18,25 @@ const FREE_MAX: usize = 100;
 pub(crate) struct Listed {
     pub(crate) record: Record,
     pub(crate) key: SubnetKey,
-    /// Whether it lies where this node would write it.
+    /// Whether its key is the one under which this node would write it.
     pub(crate) in_place: bool,
-    /// None for a value that cannot be read: the subnets are taken all the same.
+    /// None for a value that cannot be parsed: its subnets still count as taken.
     pub(crate) attributes: Option<Attributes>,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, Clone)]
 pub(crate) enum Plan {
-    /// This record is ours already: write it anew.
+    /// This record is ours: write it again.
     Adopt(Listed),
-    /// This record is ours and no longer right: delete it, and look again.
+    /// This record is ours and does not fit any more: delete it, and read again.
     Withdraw(Listed),
-    /// Nobody has these.
+    /// These subnets are free: create a record.
     Create(SubnetKey),
 }
 
-/// Whether a lease is this node's. Where IPv4 is off everybody's `PublicIP` is 0.0.0.0 (flannel.md T46).
+/// Whether a lease is this node's. With IPv4 off, every node's `PublicIP` is 0.0.0.0 (flannel.md
+/// T46).
 pub(crate) fn is_ours(config_v4: bool, ours: &Attributes, theirs: &Attributes) -> bool {
     if config_v4 {
         return theirs.public_ip == ours.public_ip;
@@ -42,7 +44,7 @@ pub(crate) fn is_ours(config_v4: bool, ours: &Attributes, theirs: &Attributes) -
     ours.public_ipv6.is_some() && theirs.public_ipv6 == ours.public_ipv6
 }
 
-/// Decides.
+/// Decides the next step.
 pub(crate) fn plan(
     config: &NetworkConfig,
     wish: &Wish,
@@ -54,7 +56,8 @@ pub(crate) fn plan(
         one.in_place && theirs.is_some_and(|theirs| is_ours(config.enable_ipv4, &wish.attributes, theirs))
     };
     let mine: Vec<&Listed> = listed.iter().filter(ours).collect();
-    // What no daemon wrote (a copy beside the leases, garbage) is no reason to leave a subnet whose pods run.
+    // Records that no daemon wrote (a copy beside the leases, garbage) do not take a subnet from
+    // the node whose pods run in it.
     let real = |other: &&Listed| other.in_place && other.attributes.is_some();
     let alone = |one: &&Listed| {
         let others = listed.iter().filter(real);
@@ -63,7 +66,7 @@ pub(crate) fn plan(
     };
     let mut usable: Vec<&Listed> =
         mine.iter().copied().filter(|one| fits(config, &one.key)).filter(alone).collect();
-    // Several only after a race: what the node had before comes first, then the order of keys.
+    // Several exist only after a race: the previous subnet comes first, then the order of keys.
     usable.sort_by_key(|one| one.key != wish.previous);
     if let Some(one) = usable.first() {
         return Ok(Plan::Adopt((*one).clone()));
@@ -74,8 +77,9 @@ pub(crate) fn plan(
     Ok(Plan::Create(choose(config, &wish.previous, listed, chance)?))
 }
 
-/// Whether a lease of these subnets could have been made under this configuration: exactly the families that are on. A key with both in a network
-/// with IPv4 alone would end every v4-only daemon that owns its IPv4 subnet (flannel.md section 0 item 1, T45).
+/// Whether a lease of these subnets could have been made under this configuration: it has exactly
+/// the families that are on. A key with both in a network with IPv4 only would end every IPv4-only
+/// daemon that owns its IPv4 subnet (flannel.md section 0 item 1, T45).
 fn fits(config: &NetworkConfig, key: &SubnetKey) -> bool {
     key.v4.is_some() == config.enable_ipv4
         && key.v6.is_some() == config.enable_ipv6
@@ -95,7 +99,8 @@ fn fits_v6(config: &NetworkConfig, net: Ipv6Net) -> bool {
         && (config.ipv6_subnet_min..=config.ipv6_subnet_max).contains(&net.addr())
 }
 
-/// Each family by itself: the previous subnet where it is allowed and free, else one of the first free ones.
+/// Chooses for each family: the previous subnet if it is allowed and free, else one of the first
+/// free ones.
 fn choose(
     config: &NetworkConfig,
     previous: &SubnetKey,
@@ -157,14 +162,16 @@ fn draw(free: &[u128], chance: &mut Chance) -> Option<u128> {
     free.get(place).copied()
 }
 
-/// The first free places of `size` from `first` to `last`; `taken` are first and last addresses.
+/// The first free ranges of `size` from `first` to `last`; `taken` are pairs of first and last
+/// address.
 fn free(first: u128, last: u128, size: u128, mut taken: Vec<(u128, u128)>) -> Vec<u128> {
     taken.sort_unstable();
     let mut taken = taken.into_iter().peekable();
     let mut free = Vec::new();
     let mut at = first;
     while at <= last && free.len() < FREE_MAX {
-        // Sorted by their beginning: who ends before this place is behind every later one, too.
+        // Sorted by their beginning: a range that ends before this one also ends before every later
+        // one.
         let next = match taken.peek() {
             Some((_, end)) if *end < at => {
                 taken.next();

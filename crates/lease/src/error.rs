@@ -1,4 +1,4 @@
-//! How leasing fails, and whether trying again can help.
+//! Errors of leasing, and whether another attempt can succeed.
 
 use russet_model::flannel::{ConfigError, SubnetKey};
 use russet_store::StoreError;
@@ -6,13 +6,13 @@ use russet_store::StoreError;
 /// Why there is no lease, or no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    /// Nobody has configured the network yet.
+    /// The network is not configured yet.
     #[error("there is no network config at {at}")]
     NoConfig {
         /// The key or the file.
         at: String,
     },
-    /// There is none here, but one elsewhere.
+    /// There is no configuration here, but one elsewhere.
     #[error("there is no network config at {at}, but {advice}")]
     ConfigElsewhere {
         /// The key.
@@ -25,61 +25,39 @@ pub enum LeaseError {
     Config {
         /// The key or the file.
         at: String,
-        /// What is wrong with it.
         source: ConfigError,
     },
-    /// Every subnet that may be taken is.
+    /// Every subnet of the configured range is taken.
     #[error("out of subnets: none of {family} is free from {first} to {last}")]
     OutOfSubnets {
         /// `IPv4` or `IPv6`.
         family: &'static str,
-        /// The first that may be taken.
+        /// The first subnet of the range.
         first: String,
-        /// The last.
         last: String,
     },
-    /// Others were faster each time.
+    /// Other nodes were faster in each round.
     #[error("acquire a lease: lost {rounds} races for one")]
-    Contended {
-        /// How many.
-        rounds: u32,
-    },
-    /// The lease that was to be written is not there, or another node's.
+    Contended { rounds: u32 },
+    /// The lease to be written does not exist, or is another node's.
     #[error("write lease {key}: it is no longer this node's")]
-    NotOurs {
-        /// Which.
-        key: SubnetKey,
-    },
-    /// The store did not do it.
+    NotOurs { key: SubnetKey },
+    /// The store returned an error.
     #[error("{operation}: {source}")]
-    Store {
-        /// What.
-        operation: String,
-        /// Why.
-        source: StoreError,
-    },
-    /// It can never work as things are configured.
+    Store { operation: String, source: StoreError },
+    /// The operation can never succeed with this configuration.
     #[error("{operation}: {reason}")]
-    Refused {
-        /// What.
-        operation: String,
-        /// Why.
-        reason: String,
-    },
-    /// Somebody that is needed cannot be reached.
+    Refused { operation: String, reason: String },
+    /// A service that the operation needs cannot be reached.
     #[error("{operation}: {source}")]
-    Unavailable {
-        /// What was to be done.
-        operation: String,
-        /// Why not.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Unavailable { operation: String, source: Box<dyn std::error::Error + Send + Sync> },
 }
 
 // === impl LeaseError ===
 
 impl LeaseError {
-    /// Whether the same may succeed later. flannel waits for a configuration for ever, and ends when there is no subnet (flannel.md section 1.5).
+    /// Whether another attempt may succeed. flannel waits for a configuration for ever, and exits
+    /// when there is no free subnet (flannel.md section 1.5).
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::NoConfig { .. }

@@ -1,5 +1,6 @@
-//! Subnets from Kubernetes: a node's is its pod CIDR, and what nodes tell of themselves stands in their annotations (flannel.md section 5). Nothing is
-//! renewed and nothing ends: a lease lives as long as its Node object.
+//! Subnets from Kubernetes: a node's subnets are its pod CIDRs, and nodes publish their attributes
+//! in annotations (flannel.md section 5). Nothing is renewed and nothing ends: a lease exists as
+//! long as its Node object.
 
 mod annotations;
 mod node;
@@ -22,11 +23,11 @@ use crate::{BoxFuture, Lease, LeaseError, LeaseWatch, Lost, SubnetManager, Wish}
 use node::Wanted;
 use watch::{Alone, KubeWatch};
 
-/// Where the DaemonSet's ConfigMap is mounted.
+/// Where the DaemonSet mounts its ConfigMap.
 pub const NET_CONF: &str = "/etc/kube-flannel/net-conf.json";
-/// Largest network configuration that is read: a ConfigMap has at most 1 MiB.
+/// Limit of the network configuration: a ConfigMap has at most 1 MiB.
 const NET_CONF_MAX_BYTES: u64 = 1 << 20;
-/// Between two tries to tell that the network works: flannel's.
+/// Interval of attempts to publish that the network works, as in flannel.
 const RETRY: Duration = Duration::from_secs(3);
 
 /// How nodes are read and written.
@@ -48,8 +49,8 @@ pub struct KubeManager {
     wanted: Cell<Wanted>,
 }
 
-/// The node that this process runs on: `NODE_NAME`, or where the pod `POD_NAMESPACE`/`POD_NAME` runs (flannel.md section 5.2, step 1). `variable` reads the
-/// environment.
+/// The name of this process's node: `NODE_NAME`, or the node of the pod `POD_NAMESPACE`/`POD_NAME`
+/// (flannel.md section 5.2, step 1). `variable` reads the environment.
 pub async fn node_name(
     api: &dyn Kubernetes,
     variable: impl Fn(&str) -> Option<String>,
@@ -72,8 +73,8 @@ pub async fn node_name(
     }
 }
 
-/// A server that is away or overloaded, and a token that is being renewed, may be better later, and a node may still be registered. What is forbidden
-/// stays so until a person does something.
+/// Classifies errors: an unreachable or overloaded server, an expired token and a missing node may
+/// be resolved by themselves. Missing permissions need an operator.
 fn failed(operation: &str) -> impl FnOnce(KubeError) -> LeaseError {
     let operation = operation.to_owned();
     move |error| match error {
@@ -95,19 +96,21 @@ impl Default for KubeSettings {
 // === impl KubeManager ===
 
 impl KubeManager {
-    /// For the node of that name.
+    /// Creates a manager for the node with this name.
     pub fn new(api: Rc<dyn Kubernetes>, node: impl Into<String>, settings: KubeSettings) -> Self {
         let wanted = Cell::new(Wanted { v4: true, v6: false, alone: false });
         Self { api, node: node.into(), settings, wanted }
     }
 
-    /// What the node's annotations say that a daemon should know before it chooses addresses and makes devices.
+    /// The attributes in the node's annotations that a daemon needs before it chooses addresses and
+    /// creates devices.
     pub async fn stored(&self) -> Result<Stored, LeaseError> {
         let node = self.own_node().await?;
         Ok(self.settings.prefix.stored(&node.metadata.annotations))
     }
 
-    /// The node's object. Manifests of older releases allow to list and to watch nodes, but not to get one.
+    /// Reads the node's object. Manifests of older releases permit to list and watch nodes, but not
+    /// to get one.
     async fn own_node(&self) -> Result<Node, LeaseError> {
         let operation = format!("get node {}", self.node);
         match self.api.node(&self.node).await {
@@ -133,7 +136,7 @@ impl KubeManager {
             LeaseError::Refused { operation, reason }
         };
         let mut bytes = Vec::new();
-        // One more than is allowed tells a longer one.
+        // One byte more than the limit detects a longer file.
         let read =
             File::open(path).and_then(|file| file.take(NET_CONF_MAX_BYTES + 1).read_to_end(&mut bytes));
         if read.map_err(|error| refused(error.to_string()))? as u64 > NET_CONF_MAX_BYTES {
@@ -159,7 +162,7 @@ impl KubeManager {
         Ok(Lease { key, attributes: wish.attributes.clone(), expires: None })
     }
 
-    /// Patches those annotations that differ.
+    /// Patches the annotations that differ.
     async fn write(&self, node: &Node, attributes: &Attributes) -> Result<(), LeaseError> {
         let changes = self.settings.prefix.changes(attributes, &node.metadata.annotations);
         if changes.is_empty() {
@@ -186,7 +189,8 @@ impl KubeManager {
         Ok(Box::new(watch.map_err(failed("list nodes"))?))
     }
 
-    /// Tells the scheduler that pods can come (flannel.md section 5.2, step 6).
+    /// Sets the condition by which the scheduler accepts pods for the node (flannel.md section 5.2,
+    /// step 6).
     async fn tell(&self) -> Result<(), LeaseError> {
         if !self.settings.set_network_unavailable {
             return Ok(());

@@ -1,7 +1,10 @@
-//! Which subnet: flannel's leases over any store, as a peer of real `flanneld` nodes (flannel.md section 3), or from Kubernetes
-//! (section 5). The daemon holds a [`SubnetManager`] and does not know which.
+//! Subnet leases: flannel's leases in any store, as a peer of real `flanneld` nodes (flannel.md
+//! section 3), or from Kubernetes (section 5). The daemon uses a [`SubnetManager`] and does not
+//! know which.
 //!
-//! Futures are not `Send`, as the store's are not: everything here lives on one thread.
+//! Like the store's, the futures are not `Send`: everything runs on one thread.
+
+#![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]

@@ -1,4 +1,4 @@
-//! The interface between the daemon and whatever gives out subnets.
+//! The interface between the daemon and the sources of subnets.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -13,43 +13,43 @@ use crate::LeaseError;
 /// A boxed future. Not `Send`: the daemon's callers live on one thread.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// A node's subnets, and where it is.
+/// A node's subnets and its attributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
-    /// The subnets.
     pub key: SubnetKey,
-    /// What the node tells of itself.
+    /// The attributes that the node publishes.
     pub attributes: Attributes,
-    /// When it ends unless it is renewed. None for a reservation, for Kubernetes, and for the leases of others, of which nobody needs to know it.
+    /// When it ends unless it is renewed. None for a reservation, for Kubernetes, and for the
+    /// leases of other nodes, where it is not needed.
     pub expires: Option<SystemTime>,
 }
 
-/// What a watch tells of the other nodes' leases. The own one is left out.
+/// An event of the other nodes' leases. The own lease is left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// All of them: the first event of a watch, and only the first.
+    /// All leases: the first event of a watch, and only the first.
     Snapshot(Vec<Lease>),
-    /// One is new, or says something else.
+    /// A lease is new, or its attributes changed.
     Put(Lease),
-    /// One that was told of is gone.
+    /// A reported lease is gone.
     Gone(SubnetKey),
 }
 
-/// What a node wants.
+/// The lease that a node requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
-    /// What it tells of itself; also what its lease is recognised by.
+    /// The attributes that it publishes; they also identify its lease.
     pub attributes: Attributes,
-    /// What it had before, from `subnet.env`; taken again where that is free and allowed.
+    /// Its previous subnets, from `subnet.env`; acquired again if they are free and allowed.
     pub previous: SubnetKey,
 }
 
-/// Why a lease is no longer ours.
+/// Why a lease is lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lost {
-    /// Its record is gone: it ran out, or somebody deleted it.
+    /// Its record is gone: it expired, or was deleted.
     Gone,
-    /// Its record is another node's now.
+    /// Its record belongs to another node now.
     Taken(Attributes),
 }
 
@@ -64,39 +64,45 @@ impl fmt::Display for Lost {
     }
 }
 
-/// Gives a node its subnets, and tells it of the others'.
+/// Assigns subnets to a node, and reports those of other nodes.
 pub trait SubnetManager {
-    /// The network's configuration, with its defaults: one attempt, which the daemon repeats while [`LeaseError::is_retryable`].
+    /// The network's configuration, with its defaults: one attempt, which the daemon repeats while
+    /// [`LeaseError::is_retryable`].
     fn network(&self) -> BoxFuture<'_, Result<NetworkConfig, LeaseError>>;
 
-    /// Takes subnets: those that this node has already, else those that it had, else free ones.
+    /// Acquires subnets: those that this node has already, else its previous ones, else free ones.
     fn acquire<'a>(
         &'a self,
         config: &'a NetworkConfig,
         wish: &'a Wish,
     ) -> BoxFuture<'a, Result<Lease, LeaseError>>;
 
-    /// Follows the other nodes' leases. Resumes by itself, without losing a change; the future ends when the first listing is there.
+    /// Watches the other nodes' leases. It resumes by itself without losing a change; the future
+    /// resolves when the first list has arrived.
     fn watch<'a>(&'a self, own: &'a SubnetKey) -> BoxFuture<'a, Result<Box<dyn LeaseWatch>, LeaseError>>;
 
-    /// Renews the acquired lease `margin` before its end, again and again, and returns when it is lost. Never returns where leases do not end.
+    /// Renews the acquired lease `margin` before its end, repeatedly, and returns when it is lost.
+    /// Never returns where leases do not end.
     fn keep<'a>(&'a self, lease: &'a Lease, margin: Duration) -> BoxFuture<'a, Lost>;
 
-    /// Writes changed attributes of the acquired lease, and makes them those that are kept.
+    /// Writes changed attributes of the acquired lease, which later renewals keep.
     fn publish<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<(), LeaseError>>;
 
-    /// To be run once beside [`SubnetManager::keep`] when the backend works: tells whoever waits for that. On a store, writes the lease once more some
-    /// seconds later, for peers that lost the first event (flannel.md section 12 item 4).
+    /// To be run once beside [`SubnetManager::keep`] when the backend works: publishes that the
+    /// network is up. On a store, it writes the lease once more some seconds later, for peers that
+    /// lost the first event (flannel.md section 12 item 4).
     fn ready<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<(), LeaseError>>;
 }
 
 /// A watch of leases. Dropping it ends it; dropping a pending `next` loses nothing.
 pub trait LeaseWatch {
-    /// The next event; the first is a snapshot. Waits for ever when nothing changes, and goes over trouble with the store by itself.
+    /// The next event; the first is a snapshot. Waits until something changes, and handles errors
+    /// of the store by itself.
     fn next(&mut self) -> BoxFuture<'_, Event>;
 }
 
-/// Waits for an event and takes those along that are there already, at most `limit`: so that a thousand leases are programmed as one change.
+/// Waits for an event and takes up to `limit` queued ones, so that a thousand leases are programmed
+/// as one change.
 pub async fn gather(watch: &mut dyn LeaseWatch, limit: usize) -> Vec<Event> {
     let mut events = vec![watch.next().await];
     poll_fn(|context| {

@@ -1,14 +1,15 @@
-//! Space between this node's writes: peers of v0.20 look only at the first event of an answer and miss what comes at once after it (flannel.md section 0 item 2, section 12 item 4).
+//! Keeps an interval between this node's writes: peers of v0.20 process only the first event of an
+//! answer and lose those that follow at once (flannel.md section 0 item 2, section 12 item 4).
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Shortest time between two writes.
+/// Shortest interval between two writes.
 const SPACE: Duration = Duration::from_millis(200);
 
-/// When the next write may be.
+/// The time of the next permitted write.
 #[derive(Default)]
 pub(crate) struct Pace {
     next: Cell<Option<Instant>>,
@@ -17,7 +18,7 @@ pub(crate) struct Pace {
 // === impl Pace ===
 
 impl Pace {
-    /// Waits for this writer's turn. Who comes meanwhile has the turn after.
+    /// Waits for this writer's turn; writers queue in order of their calls.
     pub(crate) async fn turn(&self) {
         let now = Instant::now();
         let mine = self.next.get().map_or(now, |next| next.max(now));

@@ -1,4 +1,5 @@
-//! Where flannel's records lie: below a prefix that is cleaned as Go cleans paths (flannel.md section 1.3).
+//! The keys of flannel's records: below a prefix that is cleaned as Go cleans paths (flannel.md
+//! section 1.3).
 
 use russet_model::flannel::SubnetKey;
 use russet_model::{Key, Prefix};
@@ -9,8 +10,8 @@ pub struct Paths {
     root: String,
 }
 
-/// A prefix without empty parts, `.` and `..`, and without a `/` at its end. None is put at its beginning: `coreos.com/network` and
-/// `/coreos.com/network` are different places.
+/// A prefix without empty parts, `.` and `..`, and without a trailing `/`. No leading one is added:
+/// `coreos.com/network` and `/coreos.com/network` are different keys.
 pub fn clean_prefix(prefix: &str) -> String {
     let rooted = prefix.starts_with('/');
     let mut parts: Vec<&str> = Vec::new();
@@ -28,7 +29,7 @@ pub fn clean_prefix(prefix: &str) -> String {
 // === impl Paths ===
 
 impl Paths {
-    /// Below a prefix.
+    /// The keys below a prefix.
     pub fn new(prefix: &str) -> Self {
         Self { root: clean_prefix(prefix) }
     }
@@ -41,17 +42,18 @@ impl Paths {
         }
     }
 
-    /// Of the network's configuration.
+    /// The key of the network's configuration.
     pub fn config(&self) -> Key {
         Key::from_stored(self.below("config"))
     }
 
-    /// Of all leases. Without a `/` at its end, as peers have it: what begins so counts.
+    /// The prefix of all leases. Like that of peers it has no trailing `/`, so any key that begins
+    /// with it counts.
     pub fn subnets(&self) -> Prefix {
         Prefix::from_stored(self.below("subnets"))
     }
 
-    /// Of one lease.
+    /// The key of one lease.
     pub fn lease(&self, key: &SubnetKey) -> Key {
         Key::from_stored(format!("{}/{key}", self.below("subnets")))
     }

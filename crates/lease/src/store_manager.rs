@@ -1,4 +1,5 @@
-//! Leases in a store: etcd v3 or v2 shared with real `flanneld` nodes, or the embedded one of a single machine.
+//! Leases in a store: etcd v3 or v2 shared with real `flanneld` nodes, or the embedded one of a
+//! single machine.
 
 mod acquire;
 mod keep;
@@ -20,15 +21,15 @@ use crate::path::Paths;
 use crate::{BoxFuture, Lease, LeaseError, LeaseWatch, Lost, SubnetManager, Wish};
 use watch::StoreWatch;
 
-/// How long a lease lives without being renewed: flannel's, by which its peers reckon.
+/// Lifetime of a lease that is not renewed: flannel's, on which its peers rely.
 pub const LEASE_TTL: Duration = Duration::from_secs(86_400);
 
-/// Where and how.
+/// The keys' prefix and the seed.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// What precedes all keys.
+    /// The prefix of all keys.
     pub prefix: String,
-    /// Decides which of the free subnets is drawn. None: by chance.
+    /// Seed for drawing free subnets; none: random.
     pub seed: Option<u64>,
 }
 
@@ -39,27 +40,28 @@ pub struct StoreManager {
     chance: RefCell<Chance>,
     pace: Pace,
     held: RefCell<Option<Held>>,
-    /// Leases of the store that may still be tied to a record that was given up; to be ended when the store answers again.
+    /// Leases of the store that may still be attached to an abandoned record; revoked when the
+    /// store answers again.
     strays: RefCell<Vec<LeaseId>>,
 }
 
-/// The acquired lease, as it is to be in the store.
+/// The acquired lease, as it should be in the store.
 #[derive(Debug, Clone)]
 struct Held {
     attributes: Attributes,
     config_v4: bool,
     /// None for a reservation.
     term: Option<Term>,
-    /// What this process's last write of the record came to.
+    /// The revision of this process's last write of the record.
     revision: Revision,
 }
 
-/// The store's lease under which it lives.
+/// The store's lease to which the record is attached.
 #[derive(Debug, Clone, Copy)]
 struct Term {
     id: LeaseId,
     until: Instant,
-    /// The same on the clock of the machine, which goes on while it sleeps.
+    /// Its end on the system clock, which continues while the machine sleeps.
     expires: SystemTime,
 }
 
@@ -71,12 +73,11 @@ fn store_error(operation: impl Into<String>) -> impl FnOnce(StoreError) -> Lease
 // === impl Settings ===
 
 impl Settings {
-    /// Below `prefix`.
     pub fn new(prefix: impl Into<String>) -> Self {
         Self { prefix: prefix.into(), seed: None }
     }
 
-    /// Below `prefix` with a `/` at its beginning: for etcd's v2 API, which puts one there anyway.
+    /// Settings for a prefix with a leading `/`: for etcd's v2 API, which adds one anyway.
     pub fn rooted(prefix: &str) -> Self {
         Self::new(format!("/{prefix}"))
     }
@@ -93,9 +94,9 @@ impl Term {
 // === impl StoreManager ===
 
 impl StoreManager {
-    /// A manager of one network.
     pub fn new(store: Rc<dyn Store>, settings: Settings) -> Self {
-        // Nothing secret depends on it: two nodes should not draw the same subnet, and lose no more than a round if they do.
+        // It need not be unpredictable: two nodes should not draw the same subnet, and lose only a
+        // round if they do.
         let seed = settings.seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
         Self {
             store,
@@ -116,7 +117,7 @@ impl StoreManager {
         config.map_err(|source| LeaseError::Config { at: at(), source })
     }
 
-    /// What a record below the subnets' prefix is. Warns once of what is garbage.
+    /// Parses a record below the subnets' prefix. Warns once of garbage.
     fn read_lease(&self, record: Record) -> Option<Listed> {
         let Ok(key) = record.key.as_str().parse::<SubnetKey>() else {
             self.warn(&record, "its key names no subnet");

@@ -14,13 +14,13 @@ use russet_lease::{Event, Lease, LeaseError, LeaseWatch, SubnetManager, Wish};
 use russet_model::flannel::{Attributes, SubnetKey, vtep_data};
 use serde_json::{Value, json};
 
-/// Far above what anything here takes, and far below a hung test.
+/// Far longer than any step takes, and far shorter than a hung test.
 const LIMIT: Duration = Duration::from_secs(20);
 const VXLAN: &str = r#"{"Network":"10.244.0.0/16","Backend":{"Type":"vxlan"}}"#;
 const PREFIX: &str = "flannel.alpha.coreos.com/";
 const MAC: Mac = Mac([0x32, 0xfc, 0xb5, 0xdc, 0xf0, 0x38]);
 
-/// A cluster with a node of ours, `n1`.
+/// A cluster with our node, `n1`.
 struct Bench {
     server: Server,
     directory: tempfile::TempDir,
@@ -33,15 +33,15 @@ fn object(name: &str, ranges: &[&str], annotations: &[(&str, &str)]) -> Value {
         "spec": { "podCIDR": ranges.first(), "podCIDRs": ranges } })
 }
 
-/// A node whose daemon has told of itself.
+/// A node whose daemon has published its attributes.
 fn peer(name: &str, range: &str, public_ip: &str) -> Value {
-    let told = [
+    let reported = [
         ("kube-subnet-manager", "true"),
         ("backend-type", "vxlan"),
         ("backend-data", r#"{"VNI":1,"VtepMAC":"0a:00:00:00:00:02"}"#),
         ("public-ip", public_ip),
     ];
-    object(name, &[range], &told)
+    object(name, &[range], &reported)
 }
 
 fn vxlan(address: &str) -> Attributes {
@@ -149,7 +149,7 @@ async fn t47_kube_a_node_with_a_pod_cidr_patches_four_annotations_and_then_the_c
     // A restart changes nothing and writes nothing.
     assert_eq!(bench.acquire(vxlan("10.0.0.1")).await.unwrap(), lease);
     assert_eq!(bench.patches().len(), 2);
-    // Another MAC is published alone.
+    // Only a changed MAC is published.
     let moved = Attributes { backend_data: Some(vtep_data(1, Mac([2, 0, 0, 0, 0, 9]))), ..vxlan("10.0.0.1") };
     manager.publish(&Lease { attributes: moved, ..lease.clone() }).await.unwrap();
     assert_eq!(
@@ -161,7 +161,7 @@ async fn t47_kube_a_node_with_a_pod_cidr_patches_four_annotations_and_then_the_c
 }
 
 #[tokio::test]
-async fn the_condition_is_left_alone_when_that_is_asked_for_and_tried_again_when_the_server_is_away() {
+async fn the_condition_is_left_alone_if_disabled_and_retried_when_the_server_is_unreachable() {
     // flannel.md section 5.2, step 6.
     let bench = Bench::new(VXLAN);
     let silent = bench.manager_with(|settings| settings.set_network_unavailable = false);
@@ -192,7 +192,8 @@ async fn t48_kube_a_peers_lease_is_gone_as_soon_as_its_node_is() {
         (leases[0].key, leases[0].attributes.public_ip),
         (key("10.244.2.0-24"), "10.0.0.2".parse().unwrap())
     );
-    // A kubelet's heartbeat is no news, and neither is that an annotation was taken back (5.2, step 7).
+    // Neither a kubelet's heartbeat nor a removed annotation causes an event (flannel.md section
+    // 5.2, step 7).
     let mut beat = peer("n2", "10.244.2.0/24", "10.0.0.2");
     beat["status"] = json!({ "conditions": [{ "type": "Ready", "status": "True" }] });
     bench.server.put(beat);
@@ -204,7 +205,7 @@ async fn t48_kube_a_peers_lease_is_gone_as_soon_as_its_node_is() {
 }
 
 #[tokio::test]
-async fn what_changed_while_the_server_forgot_is_told_after_410() {
+async fn changes_during_a_compaction_are_reported_after_410() {
     // flannel.md section 5.2, steps 3 and 7.
     let bench = Bench::new(VXLAN);
     for number in 2..=5 {
@@ -223,7 +224,7 @@ async fn what_changed_while_the_server_forgot_is_told_after_410() {
         "10.0.0.33".parse::<std::net::Ipv4Addr>().unwrap()
     );
     bench.server.delete("Node", "", "n2");
-    // A node made anew under its name, with another range.
+    // A node recreated under its name, with another range.
     bench.server.put(peer("n4", "10.244.44.0/24", "10.0.0.4"));
     bench.server.forget_history();
     bench.server.end_watches();
@@ -239,7 +240,7 @@ async fn what_changed_while_the_server_forgot_is_told_after_410() {
 }
 
 #[tokio::test]
-async fn a_node_that_says_nonsense_is_passed_over_and_keeps_what_it_had() {
+async fn a_node_with_invalid_attributes_is_ignored_and_keeps_its_lease() {
     let bench = Bench::new(VXLAN);
     bench.server.put(peer("n2", "10.244.2.0/24", "10.0.0.2"));
     bench.server.put(peer("thief", "10.244.1.0/24", "10.0.0.66"));
@@ -249,7 +250,7 @@ async fn a_node_that_says_nonsense_is_passed_over_and_keeps_what_it_had() {
     bench.server.put(peer("n2", "10.244.2.0/24", "nowhere"));
     bench.server.put(peer("garbage", "10.244.8.0/24", "10.0.0.8"));
     assert_eq!(put(&mut watch).await.key, key("10.244.8.0-24"));
-    // Two nodes with one range: when one goes, the other has it still.
+    // Two nodes with one range: when one is deleted, the other still has it.
     bench.server.put(peer("n9", "10.244.2.0/24", "10.0.0.9"));
     assert_eq!(put(&mut watch).await.attributes.public_ip.octets()[3], 9);
     bench.server.delete("Node", "", "n9");
@@ -258,7 +259,7 @@ async fn a_node_that_says_nonsense_is_passed_over_and_keeps_what_it_had() {
 }
 
 #[tokio::test]
-async fn dual_stack_peers_that_change_one_family_are_told() {
+async fn dual_stack_peers_that_change_one_family_are_reported() {
     // flannel.md section 5.2, step 7: real daemons take a node for unchanged if either family is.
     let config = r#"{"EnableIPv6":true,"Network":"10.244.0.0/16","IPv6Network":"fd00:244::/48","Backend":{"Type":"vxlan"}}"#;
     let bench = Bench::new(config);
@@ -313,7 +314,7 @@ async fn t50_kube_no_pod_cidr_one_outside_the_network_and_no_node_name_end_the_d
     let client = Client::new(bench.server.source()).unwrap();
     let error = node_name(&client, |_| Some(String::new())).await.unwrap_err();
     assert!(!error.is_retryable() && error.to_string().contains("NODE_NAME"), "{error}");
-    // So do a file that is missing, and one that is no configuration (5.2, step 2).
+    // So do a missing file, and an invalid configuration (flannel.md section 5.2, step 2).
     for text in ["{", "[]"] {
         bench.configure(text);
         let error = bench.manager().network().await.unwrap_err();
@@ -324,7 +325,7 @@ async fn t50_kube_no_pod_cidr_one_outside_the_network_and_no_node_name_end_the_d
     assert!(error.ends_with("it is longer than 1048576 bytes"), "{error}");
     let missing = bench.manager_with(|settings| settings.net_conf = "/nowhere/net-conf.json".into());
     assert!(!missing.network().await.unwrap_err().is_retryable());
-    // What a store's manager would refuse is not looked at.
+    // Settings that a store's manager would refuse are not checked.
     bench.configure(r#"{"Network":"10.244.0.0/16","SubnetLen":99,"Backend":{"Type":"vxlan"}}"#);
     assert_eq!(bench.manager().network().await.unwrap().subnet_len, 99);
 }
@@ -352,7 +353,7 @@ async fn the_name_of_the_node_comes_from_the_environment_or_from_the_pod() {
 }
 
 #[tokio::test]
-async fn t51_kube_an_overwritten_public_ip_is_what_peers_are_told() {
+async fn t51_kube_an_overwritten_public_ip_is_published_to_peers() {
     let bench = Bench::new(VXLAN);
     bench.server.put(object("n1", &["10.244.1.0/24"], &[("public-ip-overwrite", "198.51.100.7")]));
     let lease = bench.acquire(vxlan("10.0.0.1")).await.unwrap();
@@ -386,7 +387,7 @@ async fn t52_kube_the_mac_survives_a_change_of_daemons_in_both_directions() {
 }
 
 #[tokio::test]
-async fn alloc_gets_its_node_once_and_follows_nobody() {
+async fn alloc_gets_its_node_once_and_watches_no_others() {
     // flannel.md section 5.2, step 3.
     let bench = Bench::new(r#"{"Network":"10.244.0.0/16","Backend":{"Type":"alloc"}}"#);
     let manager = bench.manager();
@@ -412,7 +413,7 @@ async fn an_account_that_may_only_list_nodes_is_enough() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_and_a_node_that_is_not_registered_yet_are_worth_another_try() {
+async fn an_unreachable_server_and_an_unregistered_node_are_retryable() {
     let bench = Bench::new(VXLAN);
     bench.server.delete("Node", "", "n1");
     assert!(bench.acquire(vxlan("10.0.0.1")).await.unwrap_err().is_retryable());

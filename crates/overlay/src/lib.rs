@@ -1,7 +1,7 @@
 //! How nodes reach each other's pods: from nodes, pools and block affinities to devices, FDB, neighbours, routes and
 //! address translation.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
 mod apply;
 mod convert;

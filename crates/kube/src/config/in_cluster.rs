@@ -1,20 +1,21 @@
-//! The configuration of a program that runs in a pod: its service account, as Kubernetes mounts it.
+//! The configuration of a program in a pod: its service account, as Kubernetes mounts it.
 
 use std::path::Path;
 
 use super::{ConfigError, Draft, Material, read_file};
 
-/// Where every pod finds its service account.
+/// The service account's directory in every pod.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// From this process's environment.
+/// Reads this process's environment.
 pub(super) fn of_process() -> Result<Draft, ConfigError> {
     let variable = |name| std::env::var(name).ok();
     let (host, port) = (variable("KUBERNETES_SERVICE_HOST"), variable("KUBERNETES_SERVICE_PORT"));
     read(Path::new(SERVICE_ACCOUNT), host.as_deref(), port.as_deref())
 }
 
-/// From a directory with `token`, `ca.crt` and `namespace`, and the address that kubelet puts into the environment.
+/// Reads a directory with `token`, `ca.crt` and `namespace`, and the address that kubelet puts into
+/// the environment.
 fn read(directory: &Path, host: Option<&str>, port: Option<&str>) -> Result<Draft, ConfigError> {
     let (Some(host), Some(port)) = (host, port) else {
         return Err(ConfigError::InCluster(

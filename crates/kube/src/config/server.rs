@@ -13,7 +13,7 @@ pub(crate) struct Server {
     /// A name or an address, IPv6 without its brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// What comes before `/api/v1`: empty, or as `/k8s/clusters/c-1` of a proxy.
+    /// The path before `/api/v1`: empty, or that of a proxy, such as `/k8s/clusters/c-1`.
     pub(crate) base: String,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Server {
 impl Server {
     /// Parses `https://host:port/base`. Without a scheme it is https where TLS is configured.
     pub(crate) fn parse(given: &str, secured: bool) -> Result<Self, ConfigError> {
-        // Whoever writes credentials into a URL gets them back in no message.
+        // Credentials in a URL are never repeated in a message.
         let shown = given.rsplit_once('@').map_or(given.to_owned(), |(_, host)| format!("...@{host}"));
         let wrong = |reason| ConfigError::Server { server: shown.clone(), reason };
         let scheme = if secured { "https" } else { "http" };
@@ -45,7 +45,8 @@ impl Server {
         if host.is_empty() {
             return Err(wrong("it names no host"));
         }
-        // The authority ends where the port begins; a port that is no number must not become the default one.
+        // The authority ends where the port begins; an invalid port must not become the default
+        // one.
         let port = match authority.as_str()[bracketed.len()..].strip_prefix(':') {
             None if authority.as_str().len() == bracketed.len() => {
                 if tls {
@@ -61,7 +62,7 @@ impl Server {
         Ok(Self { tls, host: host.to_owned(), port, base })
     }
 
-    /// As the `Host` header has it.
+    /// The value of the `Host` header.
     pub(crate) fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_read_with_its_defaults() {
+    fn a_server_is_parsed_with_its_defaults() {
         for (given, secured, shown) in [
             ("https://10.96.0.1:443", false, "https://10.96.0.1:443"),
             ("https://k8s.example/", false, "https://k8s.example:443"),
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn mistaken_servers_are_refused_and_passwords_not_repeated() {
+    fn invalid_servers_are_refused_and_passwords_not_repeated() {
         for given in [
             "",
             "ftp://a",

@@ -1,4 +1,4 @@
-//! The answers of the test server: objects, and `Status` objects with the words of a real one.
+//! The answers of the test server: objects, and `Status` objects with the texts of a real server.
 
 use hyper::body::Bytes;
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ impl Answer {
         Self::status(415, "UnsupportedMediaType", message, Value::Null)
     }
 
-    /// A failure that the test asked for.
+    /// A failure that the test requested.
     pub(crate) fn failure(code: u16) -> Self {
         let reason = match code {
             429 => "TooManyRequests",

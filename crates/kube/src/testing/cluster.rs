@@ -1,4 +1,4 @@
-//! The objects of the test server, their resource versions and the events of the past.
+//! The objects of the test server, their resource versions and past events.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ type Id = (String, String, String);
 pub(crate) struct Cluster {
     objects: BTreeMap<Id, Value>,
     revision: u64,
-    /// Events at or below this revision are forgotten.
+    /// Events up to this revision are forgotten.
     forgotten: u64,
     events: Vec<Event>,
 }
@@ -39,19 +39,20 @@ impl Cluster {
         self.objects.get(&(kind.to_owned(), namespace.to_owned(), name.to_owned()))
     }
 
-    /// All of a kind, by name.
+    /// All objects of a kind, by name.
     pub(crate) fn list(&self, kind: &str) -> Vec<&Value> {
         self.objects.iter().filter(|((of, _, _), _)| of == kind).map(|(_, object)| object).collect()
     }
 
-    /// Nodes' events after a revision; `None` when some of them are forgotten.
+    /// Nodes' events after a revision; `None` if some of them are forgotten.
     pub(crate) fn events_after(&self, revision: u64) -> Option<Vec<Event>> {
         let known = revision >= self.forgotten;
         known.then(|| self.events.iter().filter(|event| event.revision > revision).cloned().collect())
     }
 
     pub(crate) fn forget_history(&mut self) {
-        // Something else changed in the cluster, so that even who knows everything is too old.
+        // Another object of the cluster changed, so that even a client that knows everything is too
+        // old.
         self.revision += 1;
         self.forgotten = self.revision;
         self.events.clear();
@@ -81,7 +82,7 @@ impl Cluster {
         }
     }
 
-    /// A patch of the `status` subresource: metadata and status change, spec does not.
+    /// Patches the `status` subresource: metadata and status change, spec does not.
     pub(crate) fn patch_status(
         &mut self,
         id: (&str, &str, &str),

@@ -30,13 +30,13 @@ type Body = Either<Full<Bytes>, Channel<Bytes, Infallible>>;
 pub struct Tls {
     /// Its own.
     pub certificate: Vec<u8>,
-    /// Its private key.
     pub key: Vec<u8>,
-    /// If set, only clients with a certificate of this authority are let in, and they need no token.
+    /// If set, only clients with a certificate of this authority are accepted, and they need no
+    /// token.
     pub client_authority: Option<Vec<u8>>,
 }
 
-/// What a path names.
+/// The parsed path of a request.
 struct Route {
     kind: &'static str,
     /// `pods`, `pods/status`, ...
@@ -46,12 +46,12 @@ struct Route {
     name: String,
 }
 
-/// A watch that is open.
+/// An open watch.
 struct Follower {
-    /// What happened up to here has been sent.
+    /// The revision up to which events have been sent.
     known: u64,
     generation: u64,
-    /// Bookmarks that were asked for up to now.
+    /// Number of bookmarks requested so far.
     marked: u64,
     /// Whether the client wants bookmarks.
     bookmarks: bool,
@@ -92,7 +92,7 @@ async fn accept(
             let shared = shared.clone();
             async move { Ok::<_, Infallible>(answer(&shared, request, by_certificate).await) }
         });
-        // A client that hangs up is its own business.
+        // A client that hangs up is ignored.
         tokio::spawn(async move {
             match acceptor {
                 None => {
@@ -181,7 +181,8 @@ fn dispatch(shared: &Arc<Shared>, seen: &Seen) -> Result<Response<Body>, Answer>
         state.failing.0 -= 1;
         return Err(Answer::failure(state.failing.1));
     }
-    // What the accounts of Calico's plugin and of flannel may do (calico-cni.md section 1.9, flannel.md section 5).
+    // The permissions of the accounts of Calico's plugin and of flannel (calico-cni.md section 1.9,
+    // flannel.md section 5).
     let by_role = verb != "patch" || route.resource.ends_with("/status");
     let this = format!("{verb} {}", route.resource);
     if !by_role || state.forbidden.contains(&this) {
@@ -225,7 +226,7 @@ fn list(
     parameter: impl Fn(&str) -> Option<String>,
 ) -> Result<Value, Answer> {
     let mut items: Vec<&Value> = cluster.list(route.kind);
-    // A list at revision 0 comes from the cache, which knows no pages.
+    // A list at revision 0 comes from the cache, which has no pages.
     let paged = parameter("resourceVersion").as_deref() != Some("0");
     let limit = parameter("limit").and_then(|limit| limit.parse().ok()).filter(|_| paged);
     if let Some(token) = parameter("continue") {
@@ -267,7 +268,7 @@ fn watch(
     Ok(response)
 }
 
-/// Sends what happens after a revision until the client or the test ends it.
+/// Sends events after a revision until the client or the test ends the watch.
 async fn follow(shared: Arc<Shared>, mut sender: Sender<Bytes, Infallible>, mut follower: Follower) {
     let mut changed = shared.changed.subscribe();
     loop {
@@ -320,7 +321,7 @@ fn unescape(text: &str) -> String {
 // === impl Follower ===
 
 impl Follower {
-    /// The lines to send now, and whether there may be more later.
+    /// The lines to send now, and whether more may follow.
     fn news(&mut self, state: &State) -> (Vec<Bytes>, bool) {
         let Some(events) = state.cluster.events_after(self.known) else {
             let message = format!("too old resource version: {} ({})", self.known, state.cluster.revision());

@@ -1,4 +1,5 @@
-//! Patches as an API server applies them: JSON merge patches (RFC 7396), and strategic ones, which merge some lists by a key.
+//! Applies patches like an API server: JSON merge patches (RFC 7396), and strategic ones, which
+//! merge some lists by a key.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +7,6 @@ use serde_json::{Map, Value};
 const MERGE_KEYS: [(&str, &str); 4] =
     [("conditions", "type"), ("addresses", "type"), ("podIPs", "ip"), ("containers", "name")];
 
-/// Applies `patch` to `target`.
 pub(crate) fn merge(target: &mut Value, patch: &Value, strategic: bool) {
     let Value::Object(members) = patch else {
         *target = patch.clone();

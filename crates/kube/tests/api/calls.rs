@@ -26,7 +26,7 @@ async fn nodes_namespaces_and_pods_are_read() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_not_found() {
+async fn a_missing_object_is_not_found() {
     let server = Server::start();
     let client = client(&server);
     let error = client.pod("shop", "web-0").await.unwrap_err();
@@ -77,7 +77,8 @@ async fn a_patch_of_an_old_revision_conflicts_and_changes_nothing() {
     assert_eq!(server.annotation("Pod", "shop", "web-0", POD_IP).as_deref(), Some("10.1.0.1/32"));
 }
 
-/// A StatefulSet's pod is deleted and made again under its name while its DEL is still running (cni-plugin#310).
+/// A StatefulSet's pod is deleted and recreated under its name while its DEL is still running
+/// (cni-plugin#310).
 #[tokio::test]
 async fn a_patch_for_another_pod_of_the_name_is_refused_as_replaced() {
     let server = Server::start();
@@ -122,7 +123,7 @@ async fn flannels_annotations_arrive_byte_for_byte_and_its_condition_is_merged()
 }
 
 #[tokio::test]
-async fn a_patch_that_changes_nothing_makes_no_new_revision() {
+async fn a_patch_without_effect_makes_no_new_revision() {
     let server = Server::start();
     server.put(node("n1", "10.1.0.0/24"));
     let client = client(&server);
@@ -135,7 +136,7 @@ async fn a_patch_that_changes_nothing_makes_no_new_revision() {
 }
 
 #[tokio::test]
-async fn calls_at_once_each_have_their_answer() {
+async fn concurrent_calls_get_their_own_answers() {
     let server = Server::start();
     for number in 0..40 {
         server.put(pod(&format!("web-{number}")));

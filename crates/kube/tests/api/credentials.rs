@@ -1,4 +1,4 @@
-//! Who we are: tokens, kubeconfigs, and what happens when they change.
+//! Credentials: tokens, kubeconfigs, and their changes.
 
 use russet_kube::testing::{Server, TOKEN};
 use russet_kube::{Client, ConfigError, KubeError, Kubernetes, Overrides, Secret, Source, StatusPatch};
@@ -19,7 +19,7 @@ async fn a_wrong_token_is_unauthorized_and_is_not_repeated_in_the_error() {
 }
 
 #[tokio::test]
-async fn what_the_account_may_not_do_is_forbidden() {
+async fn a_missing_permission_is_forbidden() {
     let server = Server::start();
     server.put(pod("web-0"));
     server.forbid("patch pods/status");
@@ -31,7 +31,7 @@ async fn what_the_account_may_not_do_is_forbidden() {
 
 /// calico-cni.md section 1.9: the installer rewrites the kubeconfig with a new token.
 #[tokio::test]
-async fn a_kubeconfig_that_is_rewritten_comes_into_use_by_itself() {
+async fn a_rewritten_kubeconfig_is_reloaded() {
     let server = Server::start();
     server.put(pod("web-0"));
     let directory = tempfile::tempdir().unwrap();
@@ -54,7 +54,7 @@ async fn a_kubeconfig_that_is_rewritten_comes_into_use_by_itself() {
 }
 
 #[tokio::test]
-async fn a_token_file_is_read_anew_for_each_request() {
+async fn a_token_file_is_read_for_each_request() {
     let server = Server::start();
     server.put(pod("web-0"));
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Servers that are slow, overloaded, away, or no API servers.
+//! Slow, overloaded and unreachable servers, and servers that are not API servers.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{LIMIT, client, pod, words};
 
-/// A third of it is how long one try of a read waits.
+/// A third of it is the limit of one attempt of a read.
 const SHORT: Duration = Duration::from_secs(1);
 
 fn at(url: String) -> Source {
@@ -18,7 +18,7 @@ fn at(url: String) -> Source {
 }
 
 #[tokio::test]
-async fn a_slow_server_is_given_up_at_the_deadline() {
+async fn a_call_to_a_slow_server_ends_at_the_deadline() {
     let server = Server::start();
     server.put(pod("web-0"));
     server.delay(LIMIT * 10);
@@ -38,7 +38,7 @@ async fn a_slow_server_is_given_up_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_server_that_accepts_and_says_nothing_is_given_up_at_the_deadline() {
+async fn a_call_to_a_silent_server_ends_at_the_deadline() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let client =
         Client::with_deadline(at(format!("http://{}", silent.local_addr().unwrap())), SHORT).unwrap();
@@ -47,14 +47,14 @@ async fn a_server_that_accepts_and_says_nothing_is_given_up_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn an_overloaded_server_is_asked_again() {
+async fn a_request_to_an_overloaded_server_is_repeated() {
     let server = Server::start();
     server.put(pod("web-0"));
     let client = client(&server);
     server.fail_next(2, 503);
     client.pod("shop", "web-0").await.unwrap();
     assert_eq!(server.seen().len(), 3);
-    // 429 says that nothing was done, so that a patch may be sent again, too.
+    // 429 says that nothing was executed, so a patch may be sent again, too.
     server.fail_next(1, 429);
     client.patch_pod_status("shop", "web-0", &StatusPatch::of_annotations([("a", "b")])).await.unwrap();
     assert_eq!(server.seen().len(), 5);
@@ -65,7 +65,7 @@ async fn an_overloaded_server_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_is_unavailable_and_named() {
+async fn an_unreachable_server_is_unavailable_and_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -75,7 +75,7 @@ async fn a_server_that_is_away_is_unavailable_and_named() {
     assert!(words(&error).starts_with("get node n1: API server unavailable: "), "{error}");
 }
 
-/// Answers one request a connection, does not say that it will hang up, and hangs up.
+/// Answers one request on a connection and then closes it without announcing that.
 async fn hang_up_after_each(listener: tokio::net::TcpListener) {
     loop {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -100,7 +100,7 @@ async fn a_kept_connection_that_the_server_has_closed_is_replaced() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_too_long_is_refused() {
+async fn a_too_long_answer_is_refused() {
     let server = Server::start();
     server.put(pod("web-0"));
     server.answer_with(vec![b' '; 9 << 20]);
@@ -111,7 +111,7 @@ async fn an_answer_that_is_too_long_is_refused() {
 }
 
 #[tokio::test]
-async fn an_answer_that_makes_no_sense_is_refused() {
+async fn an_invalid_answer_is_refused() {
     let server = Server::start();
     server.put(pod("web-0"));
     server.answer_with("<html>Welcome</html>");
@@ -119,7 +119,7 @@ async fn an_answer_that_makes_no_sense_is_refused() {
     assert!(matches!(error, KubeError::Invalid(_)) && words(&error).contains("makes no sense"), "{error}");
 }
 
-/// A pod that "does not exist" because the address is wrong must not be taken for one that was deleted.
+/// A pod that "does not exist" because the address is wrong must not be mistaken for a deleted one.
 #[tokio::test]
 async fn a_404_of_a_wrong_address_is_not_a_missing_pod() {
     let server = Server::start();
@@ -134,7 +134,7 @@ async fn a_404_of_a_wrong_address_is_not_a_missing_pod() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_none_is_not_asked_for() {
+async fn an_invalid_name_is_not_requested() {
     let server = Server::start();
     let client = client(&server);
     for name in ["", "..", "../../nodes/n1"] {

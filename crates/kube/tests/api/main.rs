@@ -14,7 +14,7 @@ use russet_kube::testing::Server;
 use russet_kube::{Client, KubeError};
 use serde_json::{Value, json};
 
-/// Far above what anything here takes, and far below a hung test.
+/// Far longer than any step takes, and far shorter than a hung test.
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn client(server: &Server) -> Client {
@@ -32,7 +32,7 @@ fn node(name: &str, range: &str) -> Value {
         "status": { "conditions": [{ "type": "Ready", "status": "True" }] } })
 }
 
-/// The words of an error of the class that is expected.
+/// The text of an error of the expected class.
 fn words(error: &KubeError) -> String {
     error.to_string()
 }

@@ -1,4 +1,4 @@
-//! TLS with an authority of its own, made by the openssl program as an operator would.
+//! TLS with an authority of its own, created by the openssl program as an operator would.
 
 use std::path::Path;
 use std::time::Duration;
@@ -130,7 +130,7 @@ async fn a_client_certificate_of_version_1_is_presented_and_left_to_the_server()
 
 #[tokio::test]
 #[ignore = "tool: openssl"]
-async fn certificates_that_are_none_are_named_before_anything_connects() {
+async fn invalid_certificates_are_named_before_anything_connects() {
     let certificates = certificates();
     let at = certificates.path();
     let server = server(at, None);

@@ -35,7 +35,7 @@ fn opened(server: &Server) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_watch_tells_what_is_and_then_what_changes() {
+async fn a_watch_sends_a_snapshot_and_then_changes() {
     let server = Server::start();
     server.put(node("n1", "10.1.0.0/24"));
     let client = client(&server);
@@ -65,7 +65,7 @@ async fn a_change_between_list_and_watch_is_not_lost() {
 }
 
 #[tokio::test]
-async fn a_watch_that_the_server_ends_goes_on_where_it_was() {
+async fn a_watch_that_the_server_ends_is_resumed() {
     let server = Server::start();
     server.put(node("n1", "10.1.0.0/24"));
     let mut watch = client(&server).watch_nodes().await.unwrap();
@@ -80,14 +80,14 @@ async fn a_watch_that_the_server_ends_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn a_bookmark_moves_the_point_from_which_a_watch_goes_on() {
+async fn a_bookmark_moves_the_revision_at_which_a_watch_resumes() {
     let server = Server::start();
     server.put(node("n1", "10.1.0.0/24"));
     let mut watch = client(&server).watch_nodes().await.unwrap();
     snapshot(&mut watch).await;
     server.put(node("n2", "10.1.1.0/24"));
     changed(&mut watch).await;
-    // Other objects change, of which this watch hears nothing.
+    // Other objects change, of which this watch gets no events.
     for name in ["a", "b", "c"] {
         server.put(crate::pod(name));
     }
@@ -101,7 +101,7 @@ async fn a_bookmark_moves_the_point_from_which_a_watch_goes_on() {
 }
 
 #[tokio::test]
-async fn a_server_that_has_forgotten_sends_a_new_snapshot() {
+async fn a_server_that_forgot_the_revision_sends_a_new_snapshot() {
     let server = Server::start();
     server.put(node("n1", "10.1.0.0/24"));
     server.put(node("n2", "10.1.1.0/24"));
@@ -167,7 +167,7 @@ async fn dropping_a_pending_next_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_watch_whose_server_refuses_us_says_so_and_goes_on_later() {
+async fn a_watch_reports_that_the_server_refuses_it_and_resumes_later() {
     let server = Server::start();
     server.put(node("n1", "10.1.0.0/24"));
     let client = Client::with_deadline(server.source(), Duration::from_secs(3)).unwrap();

@@ -104,9 +104,9 @@ fn t10_and_t11_a_lease_of_this_node_is_taken_again_if_it_fits_and_deleted_if_not
     assert_eq!(ours("10.5.7.0-24"), "adopt 10.5.7.0-24");
     assert_eq!(ours("10.5.7.0-25"), "withdraw 10.5.7.0-25");
     assert_eq!(ours("10.9.7.0-24"), "withdraw 10.9.7.0-24");
-    // Never given out by default: its base is the network's own address.
+    // Never assigned by default: its base is the network's own address.
     assert_eq!(ours("10.5.0.0-24"), "withdraw 10.5.0.0-24");
-    // Another node's is neither.
+    // Another node's lease is not adopted either.
     let other = [listed("10.5.7.0-25", "192.0.2.2", None)];
     assert!(decide(&config(V4), &wish(""), &other).unwrap().starts_with("create"));
 }
@@ -147,7 +147,7 @@ fn each_family_is_drawn_by_itself() {
 }
 
 #[test]
-fn t46_without_ipv4_nodes_are_told_apart_by_their_ipv6_addresses() {
+fn t46_without_ipv4_nodes_are_distinguished_by_their_ipv6_addresses() {
     let theirs = [listed("0.0.0.0-0&fd00:10:5:9::-64", "0.0.0.0", Some("fd00:2::2"))];
     let ours = [listed("0.0.0.0-0&fd00:10:5:9::-64", "0.0.0.0", Some("fd00:2::1"))];
     let mut wish = wish("");
@@ -163,7 +163,7 @@ fn a_lease_of_this_node_that_overlaps_another_nodes_is_not_taken_again() {
 }
 
 #[test]
-fn copies_and_garbage_beside_a_lease_do_not_take_it_from_its_node() {
+fn copies_and_garbage_beside_a_lease_leave_it_to_its_node() {
     let mut garbage = listed("10.5.7.128-25", "192.0.2.2", None);
     garbage.attributes = None;
     let all = [
@@ -173,12 +173,12 @@ fn copies_and_garbage_beside_a_lease_do_not_take_it_from_its_node() {
         garbage,
     ];
     assert_eq!(decide(&config(V4), &wish(""), &all).unwrap(), "adopt 10.5.7.0-24");
-    // Nobody is given what they name, either.
+    // Other nodes do not get the subnets that they name.
     assert_ne!(decide(&config(V4), &wish("10.5.7.0-24"), &all[1..]).unwrap(), "create 10.5.7.0-24");
 }
 
 #[test]
-fn of_several_leases_the_one_that_the_node_had_is_taken_and_one_elsewhere_never() {
+fn of_several_leases_the_previous_one_is_adopted_and_a_misplaced_one_never() {
     let both = [listed("10.5.7.0-24", "192.0.2.1", None), listed("10.5.8.0-24", "192.0.2.1", None)];
     assert_eq!(decide(&config(V4), &wish("10.5.8.0-24"), &both).unwrap(), "adopt 10.5.8.0-24");
     assert_eq!(decide(&config(V4), &wish(""), &both).unwrap(), "adopt 10.5.7.0-24");
@@ -187,7 +187,7 @@ fn of_several_leases_the_one_that_the_node_had_is_taken_and_one_elsewhere_never(
 }
 
 #[test]
-fn a_record_that_cannot_be_read_takes_its_subnet_all_the_same() {
+fn a_record_that_cannot_be_parsed_still_takes_its_subnet() {
     // flannel.md section 11 experiment 19.
     let config = config(r#"{"Network":"10.6.0.0/16","SubnetMin":"10.6.3.0","SubnetMax":"10.6.3.0"}"#);
     let mut garbage = listed("10.6.3.0-24", "192.0.2.2", None);
@@ -196,7 +196,7 @@ fn a_record_that_cannot_be_read_takes_its_subnet_all_the_same() {
 }
 
 #[test]
-fn free_places_are_found_at_both_ends_of_all_numbers() {
+fn free_ranges_are_found_at_both_ends_of_the_number_space() {
     assert_eq!(free(0, 30, 10, vec![(5, 5), (0, 9), (0, 3)]), [10, 20, 30]);
     assert_eq!(free(10, 30, 10, vec![(0, 10), (29, 29), (12, 13)]), [30]);
     assert_eq!(free(u128::MAX - 19, u128::MAX - 9, 10, vec![]), [u128::MAX - 19, u128::MAX - 9]);
@@ -204,7 +204,7 @@ fn free_places_are_found_at_both_ends_of_all_numbers() {
 }
 
 #[test]
-fn free_places_are_those_that_a_slow_search_finds() {
+fn free_ranges_equal_those_of_a_slow_search() {
     let mut chance = Chance::new(7);
     for _ in 0..3000 {
         let (size, first) = (1 + u128::from(chance.below(9)), u128::from(chance.below(20)));

@@ -1,4 +1,5 @@
-//! A node's annotations: their names, what a node's own are to say, and what is read in them (flannel.md section 5.1). Pure.
+//! A node's annotations: their names, the wanted values, and how they are parsed (flannel.md
+//! section 5.1). Pure.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -6,34 +7,33 @@ use std::str::FromStr;
 
 use russet_model::flannel::{Attributes, Vtep};
 
-/// What names begin with unless something else is configured.
+/// The default prefix of annotations.
 pub const DEFAULT_PREFIX: &str = "flannel.alpha.coreos.com";
 
-/// What a backend without data has in its annotation, because Go wrote an empty raw message so.
+/// The annotation of a backend without data, which is how Go encodes an empty raw message.
 const NO_DATA: &str = "null";
 
-/// A node's annotations, or those that are to be.
+/// A node's annotations, present or wanted.
 pub(super) type Annotations = BTreeMap<String, String>;
 
-/// What the names of our annotations begin with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnnotationPrefix(String);
 
-/// The text cannot begin an annotation's name.
+/// The text is not a valid prefix of annotations.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "annotation prefix {0:?} is not as flannel.alpha.coreos.com, or example.com/name: lower case, a dot, at most one /"
 )]
 pub struct PrefixError(String);
 
-/// What a node's annotations say before its daemon has said anything.
+/// The annotations of a node that were written before its daemon started.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Stored {
-    /// `node-public-ip`: acts like the flag `public-ip`.
+    /// `node-public-ip`: has the effect of the flag `public-ip`.
     pub public_ip: Option<Ipv4Addr>,
     /// `node-public-ipv6`.
     pub public_ipv6: Option<Ipv6Addr>,
-    /// The tunnel's ends as this node last told of them, IPv4 first: peers know these MACs.
+    /// The tunnel's ends that this node published last, IPv4 first: peers know these MACs.
     pub vteps: [Option<Vtep>; 2],
 }
 
@@ -48,12 +48,12 @@ impl AnnotationPrefix {
         annotations.get(&self.name(last)).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// Whether a daemon takes care of the node.
+    /// Whether a daemon manages the node.
     pub(super) fn is_managed(&self, annotations: &Annotations) -> bool {
         self.value(annotations, "kube-subnet-manager") == Some("true")
     }
 
-    /// What a node finds about itself.
+    /// The attributes that a node published earlier.
     pub(super) fn stored(&self, annotations: &Annotations) -> Stored {
         let vtep = |last| self.value(annotations, last).and_then(|text| Vtep::from_json(text).ok());
         Stored {
@@ -63,7 +63,8 @@ impl AnnotationPrefix {
         }
     }
 
-    /// An address that a person wrote there. What is none is passed over: the node's own address is better than no node.
+    /// An address that an operator set. An invalid one is ignored with a warning: the node's own
+    /// address is better than none.
     fn address<T: FromStr>(&self, annotations: &Annotations, last: &str) -> Option<T> {
         let text = self.value(annotations, last)?;
         let parsed = text.parse().ok();
@@ -77,11 +78,12 @@ impl AnnotationPrefix {
         parsed
     }
 
-    /// Those of the annotations of a node with these attributes that are not there yet: a daemon patches nothing else.
+    /// The annotations for these attributes that are missing or different: a daemon patches nothing
+    /// else.
     pub(super) fn changes(&self, attributes: &Attributes, present: &Annotations) -> Annotations {
         let data = |data: &Option<String>| data.clone().unwrap_or_else(|| NO_DATA.to_owned());
         let kind = attributes.backend_type.as_str();
-        // Of these backends an end without data is one that does not exist.
+        // A tunnel of these backends without data does not exist.
         let tunnels = matches!(kind, "vxlan" | "wireguard");
         let mut wanted = Annotations::from([
             (self.name("kube-subnet-manager"), "true".to_owned()),
@@ -103,7 +105,8 @@ impl AnnotationPrefix {
         wanted
     }
 
-    /// What another node tells of itself, of the families that it has subnets of; in words what makes that impossible.
+    /// The attributes of another node, for the families of its subnets; an error text if they are
+    /// invalid.
     pub(super) fn attributes(
         &self,
         annotations: &Annotations,
@@ -171,14 +174,14 @@ fn is_plain(byte: u8) -> bool {
     byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-')
 }
 
-/// As flannel's check has it, which looks at the end only: `Foo.bar` passes.
+/// Like flannel's check, which tests the end only: `Foo.bar` passes.
 fn is_domain(text: &str) -> bool {
     text.rsplit_once('.').is_some_and(|(head, last)| {
         !last.is_empty() && last.bytes().all(is_plain) && head.bytes().last().is_some_and(is_plain)
     })
 }
 
-/// Nothing, or text that ends in `-`; without a second `/`.
+/// Whether the text is empty or ends in `-`, without a second `/`.
 fn is_beginning(text: &str) -> bool {
     text.is_empty() || text.len() > 1 && text.ends_with('-') && text.bytes().all(is_plain)
 }
@@ -258,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overwrite_is_published_in_the_place_of_the_address_unless_it_is_none() {
+    fn an_overwrite_is_published_instead_of_the_address_unless_it_is_invalid() {
         // flannel.md section 5.1: public-ip-overwrite; garbage would cut the node off.
         let prefix = AnnotationPrefix::default();
         let public = |overwrite: &str| {
@@ -271,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn dual_stack_adds_two_and_a_tunnel_without_an_end_none() {
+    fn dual_stack_adds_two_annotations_and_a_tunnel_without_an_end_none() {
         let prefix = AnnotationPrefix::default();
         let v6 = Some("fd00::1".parse().unwrap());
         let dual = Attributes { public_ipv6: v6, backend_v6_data: Some(VTEP.to_owned()), ..vxlan() };
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_stored_is_read_tolerantly() {
+    fn the_stored_attributes_are_parsed_tolerantly() {
         // flannel.md section 5.1, last paragraph: real daemons split text; blanks and other orders would lose the MAC there, not here.
         let prefix: AnnotationPrefix = "foo.bar/baz".parse().unwrap();
         let stored = prefix.stored(&named(
@@ -306,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_says_nonsense_is_refused_in_words() {
+    fn invalid_attributes_of_a_peer_are_refused_with_a_reason() {
         let prefix = AnnotationPrefix::default();
         let good = [("public-ip", "10.0.0.2"), ("backend-type", "vxlan"), ("backend-data", VTEP)];
         assert!(prefix.attributes(&named(&prefix, &good), true, false).is_ok());

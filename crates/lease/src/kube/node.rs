@@ -1,4 +1,4 @@
-//! What a node object says about subnets. Pure.
+//! The subnets in a node object. Pure.
 
 use ipnet::IpNet;
 use russet_kube::Node;
@@ -7,16 +7,16 @@ use russet_model::flannel::{NetworkConfig, SubnetKey};
 use super::annotations::AnnotationPrefix;
 use crate::Lease;
 
-/// What of the configuration matters when nodes are read.
+/// The parts of the configuration that matter for reading nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) v4: bool,
     pub(super) v6: bool,
-    /// Nobody follows the other nodes.
+    /// Whether other nodes are not needed.
     pub(super) alone: bool,
 }
 
-/// A node has one range of a family, and of both families at most one each.
+/// A node has at most one range of each family.
 const RANGES_MAX: usize = 2;
 
 // === impl Wanted ===
@@ -24,13 +24,13 @@ const RANGES_MAX: usize = 2;
 impl Wanted {
     pub(super) fn of(config: &NetworkConfig) -> Self {
         let kind = config.backend.kind.as_str();
-        // The others know no IPv6, whatever is configured (flannel.md section 5.1).
+        // Other backends do not support IPv6, whatever is configured (flannel.md section 5.1).
         let dual = matches!(kind, "vxlan" | "wireguard" | "host-gw" | "extension");
         Self { v4: config.enable_ipv4 || !dual, v6: config.enable_ipv6 && dual, alone: kind == "alloc" }
     }
 }
 
-/// The subnets that a node was given, of the families that are wanted; in words what is wrong with them.
+/// The subnets assigned to a node, of the wanted families; an error text if they are invalid.
 pub(super) fn subnets(node: &Node, wanted: Wanted) -> Result<SubnetKey, String> {
     let ranges = node.pod_cidrs();
     if ranges.len() > RANGES_MAX {
@@ -51,7 +51,8 @@ pub(super) fn subnets(node: &Node, wanted: Wanted) -> Result<SubnetKey, String> 
     }
 }
 
-/// Whether the subnets lie in the networks, where these are known: the file is not validated (flannel.md section 5.2).
+/// Checks that the subnets are inside of the networks, if these are configured: flannel does not
+/// validate the file (flannel.md section 5.2).
 pub(super) fn within(key: &SubnetKey, config: &NetworkConfig) -> Result<(), String> {
     let outside =
         |subnet: IpNet, network: IpNet| format!("pod CIDR {subnet} is not within the network {network}");
@@ -68,7 +69,7 @@ pub(super) fn within(key: &SubnetKey, config: &NetworkConfig) -> Result<(), Stri
     Ok(())
 }
 
-/// A node as a peer; in words why it is none.
+/// Converts a node to a peer's lease; an error text if that is impossible.
 pub(super) fn lease(node: &Node, prefix: &AnnotationPrefix, wanted: Wanted) -> Result<Lease, String> {
     let key = subnets(node, wanted)?;
     let attributes = prefix.attributes(&node.metadata.annotations, key.v4.is_some(), key.v6.is_some())?;
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_that_is_not_configured_holds_everything() {
+    fn without_a_configured_network_every_subnet_is_accepted() {
         let config = |text: &str| NetworkConfig::parse(text.as_bytes()).unwrap();
         let key: SubnetKey = "10.1.2.0-24&fd00:1::-64".parse().unwrap();
         assert!(within(&key, &config("{}")).is_ok());
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn only_some_backends_know_ipv6() {
+    fn only_some_backends_support_ipv6() {
         let wanted = |kind: &str| {
             let text = format!(r#"{{"EnableIPv6":true,"EnableIPv4":false,"Backend":{{"Type":"{kind}"}}}}"#);
             Wanted::of(&NetworkConfig::parse(text.as_bytes()).unwrap())

@@ -1,5 +1,6 @@
-//! Following the other nodes: Kubernetes' watch of nodes, which survives 410 and lost connections, made into leases. Nodes change all the time, with
-//! every heartbeat of a kubelet; only what is different for a daemon is told.
+//! Follows the other nodes: converts Kubernetes' watch of nodes, which survives 410 and lost
+//! connections, to leases. Nodes change with every heartbeat of a kubelet; only changes that matter
+//! for a daemon become events.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -11,36 +12,35 @@ use super::annotations::AnnotationPrefix;
 use super::node::{self, Wanted};
 use crate::{BoxFuture, Event, Lease, LeaseWatch};
 
-/// After an error of the watch.
+/// Pause after an error of the watch.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The watch.
 pub(super) struct KubeWatch {
     watch: Box<dyn NodeWatch>,
     believed: Believed,
     ready: VecDeque<Event>,
 }
 
-/// Nobody else's subnets matter.
+/// A watch for backends that need no other nodes.
 pub(super) struct Alone {
     told: bool,
 }
 
-/// What was told, by nodes.
+/// The leases that were reported, by node.
 struct Believed {
     prefix: AnnotationPrefix,
     wanted: Wanted,
     own_node: String,
     own: SubnetKey,
     leases: BTreeMap<String, Lease>,
-    /// Why nodes were passed over, so that this is said once.
+    /// Why nodes were ignored, so that each reason is logged once.
     refused: BTreeMap<String, String>,
 }
 
 // === impl KubeWatch ===
 
 impl KubeWatch {
-    /// Ends when the first listing is there.
+    /// Returns when the first list has arrived.
     pub(super) async fn open(
         mut watch: Box<dyn NodeWatch>,
         prefix: AnnotationPrefix,
@@ -86,10 +86,11 @@ impl LeaseWatch for KubeWatch {
 // === impl Believed ===
 
 impl Believed {
-    /// What a node as it is now means.
+    /// The events that follow from a node's current state.
     fn learn(&mut self, node: &Node) -> Vec<Event> {
         let name = &node.metadata.name;
-        // A node whose annotation was taken back stays what it was, as with real daemons (flannel.md section 5.2, step 7).
+        // A node whose annotation was removed keeps its lease, as with real daemons (flannel.md
+        // section 5.2, step 7).
         if *name == self.own_node || !self.prefix.is_managed(&node.metadata.annotations) {
             return Vec::new();
         }
@@ -123,20 +124,21 @@ impl Believed {
         }
     }
 
-    /// Its node is gone.
+    /// Handles a deleted node.
     fn forget(&mut self, name: &str) -> Option<Event> {
         self.refused.remove(name);
         let lease = self.leases.remove(name)?;
         Some(self.left(lease.key))
     }
 
-    /// Nobody has the subnets any more, or another node that had them, too.
+    /// The event after a node lost these subnets: they are free, or belong to another node with the
+    /// same subnets.
     fn left(&self, key: SubnetKey) -> Event {
         let heir = self.leases.values().find(|lease| lease.key == key);
         heir.map_or(Event::Gone(key), |lease| Event::Put(lease.clone()))
     }
 
-    /// After a listing anew.
+    /// Handles a new list after the watch was interrupted.
     fn compare(&mut self, nodes: &[Node]) -> Vec<Event> {
         let there: BTreeSet<&str> = nodes.iter().map(|node| node.metadata.name.as_str()).collect();
         let gone: Vec<String> =
@@ -147,7 +149,8 @@ impl Believed {
         events
     }
 
-    /// One lease for all subnets; of nodes that share some, the last by name, as if they had come one by one.
+    /// One lease for each subnet; of nodes that share one, the last by name, as if they had been
+    /// reported one by one.
     fn distinct(&self) -> Vec<Lease> {
         let by_key: BTreeMap<SubnetKey, &Lease> =
             self.leases.values().map(|lease| (lease.key, lease)).collect();

@@ -1,5 +1,6 @@
-//! Taking subnets. Every write is guarded by what was read, a lost race is a reason to look again, and what was created is looked at once more: keys with
-//! two subnets, or with subnets of different lengths, can overlap without being equal.
+//! Acquires subnets. Every write is conditional on what was read, a lost race leads to another
+//! round, and a created record is checked once more: keys with two subnets, or with subnets of
+//! different lengths, can overlap without being equal.
 
 use russet_model::flannel::{NetworkConfig, SubnetKey};
 use russet_store::{LeaseId, Revision, Step, StoreError, Tenure};
@@ -8,7 +9,7 @@ use super::{Held, LEASE_TTL, StoreManager, Term, store_error};
 use crate::decide::{Listed, Plan, plan};
 use crate::{Lease, LeaseError, Wish};
 
-/// Times to look and try, as flannel's.
+/// Number of rounds, as in flannel.
 const ROUNDS: u32 = 10;
 
 // === impl StoreManager ===
@@ -34,7 +35,8 @@ impl StoreManager {
     ) -> Result<Lease, LeaseError> {
         for round in 0..ROUNDS {
             let listed = if round == 0 {
-                // Nearly always a lease is needed, and it costs a disk sync: had while the listing is on its way.
+                // A lease is nearly always needed and costs a disk sync, so it is granted while the
+                // list is being read.
                 let (listed, term) = tokio::join!(self.list(), self.grant());
                 *spare = Some(term?);
                 listed?
@@ -57,7 +59,7 @@ impl StoreManager {
         Err(LeaseError::Contended { rounds: ROUNDS })
     }
 
-    /// The lease of the store that is there already, or a new one.
+    /// The store's lease that was granted already, or a new one.
     async fn spare_or_new(&self, spare: &mut Option<Term>) -> Result<Term, LeaseError> {
         match spare.take() {
             Some(term) => Ok(term),
@@ -65,7 +67,7 @@ impl StoreManager {
         }
     }
 
-    /// Writes a record that is ours anew. None when somebody else came between.
+    /// Writes our record again. None if another process wrote it meanwhile.
     async fn adopt(
         &self,
         config: &NetworkConfig,
@@ -88,13 +90,14 @@ impl StoreManager {
         self.pace.turn().await;
         match self.store.commit(vec![step]).await.map_err(StoreError::from) {
             Ok(revisions) => Ok(Some(self.hold_now(config, wish, ours.key, term, &revisions))),
-            // Perhaps done, so that the record lives by the lease: the next round takes it again, and the lease ends by itself.
+            // The write may have succeeded, and the record be attached to the lease: the next round
+            // adopts it, and the lease ends by itself.
             Err(error) if error.outcome_unknown() => Ok(None),
             Err(error) => self.give_up(term, error, operation()).await,
         }
     }
 
-    /// Creates a record. None when somebody else has, or may have, an address of it.
+    /// Creates a record. None if another node has, or may have, an address of it.
     async fn create(
         &self,
         config: &NetworkConfig,
@@ -110,7 +113,8 @@ impl StoreManager {
             Ok(revisions) => revisions,
             Err(error) => return self.give_up(Some(term), error, format!("create lease {key}")).await,
         };
-        // Whoever comes second surely sees the first. Both may see each other and go: that is rare, and both draw anew.
+        // The second of two writers is certain to see the first. Both may see each other and
+        // withdraw: that is rare, and both draw again.
         let all = self.store.keys(&self.paths.subnets()).await;
         let others = all.map(|all| {
             let mut others = all.iter().filter(|other| **other != path);
@@ -130,7 +134,7 @@ impl StoreManager {
         }
     }
 
-    /// Deletes a record of ours that no longer fits, and nothing else that may be there by now.
+    /// Deletes our record that no longer fits, and no other that may have replaced it.
     async fn withdraw(&self, ours: Listed) -> Result<(), LeaseError> {
         tracing::info!(subnet = %ours.key, "this node's old lease does not fit the network's config: deleted");
         self.pace.turn().await;
@@ -142,7 +146,8 @@ impl StoreManager {
         }
     }
 
-    /// After a write that failed: whether looking again can help. The lease goes, and with it the record if it came into being after all.
+    /// After a failed write: decides whether another round can help. The lease is revoked, and with
+    /// it the record if it was created.
     async fn give_up(
         &self,
         term: Option<Term>,
@@ -162,7 +167,8 @@ impl StoreManager {
         Ok(Term::new(id, LEASE_TTL))
     }
 
-    /// Ends a lease of the store that nothing of ours may live by; later, when it cannot be now.
+    /// Revokes a lease of the store to which no record of ours may be attached; later, if that
+    /// fails now.
     pub(super) async fn end(&self, id: LeaseId) {
         match self.store.revoke(id).await {
             Ok(()) | Err(StoreError::NoLease { .. }) => {}

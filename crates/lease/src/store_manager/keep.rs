@@ -1,4 +1,4 @@
-//! Keeping the acquired lease: the wait until it has to be renewed, the renewal, and noticing that it is gone.
+//! Keeps the acquired lease: waits until it must be renewed, renews it, and notices its loss.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,20 +10,21 @@ use super::{Held, StoreManager, Term, store_error};
 use crate::decide::is_ours;
 use crate::{Lease, LeaseError, Lost};
 
-/// After a renewal that failed: flannel's.
+/// Pause after a failed renewal, as in flannel.
 const RETRY: Duration = Duration::from_secs(60);
-/// Shortest time between renewals, whatever the store makes of the time that was asked for.
+/// Shortest interval of renewals, whatever lifetime the store grants.
 const RENEWAL_MIN: Duration = Duration::from_secs(1);
-/// A machine that slept notices within this that its lease has aged meanwhile.
+/// Interval of clock checks, so that a machine that slept notices that its lease has aged.
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(60);
-/// After the backend works: v0.20 peers that were looking elsewhere are listening again (flannel.md section 12 item 4).
+/// Delay of the repeated write after the backend works: by then v0.20 peers that missed the first
+/// event listen again (flannel.md section 12 item 4).
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// After a watch that could not be opened.
+/// Pause after a watch that could not be opened.
 const WATCH_RETRY: Duration = Duration::from_secs(1);
-/// Times that a write is tried again because the record had changed since it was read.
+/// Attempts of a write whose record changed after it was read.
 const PUTS_MAX: u32 = 5;
 
-/// How the record of the acquired lease is found.
+/// The state of the acquired lease's record.
 enum Found {
     Ours(Record, Tenure),
     Lost(Lost),
@@ -52,7 +53,7 @@ impl StoreManager {
         }
     }
 
-    /// Waits until the lease ends but for `margin`, or until `retry`. For ever with a reservation.
+    /// Waits until `margin` before the lease's end, or until `retry`. For ever with a reservation.
     async fn until_due(&self, margin: Duration, retry: Option<Instant>) {
         let not_before = retry.unwrap_or_else(|| Instant::now() + RENEWAL_MIN);
         loop {
@@ -74,17 +75,17 @@ impl StoreManager {
         self.held.borrow().as_ref().and_then(|held| held.term)
     }
 
-    /// A minute, or less when that would be too long.
+    /// A minute, or less if that would be too long.
     fn retry_after(&self) -> Duration {
         let left = self.term().map_or(RETRY, |term| term.until.saturating_duration_since(Instant::now()));
         (left / 3).clamp(RENEWAL_MIN, RETRY)
     }
 
-    /// Waits until the record is gone or another node's. Trouble with the store is gone over.
-    /// A second writer of the same is warned of once.
+    /// Waits until the record is gone or another node's. Errors of the store are retried. A second
+    /// writer of the same lease is warned of once.
     async fn see_lost(&self, key: &SubnetKey, watch: &mut Option<Box<dyn Watch>>, warned: &mut bool) -> Lost {
         let path = self.paths.lease(key);
-        // It covers the keys that go on with `&`, too; they are none of ours.
+        // The watch also covers keys that continue with `&`, which are not ours.
         let prefix = russet_model::Prefix::from_stored(path.as_str());
         loop {
             if watch.is_none() {
@@ -120,7 +121,8 @@ impl StoreManager {
             let expected =
                 self.held.borrow().as_ref().is_none_or(|held| held.attributes.to_json() == record.value);
             if !expected {
-                // Most likely a second node has the same public address: both then share the subnet (flannel.md section 0 item 3).
+                // Most likely a second node has the same public address: both then share the subnet
+                // (flannel.md section 0 item 3).
                 tracing::warn!(subnet = %key, "another process writes this node's lease; has another node its public IP?");
             } else if news && !*warned && self.is_foreign(&record).await {
                 *warned = true;
@@ -132,8 +134,9 @@ impl StoreManager {
         }
     }
 
-    /// Whether another process wrote a record that says what ours says, as a second daemon on this node does: under a lease that is not ours. An own
-    /// write may be told of before its answer is there.
+    /// Whether another process wrote a record with our attributes, as a second daemon on this node
+    /// does: it is attached to a lease that is not ours. Our own write may be reported before its
+    /// answer arrives.
     async fn is_foreign(&self, record: &Record) -> bool {
         for _ in 0..2 {
             let Some(Held { term, revision, .. }) = self.held.borrow().clone() else { return false };
@@ -153,7 +156,8 @@ impl StoreManager {
         true
     }
 
-    /// None for a record that is ours, or that nobody can read: that one is written anew with the next renewal.
+    /// None for a record that is ours, or that cannot be parsed: the next renewal writes that one
+    /// again.
     fn whose(&self, record: &Record) -> Option<Lost> {
         let held = self.held.borrow();
         let held = held.as_ref()?;
@@ -171,7 +175,7 @@ impl StoreManager {
         })
     }
 
-    /// Gives the lease its full time again, under the same lease of the store; writes it anew if it is not as it should be.
+    /// Renews the store's lease, and writes the record again if it differs.
     async fn renew(&self, key: &SubnetKey) -> Result<Option<Lost>, LeaseError> {
         self.end_strays().await;
         let found = self.find(key).await.map_err(store_error(format!("look at lease {key}")))?;
@@ -186,13 +190,13 @@ impl StoreManager {
             (Tenure::Leased(Some(id)), Some(term)) if id == term.id && as_it_should_be => {
                 match self.store.keep_alive(id).await {
                     Ok(ttl) => self.set_term(Some(Term::new(id, ttl))),
-                    // Looked at again at once: most likely the record is gone with it.
+                    // Checked again at once: most likely the record is gone with it.
                     Err(StoreError::NoLease { .. }) => self.write(key).await?,
                     Err(error) => return Err(store_error(format!("renew lease {key}"))(error)),
                 }
             }
             _ => {
-                tracing::warn!(subnet = %key, "somebody else wrote this node's lease: written again");
+                tracing::warn!(subnet = %key, "another process wrote this node's lease: written again");
                 self.write(key).await?;
             }
         }
@@ -206,11 +210,13 @@ impl StoreManager {
         }
     }
 
-    /// Writes the record as it should be, under the lease that is held, or under a new one where that has ended. A reservation stays one.
+    /// Writes the wanted record, attached to the current lease, or to a new one if that has ended.
+    /// A reservation stays one.
     pub(super) async fn write(&self, key: &SubnetKey) -> Result<(), LeaseError> {
         let operation = || format!("write lease {key}");
         for _ in 0..PUTS_MAX {
-            // Before the record is read: on the v2 API a renewal changes the revision that the write has to name.
+            // Before the record is read: on the v2 API a renewal changes the revision that the
+            // write must name.
             let alive = self.renew_term().await.map_err(store_error(operation()))?;
             let found = self.find(key).await.map_err(store_error(operation()))?;
             let Found::Ours(record, tenure) = found else { return Err(LeaseError::NotOurs { key: *key }) };
@@ -236,7 +242,8 @@ impl StoreManager {
                     }
                     return Ok(());
                 }
-                // Perhaps done: then the next look finds it so, and writing it again does no harm.
+                // The write may have succeeded; then the next check finds it so, and writing it
+                // again is harmless.
                 Err(error) if error.lost_race() || error.outcome_unknown() => {}
                 Err(StoreError::NoLease { .. }) => {}
                 Err(error) => return Err(store_error(operation())(error)),
@@ -245,7 +252,7 @@ impl StoreManager {
         Err(LeaseError::Contended { rounds: PUTS_MAX })
     }
 
-    /// Gives the lease of the store its full time again; none where none is held, or it has ended.
+    /// Renews the store's lease; none if there is none, or it has ended.
     async fn renew_term(&self) -> Result<Option<Term>, StoreError> {
         let Some(term) = self.term() else { return Ok(None) };
         match self.store.keep_alive(term.id).await {

@@ -1,5 +1,5 @@
-//! Following the other nodes' leases: the store's watch, which survives compaction and lost connections, made into leases; what is garbage is passed over,
-//! and only what is different is told.
+//! Watches the other nodes' leases: converts the store's watch, which survives compaction and lost
+//! connections, to leases; garbage is skipped, and only differences are reported.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -13,26 +13,25 @@ use super::store_error;
 use crate::path::Paths;
 use crate::{BoxFuture, Event, Lease, LeaseError, LeaseWatch};
 
-/// After a watch that the store refused.
+/// Pause after a watch that the store refused.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The watch.
 pub(super) struct StoreWatch {
     store: Rc<dyn Store>,
     paths: Paths,
     own: SubnetKey,
-    /// None while it has to be opened anew.
+    /// None while it must be opened again.
     watch: Option<Box<dyn Watch>>,
     believed: Believed,
     ready: VecDeque<Event>,
 }
 
-/// What was told, by subnets.
+/// The reported leases, by subnets.
 #[derive(Default)]
 struct Believed(BTreeMap<SubnetKey, Vec<Version>>);
 
-/// One record's word. Several can be about the same subnets (`subnets/10.1.0.0-24`, `subnets-old/10.1.0.0-24`): that of the node itself counts, and
-/// without one the last written.
+/// One record of a lease. Several records can be about the same subnets (`subnets/10.1.0.0-24`,
+/// `subnets-old/10.1.0.0-24`): that under the regular key counts, else the one written last.
 struct Version {
     key: Key,
     in_place: bool,
@@ -54,7 +53,7 @@ impl StoreWatch {
         Ok(this)
     }
 
-    /// Takes in a record; what there is to tell of it. The own subnets are nobody else's.
+    /// Applies a record; returns the event, if any. The own subnets are never reported.
     fn put(&mut self, record: Record) -> Option<Event> {
         let Ok(subnet) = record.key.as_str().parse::<SubnetKey>() else {
             let what = "a record among the leases is passed over";
@@ -82,7 +81,7 @@ impl StoreWatch {
         }
     }
 
-    /// After the watch had to be opened anew: what is different now.
+    /// Reports the differences after the watch had to be opened again.
     fn compare(&mut self, snapshot: Snapshot) {
         let there: BTreeSet<&Key> = snapshot.records.iter().map(|record| &record.key).collect();
         let gone: Vec<Key> = self.believed.keys().filter(|key| !there.contains(key)).cloned().collect();
@@ -141,7 +140,7 @@ async fn begin(store: &dyn Store, paths: &Paths) -> Result<(Box<dyn Watch>, Snap
     let first = watch.next().await?;
     let snapshot = match first {
         Change::Snapshot(snapshot) => snapshot,
-        // The first event of every watch is one.
+        // The first event of every watch is a snapshot.
         Change::Put(_) | Change::Deleted { .. } => Snapshot::default(),
     };
     Ok((watch, snapshot))
@@ -163,7 +162,7 @@ impl Believed {
     }
 
     fn change(&mut self, subnet: SubnetKey, change: impl FnOnce(&mut Vec<Version>)) -> Option<Event> {
-        // One, as a rule; the default would make room for four, which are half a kilobyte.
+        // Usually one; the default would reserve room for four, half a kilobyte.
         let versions = self.0.entry(subnet).or_insert_with(|| Vec::with_capacity(1));
         let before = latest(versions).cloned();
         change(versions);

@@ -1,4 +1,5 @@
-//! Taking subnets on the simulated store: flannel.md section 3.3 and the rows of section 10 about it.
+//! Acquiring subnets in the simulated store: flannel.md section 3.3 and the rows of section 10
+//! about it.
 
 use std::time::Duration;
 
@@ -24,12 +25,12 @@ fn t01_a_lease_in_an_empty_network_is_one_key_for_a_day() {
         tokio::time::sleep(DAY - Duration::from_secs(60)).await;
         assert_eq!(keys(&sim).await.len(), 1);
         tokio::time::sleep(Duration::from_secs(120)).await;
-        assert!(keys(&sim).await.is_empty(), "nobody renewed it");
+        assert!(keys(&sim).await.is_empty(), "it was not renewed");
     });
 }
 
 #[test]
-fn t02_without_a_backend_it_is_udp_and_the_value_says_nothing_of_it() {
+fn t02_without_a_backend_it_is_udp_and_the_value_has_no_type() {
     run(async {
         let sim = network(1, r#"{"Network":"10.5.0.0/16"}"#).await;
         let manager = manager(&sim, 1);
@@ -42,7 +43,7 @@ fn t02_without_a_backend_it_is_udp_and_the_value_says_nothing_of_it() {
 }
 
 #[test]
-fn t06_and_t08_a_missing_or_wrong_config_can_be_waited_out() {
+fn t06_and_t08_a_missing_or_wrong_config_is_retryable() {
     run(async {
         let sim = network(1, V4).await;
         let manager = manager(&sim, 1);
@@ -61,7 +62,7 @@ fn t06_and_t08_a_missing_or_wrong_config_can_be_waited_out() {
 }
 
 #[test]
-fn t10_the_own_key_is_written_anew_and_lives_for_a_day_again() {
+fn t10_the_own_key_is_written_again_and_lives_for_a_day_again() {
     run(async {
         let sim = network(1, V4).await;
         let first = acquire(&manager(&sim, 1), &wish(11)).await;
@@ -78,7 +79,7 @@ fn t10_the_own_key_is_written_anew_and_lives_for_a_day_again() {
 }
 
 #[test]
-fn t11_an_own_key_that_does_not_fit_is_deleted_and_a_new_one_made() {
+fn t11_an_own_key_that_does_not_fit_is_deleted_and_a_new_one_created() {
     run(async {
         for old in ["10.5.7.0-25", "10.9.7.0-24", "10.5.7.0-24&fd00:10:5:7::-64"] {
             let sim = network(1, V4).await;
@@ -93,7 +94,7 @@ fn t11_an_own_key_that_does_not_fit_is_deleted_and_a_new_one_made() {
 }
 
 #[test]
-fn t12_and_t13_and_t14_the_previous_subnet_is_taken_if_nobody_has_it() {
+fn t12_and_t13_and_t14_the_previous_subnet_is_acquired_if_it_is_free() {
     run(async {
         let with = |previous: &str| {
             let mut wish = wish(11);
@@ -106,7 +107,7 @@ fn t12_and_t13_and_t14_the_previous_subnet_is_taken_if_nobody_has_it() {
         put(&sim, "subnets/10.5.29.0-24", &value(12)).await;
         let lease = acquire(&manager(&sim, 1), &with("10.5.29.0-24")).await;
         assert!(!lease.key.overlaps(&key("10.5.29.0-24")));
-        assert!(stored(&sim).await.contains(&("10.5.29.0-24".to_owned(), value(12))), "untouched");
+        assert!(stored(&sim).await.contains(&("10.5.29.0-24".to_owned(), value(12))), "unchanged");
         for outside in ["10.6.29.0-24", "10.5.29.0-25", ""] {
             let sim = network(1, V4).await;
             let lease = acquire(&manager(&sim, 1), &with(outside)).await;
@@ -147,7 +148,7 @@ fn t16_two_nodes_that_draw_the_same_subnet_get_two() {
 
 #[test]
 fn t16_keys_of_two_families_that_share_one_subnet_are_not_both_kept() {
-    // Both lie under different keys, so that creating one does not refuse the other.
+    // They have different keys, so creating one does not refuse the other.
     run(async {
         for seed in 0..50 {
             let text = r#"{"EnableIPv6":true,"Network":"10.5.0.0/28","IPv6Network":"fd00:10:5::/48"}"#;
@@ -201,7 +202,7 @@ fn t46_two_nodes_without_ipv4_get_two_leases() {
 }
 
 #[test]
-fn an_answer_that_was_lost_leaves_one_lease_wherever_it_was() {
+fn a_lost_answer_leaves_one_lease_wherever_it_was_lost() {
     run(async {
         for at in 0..4 {
             for fault in [Fault::LostReply, Fault::LostRequest, Fault::Unavailable] {
@@ -231,7 +232,7 @@ fn an_answer_that_was_lost_leaves_one_lease_wherever_it_was() {
 }
 
 #[test]
-fn a_node_that_ends_anywhere_within_has_one_lease_after_its_next_start() {
+fn a_node_that_is_killed_at_any_step_has_one_lease_after_its_next_start() {
     run(async {
         for polls in 0..40 {
             let sim = network(1, V4).await;
@@ -250,14 +251,14 @@ fn a_node_that_ends_anywhere_within_has_one_lease_after_its_next_start() {
     });
 }
 
-/// One poll; whether it was the last.
+/// Polls once; returns whether the future finished.
 async fn futures_poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> bool {
     let mut future = std::pin::Pin::new(future);
     std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_ready())).await
 }
 
 #[test]
-fn garbage_among_the_leases_is_no_obstacle() {
+fn garbage_among_the_leases_is_ignored() {
     run(async {
         let sim = network(1, V4).await;
         for (below, value) in [

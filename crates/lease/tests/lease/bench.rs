@@ -1,4 +1,5 @@
-//! What the tests share: a simulated network whose clock goes with the paused clock of the runtime, nodes, and ways to look at what is stored.
+//! Shared by the tests: a simulated network whose clock follows the paused clock of the runtime,
+//! nodes, and access to the stored records.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,17 +14,18 @@ pub const V4: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
 pub const DUAL: &str = r#"{"EnableIPv6":true,"Network":"10.5.0.0/16","IPv6Network":"fd00:10:5::/48","Backend":{"Type":"vxlan"}}"#;
 pub const DAY: Duration = Duration::from_secs(86_400);
 
-/// How often the simulated store's clock is moved.
+/// Interval at which the simulated store's clock advances.
 const TICK: Duration = Duration::from_secs(20);
 
-/// Runs on one thread with a paused clock, which jumps whenever nobody has anything to do.
+/// Runs on one thread with a paused clock, which jumps whenever all tasks are idle.
 pub fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, test)
 }
 
-/// A network on a simulated store, which executes commits step by step where the seed is odd, as etcd's v2 API does.
+/// A network on a simulated store, which executes commits step by step if the seed is odd, as
+/// etcd's v2 API does.
 pub async fn network(seed: u64, config: &str) -> Sim {
     let sim = if seed.is_multiple_of(2) { Sim::atomic(seed) } else { Sim::non_atomic(seed) };
     put(&sim, "config", config).await;
@@ -53,7 +55,7 @@ pub async fn delete(store: &dyn Store, below: &str) {
     store.commit(vec![Step::delete(path(below), None)]).await.unwrap();
 }
 
-/// All leases as they are stored: the last part of the key, and the value.
+/// All stored leases: the last part of the key, and the value.
 pub async fn stored(store: &dyn Store) -> Vec<(String, String)> {
     let snapshot = store.list(&Prefix::from_stored(format!("{PREFIX}/subnets"))).await.unwrap();
     let text = |record: russet_store::Record| {
@@ -86,7 +88,6 @@ pub fn wish(host: u8) -> Wish {
     Wish { attributes: attributes(host), previous: SubnetKey::default() }
 }
 
-/// The value that node `host` writes.
 pub fn value(host: u8) -> String {
     String::from_utf8(attributes(host).to_json()).unwrap()
 }

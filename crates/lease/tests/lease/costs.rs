@@ -1,4 +1,4 @@
-//! What leases cost at 5,000 and 15,000 nodes, on a real etcd: printed, for docs/performance.md.
+//! Measures leases at 5,000 and 15,000 nodes, on a real etcd: printed, for docs/performance.md.
 
 use std::time::Instant;
 
@@ -13,7 +13,6 @@ const CONFIG: &str = r#"{"Network":"10.0.0.0/8","Backend":{"Type":"vxlan"}}"#;
 /// Nodes that start, one after the other.
 const STARTS: u8 = 7;
 
-/// Lease number `n`, of a node of its own.
 fn lease(n: u32) -> Step {
     let address = format!("192.{}.{}.{}", 1 + n / 62_500, n / 250 % 250, n % 250);
     let text = value(7).replace("192.0.2.7", &address);
@@ -56,8 +55,10 @@ async fn a_start_among_many_nodes() {
             assert!(all.len() >= count as usize);
             let other = format!("subnets/10.200.{start}.0-24");
             put(&store, &other, &value(200)).await;
-            let told = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
-            assert!(matches!(told, Event::Put(lease) if lease.key == key(&format!("10.200.{start}.0-24"))));
+            let reported = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
+            assert!(
+                matches!(reported, Event::Put(lease) if lease.key == key(&format!("10.200.{start}.0-24")))
+            );
             lap(3, &mut now);
             for gone in [format!("subnets/{}", lease.key), other] {
                 crate::bench::delete(&store, &gone).await;

@@ -1,4 +1,5 @@
-//! The same on a real etcd v3 server, seen with etcdctl as well: what other nodes would find there.
+//! The same tests on a real etcd v3 server, verified with etcdctl: the records that other nodes
+//! would find there.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::bench::{
     DAY, PREFIX, V4, acquire, attributes, delete, key, keys, manager, path, put, stored, value, wish,
 };
 use crate::proxy::Proxy;
-use crate::watch::Mirror;
+use crate::watch::ObservedLeases;
 
 fn client(address: &str) -> Etcd {
     Etcd::connect(EtcdSettings::for_endpoints(address).unwrap()).unwrap()
@@ -26,36 +27,40 @@ async fn network(config: &str) -> (Cluster, Etcd) {
     (cluster, store)
 }
 
-/// The lease of a key and the seconds that it still has.
+/// The lease of a key and its remaining seconds.
 fn lease_of(member: &Member, below: &str) -> Option<(String, i64)> {
     let found = member.etcdctl(&["get", path(below).as_str(), "--write-out=json"]);
     let found: serde_json::Value = serde_json::from_str(&found).unwrap();
     let id = found["kvs"][0]["lease"].as_i64()?;
     let id = format!("{id:x}");
-    let told = member.etcdctl(&["lease", "timetolive", &id, "--write-out=json"]);
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["granted-ttl"], 86_400);
-    Some((id, told["ttl"].as_i64().unwrap()))
+    let reported = member.etcdctl(&["lease", "timetolive", &id, "--write-out=json"]);
+    let reported: serde_json::Value = serde_json::from_str(&reported).unwrap();
+    assert_eq!(reported["granted-ttl"], 86_400);
+    Some((id, reported["ttl"].as_i64().unwrap()))
 }
 
-async fn until(mirror: &mut Mirror, watch: &mut dyn LeaseWatch, done: impl Fn(&Mirror) -> bool) {
-    while !done(mirror) {
+async fn until(
+    observed: &mut ObservedLeases,
+    watch: &mut dyn LeaseWatch,
+    done: impl Fn(&ObservedLeases) -> bool,
+) {
+    while !done(observed) {
         let event = tokio::time::timeout(PATIENCE, watch.next()).await;
-        mirror.take(event.expect("there is something to tell"));
+        observed.take(event.expect("there is something to tell"));
     }
 }
 
-async fn watched(store: &Etcd, own: &str) -> (Box<dyn LeaseWatch>, Mirror) {
+async fn watched(store: &Etcd, own: &str) -> (Box<dyn LeaseWatch>, ObservedLeases) {
     let own = key(own);
     let mut watch = manager(store, 1).watch(&own).await.unwrap();
-    let mut mirror = Mirror::default();
-    mirror.take(watch.next().await);
-    (watch, mirror)
+    let mut observed = ObservedLeases::default();
+    observed.take(watch.next().await);
+    (watch, observed)
 }
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t01_the_key_the_value_and_the_lease_are_flannels() {
+async fn t01_key_value_and_lease_equal_flannels() {
     let (cluster, store) = network(V4).await;
     let lease = acquire(&manager(&store, 1), &wish(11)).await;
     let base = lease.key.v4.unwrap().addr().octets();
@@ -73,7 +78,7 @@ async fn t01_the_key_the_value_and_the_lease_are_flannels() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t10_and_t15_a_lease_is_taken_again_under_a_new_one_and_a_reservation_under_none() {
+async fn t10_and_t15_a_lease_is_acquired_again_under_a_new_one_and_a_reservation_under_none() {
     let (cluster, store) = network(V4).await;
     let member = &cluster.members[0];
     let first = acquire(&manager(&store, 1), &wish(11)).await;
@@ -94,7 +99,7 @@ async fn t10_and_t15_a_lease_is_taken_again_under_a_new_one_and_a_reservation_un
 async fn t16_nodes_that_start_at_once_get_a_subnet_each() {
     let (cluster, store) = network(V4).await;
     let wishes: Vec<_> = (1..=8u8).map(wish).collect();
-    // All with one seed: they want the same subnets.
+    // All have the same seed, so they draw the same subnets.
     let managers: Vec<_> = (0..8).map(|_| manager(&client(&cluster.members[0].client), 5)).collect();
     let local = tokio::task::LocalSet::new();
     for (manager, wish) in managers.into_iter().zip(wishes) {
@@ -110,7 +115,7 @@ async fn t16_nodes_that_start_at_once_get_a_subnet_each() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t17_a_renewal_gives_the_same_lease_its_time_again_and_writes_no_key() {
+async fn t17_a_renewal_extends_the_same_lease_and_writes_no_key() {
     let (cluster, store) = network(V4).await;
     let member = &cluster.members[0];
     let manager = manager(&store, 1);
@@ -136,25 +141,25 @@ async fn t17_a_renewal_gives_the_same_lease_its_time_again_and_writes_no_key() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t19_and_t20_a_deleted_lease_is_lost_to_its_node_and_gone_for_the_others() {
+async fn t19_and_t20_a_deleted_lease_is_lost_to_its_node_and_reported_as_gone_to_the_others() {
     let (_cluster, store) = network(V4).await;
     let manager = manager(&store, 1);
     let lease = acquire(&manager, &wish(11)).await;
     put(&store, "subnets/10.5.200.0-24", &value(12)).await;
-    let (mut watch, mut mirror) = watched(&store, "").await;
-    assert_eq!(mirror.0.len(), 2);
+    let (mut watch, mut observed) = watched(&store, "").await;
+    assert_eq!(observed.0.len(), 2);
     let below = format!("subnets/{}", lease.key);
     let (lost, ()) = tokio::join!(manager.keep(&lease, Duration::from_secs(3600)), delete(&store, &below));
     assert_eq!(lost, russet_lease::Lost::Gone);
-    until(&mut mirror, &mut *watch, |mirror| mirror.0.len() == 1).await;
-    assert!(mirror.0.contains_key(&key("10.5.200.0-24")));
+    until(&mut observed, &mut *watch, |observed| observed.0.len() == 1).await;
+    assert!(observed.0.contains_key(&key("10.5.200.0-24")));
 }
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
 async fn t23_and_t24_fifty_keys_at_once_five_in_one_transaction_and_garbage_between() {
     let (_cluster, store) = network(V4).await;
-    let (mut watch, mut mirror) = watched(&store, "").await;
+    let (mut watch, mut observed) = watched(&store, "").await;
     let step = |n: u8, value: String| Step::put(path(&format!("subnets/10.5.{n}.0-24")), value);
     let begun = std::time::Instant::now();
     for n in 1..=50u8 {
@@ -167,21 +172,21 @@ async fn t23_and_t24_fifty_keys_at_once_five_in_one_transaction_and_garbage_betw
     let steps = (101..=105u8).map(|n| step(n, value(n))).collect();
     store.commit(steps).await.unwrap();
     eprintln!("50 keys and a transaction of 5 in {:?}", begun.elapsed());
-    until(&mut mirror, &mut *watch, |mirror| mirror.0.len() == 55).await;
-    for (n, lease) in (1..=50).chain(101..=105).zip(mirror.0.values()) {
+    until(&mut observed, &mut *watch, |observed| observed.0.len() == 55).await;
+    for (n, lease) in (1..=50).chain(101..=105).zip(observed.0.values()) {
         assert_eq!(*lease, attributes(n));
     }
     let steps = (1..=105u8).filter(|n| *n <= 50 || *n > 100);
     let steps = steps.map(|n| Step::delete(path(&format!("subnets/10.5.{n}.0-24")), None)).collect();
     store.commit(steps).await.unwrap();
-    until(&mut mirror, &mut *watch, |mirror| mirror.0.is_empty()).await;
+    until(&mut observed, &mut *watch, |observed| observed.0.is_empty()).await;
 }
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t24_a_thousand_leases_that_come_and_go_ten_times_over_are_told_to_the_last() {
+async fn t24_a_thousand_leases_that_change_ten_times_are_reported_completely() {
     let (_cluster, store) = network(V4).await;
-    let (mut watch, mut mirror) = watched(&store, "").await;
+    let (mut watch, mut observed) = watched(&store, "").await;
     let below = |n: u32| path(&format!("subnets/10.{}.{}.0-24", 1 + n / 256, n % 256));
     let all = |step: &dyn Fn(u32) -> Step| -> Vec<Vec<Step>> {
         (0..8).map(|part| (part * 125..(part + 1) * 125).map(step).collect()).collect()
@@ -198,14 +203,15 @@ async fn t24_a_thousand_leases_that_come_and_go_ten_times_over_are_told_to_the_l
     for commit in all(&|n| Step::put(below(n), value(99))).into_iter().step_by(2) {
         store.commit(commit).await.unwrap();
     }
-    let done =
-        |mirror: &Mirror| mirror.0.len() == 500 && mirror.0.values().all(|lease| *lease == attributes(99));
-    until(&mut mirror, &mut *watch, done).await;
+    let done = |observed: &ObservedLeases| {
+        observed.0.len() == 500 && observed.0.values().all(|lease| *lease == attributes(99))
+    };
+    until(&mut observed, &mut *watch, done).await;
     put(&store, "subnets/10.200.0.0-24", &value(1)).await;
     let last = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
     assert!(
         matches!(&last, Event::Put(lease) if lease.key == key("10.200.0.0-24")),
-        "nothing came late: {last:?}"
+        "no event was late: {last:?}"
     );
 }
 
@@ -216,16 +222,17 @@ async fn t25_an_etcd_that_was_killed_for_ten_seconds_is_followed_again() {
     let manager = manager(&store, 1);
     let lease = acquire(&manager, &wish(11)).await;
     put(&store, "subnets/10.5.200.0-24", &value(12)).await;
-    let (mut watch, mut mirror) = watched(&store, &lease.key.to_string()).await;
+    let (mut watch, mut observed) = watched(&store, &lease.key.to_string()).await;
     let outage = async {
         cluster.members[0].kill();
         tokio::time::sleep(Duration::from_secs(10)).await;
         cluster.members[0].start();
         cluster.wait();
         put(&store, "subnets/10.5.201.0-24", &value(13)).await;
-        until(&mut mirror, &mut *watch, |mirror| mirror.0.len() == 2).await;
+        until(&mut observed, &mut *watch, |observed| observed.0.len() == 2).await;
     };
-    // Nothing is told as gone in between, and the lease is not given up although renewals fail: every second one would be due.
+    // No lease is reported as gone in between, and our lease is kept although renewals fail: every
+    // second one would be due.
     tokio::select! {
         lost = manager.keep(&lease, DAY - Duration::from_secs(1)) => panic!("{lost:?}"),
         () = outage => {}
@@ -236,13 +243,13 @@ async fn t25_an_etcd_that_was_killed_for_ten_seconds_is_followed_again() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t26_what_was_compacted_while_the_watch_was_cut_off_is_told_as_differences() {
+async fn t26_changes_compacted_while_the_watch_was_interrupted_are_reported_as_differences() {
     let (cluster, store) = network(V4).await;
     for n in 1..=4u8 {
         put(&store, &format!("subnets/10.5.{n}.0-24"), &value(n)).await;
     }
     let proxy = Proxy::to(&cluster.members[0].client).await;
-    let (mut watch, mut mirror) = watched(&client(&proxy.address), "10.5.1.0-24").await;
+    let (mut watch, mut observed) = watched(&client(&proxy.address), "10.5.1.0-24").await;
     proxy.refuse(true).await;
     delete(&store, "subnets/10.5.2.0-24").await;
     put(&store, "subnets/10.5.3.0-24", &value(33)).await;
@@ -250,15 +257,15 @@ async fn t26_what_was_compacted_while_the_watch_was_cut_off_is_told_as_differenc
     cluster.members[0].compact();
     proxy.refuse(false).await;
     let wanted = ["10.5.3.0-24", "10.5.4.0-24", "10.5.5.0-24"].map(key);
-    until(&mut mirror, &mut *watch, |mirror| mirror.0.keys().eq(&wanted)).await;
-    until(&mut mirror, &mut *watch, |mirror| mirror.0[&key("10.5.3.0-24")] == attributes(33)).await;
+    until(&mut observed, &mut *watch, |observed| observed.0.keys().eq(&wanted)).await;
+    until(&mut observed, &mut *watch, |observed| observed.0[&key("10.5.3.0-24")] == attributes(33)).await;
     put(&store, "subnets/10.5.6.0-24", &value(6)).await;
     assert!(matches!(watch.next().await, Event::Put(lease) if lease.key == key("10.5.6.0-24")));
 }
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_prefix_without_a_slash_is_a_place_of_its_own() {
+async fn a_prefix_without_a_slash_is_different() {
     // flannel.md section 1.3, etcd-prefix [EXP].
     let (_cluster, store) = network(V4).await;
     let bare = StoreManager::new(Rc::new(store.clone()), Settings::new("coreos.com/network/"));

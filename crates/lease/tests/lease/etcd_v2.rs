@@ -1,4 +1,5 @@
-//! The same on the v2 API of Debian's etcd, for peers up to v0.17 (flannel.md section 3.1a): seen over plain HTTP as they see it.
+//! The same tests on the v2 API of Debian's etcd, for peers up to v0.17 (flannel.md section 3.1a),
+//! verified over plain HTTP as those peers see it.
 
 use std::time::Duration;
 
@@ -12,9 +13,9 @@ use crate::bench::{
     DAY, DUAL, PREFIX, V4, acquire, attributes, delete, key, keys, manager, path, put, stored, value, wish,
 };
 use crate::proxy::Proxy;
-use crate::watch::Mirror;
+use crate::watch::ObservedLeases;
 
-/// Changes that a member remembers.
+/// Changes that a member keeps.
 const REMEMBERED: usize = 1_000;
 
 fn client(address: &str) -> EtcdV2 {
@@ -28,7 +29,7 @@ async fn network(config: &str) -> (Cluster, EtcdV2) {
     (cluster, store)
 }
 
-/// One request as an old daemon makes it; the answer's body.
+/// One request like an old daemon's; the answer's body.
 async fn request(cluster: &Cluster, method: &str, target: &str, form: &str) -> serde_json::Value {
     let address = &cluster.members[0].client;
     let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -77,7 +78,7 @@ async fn t01_and_t17_a_lease_is_a_node_with_a_days_time_that_is_renewed() {
 #[ignore = "tool: etcd"]
 async fn t10_and_t11_and_t12_and_t13_and_t16_own_previous_and_contested_subnets() {
     let (cluster, store) = network(V4).await;
-    // Another node of v0.10 has the previous subnet: left to it.
+    // Another node of v0.10 has the previous subnet, which is left to it.
     let old = format!(
         "value={}&ttl=86400",
         r#"{"PublicIP":"192.0.2.77","BackendType":"vxlan","BackendData":{"VtepMAC":"0a:00:00:00:00:4d"}}"#
@@ -96,7 +97,7 @@ async fn t10_and_t11_and_t12_and_t13_and_t16_own_previous_and_contested_subnets(
     put(&store, "subnets/10.5.40.0-25", &value(13)).await;
     acquire(&manager(&store, 3), &wish(13)).await;
     assert!(!keys(&store).await.contains(&"10.5.40.0-25".to_owned()));
-    // Five that want the same.
+    // Five nodes that draw the same.
     let local = tokio::task::LocalSet::new();
     for host in 21..=25 {
         let manager = manager(&client(&cluster.members[0].client), 5);
@@ -111,7 +112,7 @@ async fn t10_and_t11_and_t12_and_t13_and_t16_own_previous_and_contested_subnets(
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t15_a_reservation_has_no_time_and_gets_none() {
+async fn t15_a_reservation_has_no_ttl_and_gets_none() {
     let (cluster, store) = network(V4).await;
     put(&store, "subnets/10.5.7.0-24", &value(11).replace("0b\"", "99\"")).await;
     let manager = manager(&store, 1);
@@ -126,27 +127,27 @@ async fn t15_a_reservation_has_no_time_and_gets_none() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t19_and_t20_and_t23_events_of_old_peers_are_told_and_a_lost_lease_is_noticed() {
+async fn t19_and_t20_and_t23_events_of_old_peers_are_reported_and_a_lost_lease_is_noticed() {
     let (cluster, store) = network(V4).await;
     let manager = manager(&store, 1);
     let lease = acquire(&manager, &wish(11)).await;
     let mut watch = manager.watch(&lease.key).await.unwrap();
-    let mut mirror = Mirror::default();
-    mirror.take(watch.next().await);
+    let mut observed = ObservedLeases::default();
+    observed.take(watch.next().await);
     put(&store, "subnets/10.5.201.0-24", "garbage").await;
     for n in 1..=30u8 {
         let form = format!("value={}&ttl={}", value(n), if n == 30 { 2 } else { 86_400 });
         request(&cluster, "PUT", &format!("{PREFIX}/subnets/10.5.2{n:02}.0-24?prevExist=false"), &form).await;
     }
     let mut until = async |count: usize| {
-        while mirror.0.len() != count {
-            mirror.take(tokio::time::timeout(PATIENCE, watch.next()).await.unwrap());
+        while observed.0.len() != count {
+            observed.take(tokio::time::timeout(PATIENCE, watch.next()).await.unwrap());
         }
     };
-    // 10.5.201.0-24 was there already; the last runs out by itself.
+    // 10.5.201.0-24 existed before; the last one expires.
     until(29).await;
     until(28).await;
-    assert_eq!(mirror.0[&key("10.5.202.0-24")], attributes(2));
+    assert_eq!(observed.0[&key("10.5.202.0-24")], attributes(2));
     let below = format!("subnets/{}", lease.key);
     let (lost, ()) = tokio::join!(manager.keep(&lease, Duration::from_secs(3600)), delete(&store, &below));
     assert_eq!(lost, Lost::Gone);
@@ -154,7 +155,7 @@ async fn t19_and_t20_and_t23_events_of_old_peers_are_told_and_a_lost_lease_is_no
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t26_an_index_that_the_server_forgot_leads_to_a_new_list_and_the_differences() {
+async fn t26_an_outdated_index_leads_to_a_new_list_and_the_differences() {
     let (cluster, store) = network(V4).await;
     for n in 1..=4u8 {
         put(&store, &format!("subnets/10.5.{n}.0-24"), &value(n)).await;
@@ -162,8 +163,8 @@ async fn t26_an_index_that_the_server_forgot_leads_to_a_new_list_and_the_differe
     let proxy = Proxy::to(&cluster.members[0].client).await;
     let manager = manager(&client(&proxy.address), 1);
     let mut watch = manager.watch(&key("10.5.1.0-24")).await.unwrap();
-    let mut mirror = Mirror::default();
-    mirror.take(watch.next().await);
+    let mut observed = ObservedLeases::default();
+    observed.take(watch.next().await);
     proxy.refuse(true).await;
     delete(&store, "subnets/10.5.2.0-24").await;
     put(&store, "subnets/10.5.3.0-24", &value(33)).await;
@@ -181,14 +182,14 @@ async fn t26_an_index_that_the_server_forgot_leads_to_a_new_list_and_the_differe
     put(&store, "subnets/10.5.5.0-24", &value(5)).await;
     proxy.refuse(false).await;
     let wanted = ["10.5.3.0-24", "10.5.4.0-24", "10.5.5.0-24"].map(key);
-    while !mirror.0.keys().eq(&wanted) || mirror.0[&wanted[0]] != attributes(33) {
-        mirror.take(tokio::time::timeout(PATIENCE, watch.next()).await.unwrap());
+    while !observed.0.keys().eq(&wanted) || observed.0[&wanted[0]] != attributes(33) {
+        observed.take(tokio::time::timeout(PATIENCE, watch.next()).await.unwrap());
     }
     put(&store, "subnets/10.5.6.0-24", &value(6)).await;
     assert!(matches!(watch.next().await, Event::Put(lease) if lease.key == key("10.5.6.0-24")));
 }
 
-/// Renewing a key raises its `modifiedIndex` there.
+/// On this API, renewing a key raises its `modifiedIndex`.
 #[tokio::test]
 #[ignore = "tool: etcd"]
 async fn a_dynamic_lease_is_published_and_repaired_on_the_v2_api() {
@@ -202,7 +203,7 @@ async fn a_dynamic_lease_is_published_and_repaired_on_the_v2_api() {
     let seen = node(&cluster, &below).await;
     assert_eq!(seen["value"], published);
     assert!(seen["ttl"].as_i64().unwrap() > 86_000, "{seen}");
-    // Another process writes it anew: the same text, then another one.
+    // Another process writes it: the same text, then another one.
     for foreign in [published.clone(), value(11)] {
         let form = format!("value={foreign}&ttl=7200");
         request(&cluster, "PUT", &format!("{PREFIX}/{below}"), &form).await;
@@ -231,20 +232,23 @@ async fn two_nodes_on_the_v2_api_see_each_other() {
     let mut watch = first.watch(&one.key).await.unwrap();
     assert_eq!(watch.next().await, Event::Snapshot(Vec::new()));
     let other = acquire(&second, &wish(12)).await;
-    let told = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
+    let reported = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
     assert!(
-        matches!(&told, Event::Put(lease) if lease.key == other.key && lease.attributes == attributes(12)),
-        "{told:?}"
+        matches!(&reported, Event::Put(lease) if lease.key == other.key && lease.attributes == attributes(12)),
+        "{reported:?}"
     );
     let mut watch = second.watch(&other.key).await.unwrap();
-    let told = watch.next().await;
-    assert!(matches!(&told, Event::Snapshot(all) if all.len() == 1 && all[0].key == one.key), "{told:?}");
+    let reported = watch.next().await;
+    assert!(
+        matches!(&reported, Event::Snapshot(all) if all.len() == 1 && all[0].key == one.key),
+        "{reported:?}"
+    );
     assert!(store.get(&path("config")).await.unwrap().is_some());
 }
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn keys_of_both_families_are_v0_17s() {
+async fn keys_of_both_families_equal_those_of_v0_17() {
     // flannel.md section 3.1: the `&` is part of the key, and no separator of a form.
     let (cluster, store) = network(DUAL).await;
     let mut wish = wish(11);
@@ -256,6 +260,9 @@ async fn keys_of_both_families_are_v0_17s() {
     assert_eq!(seen["key"], format!("{PREFIX}/subnets/10.5.43.0-24&fd00:10:5:30::-64"));
     assert!(seen["value"].as_str().unwrap().contains(r#""PublicIPv6":"fd00:200::11""#), "{seen}");
     let mut watch = manager(&store, 2).watch(&key("")).await.unwrap();
-    let told = watch.next().await;
-    assert!(matches!(&told, Event::Snapshot(all) if all.len() == 1 && all[0].key == lease.key), "{told:?}");
+    let reported = watch.next().await;
+    assert!(
+        matches!(&reported, Event::Snapshot(all) if all.len() == 1 && all[0].key == lease.key),
+        "{reported:?}"
+    );
 }

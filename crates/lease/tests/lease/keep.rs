@@ -1,4 +1,4 @@
-//! Keeping a lease on the simulated store: flannel.md section 3.4, section 12 items 2 and 4.
+//! Keeping a lease in the simulated store: flannel.md section 3.4, section 12 items 2 and 4.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn revision(sim: &Sim, lease: &russet_lease::Lease) -> u64 {
 }
 
 #[test]
-fn t17_a_lease_is_renewed_under_the_same_lease_of_the_store_when_only_the_margin_is_left() {
+fn t17_a_lease_is_renewed_under_the_same_store_lease_when_the_margin_is_reached() {
     run(async {
         let sim = network(1, V4).await;
         let manager = manager(&sim, 1);
@@ -37,7 +37,7 @@ fn t17_a_lease_is_renewed_under_the_same_lease_of_the_store_when_only_the_margin
                 .is_err()
         );
         let renewals = sim.operations() - operations;
-        // One look and one renewal each.
+        // One check and one renewal each.
         assert!((18..=20).contains(&renewals), "{renewals}");
         assert!(tokio::time::timeout(DAY * 4, manager.keep(&lease, HOUR)).await.is_err());
         assert_eq!((revision(&sim, &lease), lives_by(&sim, &lease).await), (before, tenure));
@@ -45,7 +45,7 @@ fn t17_a_lease_is_renewed_under_the_same_lease_of_the_store_when_only_the_margin
 }
 
 #[test]
-fn t19_a_lease_that_is_deleted_or_has_run_out_is_lost_and_can_be_taken_again() {
+fn t19_a_deleted_or_expired_lease_is_lost_and_can_be_acquired_again() {
     run(async {
         let sim = network(1, V4).await;
         let manager = manager(&sim, 1);
@@ -80,7 +80,7 @@ fn a_lease_that_another_node_took_is_lost() {
 }
 
 #[test]
-fn what_somebody_wrote_into_the_own_lease_is_written_over_with_the_next_renewal() {
+fn a_foreign_value_of_the_own_lease_is_overwritten_at_the_next_renewal() {
     run(async {
         let sim = network(1, V4).await;
         for foreign in [value(11).replace("0b\"", "99\""), "garbage".to_owned()] {
@@ -97,9 +97,10 @@ fn what_somebody_wrote_into_the_own_lease_is_written_over_with_the_next_renewal(
 }
 
 #[test]
-fn a_key_beside_the_own_one_is_none_of_ours() {
+fn a_key_beside_the_own_one_is_ignored() {
     run(async {
-        // flannel.md section 3.5: to a real daemon its deletion looks like the end of the own lease.
+        // flannel.md section 3.5: to a real daemon its deletion looks like the end of its own
+        // lease.
         let sim = network(1, V4).await;
         let manager = manager(&sim, 1);
         let lease = acquire(&manager, &wish(11)).await;
@@ -113,12 +114,13 @@ fn a_key_beside_the_own_one_is_none_of_ours() {
 }
 
 #[test]
-fn a_renewal_that_fails_is_tried_again_each_minute_until_it_succeeds() {
+fn a_failed_renewal_is_retried_each_minute_until_it_succeeds() {
     run(async {
         let sim = network(1, V4).await;
         let manager = manager(&sim, 1);
         let lease = acquire(&manager, &wish(11)).await;
-        // Away for half an hour when the renewal is due; keep-alives are the only writes.
+        // The store is unreachable for half an hour when the renewal is due; keep-alives are the
+        // only writes.
         sim.script((0..30).map(|_| Fault::Unavailable));
         let kept = tokio::time::timeout(DAY + HOUR * 3, manager.keep(&lease, HOUR)).await;
         assert!(kept.is_err(), "{kept:?}");
@@ -127,7 +129,7 @@ fn a_renewal_that_fails_is_tried_again_each_minute_until_it_succeeds() {
 }
 
 #[test]
-fn the_heartbeat_writes_the_same_once_more_and_publishing_writes_what_changed() {
+fn the_heartbeat_writes_the_same_value_once_more_and_publishing_writes_changes() {
     run(async {
         let sim = network(1, V4).await;
         let manager = manager(&sim, 1);
@@ -144,23 +146,23 @@ fn the_heartbeat_writes_the_same_once_more_and_publishing_writes_what_changed() 
         manager.publish(&lease).await.unwrap();
         assert!(begun.elapsed() >= Duration::from_millis(200), "writes are apart");
         let changed = String::from_utf8(lease.attributes.to_json()).unwrap();
-        // What was published is what is kept.
+        // Renewals keep the published value.
         assert!(tokio::time::timeout(DAY * 2, manager.keep(&lease, HOUR)).await.is_err());
         assert_eq!(stored(&sim).await, [(lease.key.to_string(), changed)]);
         delete(&sim, &format!("subnets/{}", lease.key)).await;
-        assert!(manager.publish(&lease).await.is_err(), "nothing is created that was lost");
+        assert!(manager.publish(&lease).await.is_err(), "a lost lease is not created again");
         assert!(keys(&sim).await.is_empty());
     });
 }
 
 #[test]
-fn a_lease_of_the_store_that_ended_is_replaced_while_the_record_is_there() {
+fn an_ended_store_lease_is_replaced_while_the_record_exists() {
     run(async {
         let sim = network(1, V4).await;
         let manager = manager(&sim, 1);
         let lease = acquire(&manager, &wish(11)).await;
         let Some(Tenure::Leased(Some(id))) = lives_by(&sim, &lease).await else { panic!("a lease") };
-        // Somebody ties the record to another lease, and ends the first.
+        // Another process attaches the record to another lease, and ends the first.
         let other = sim.grant(DAY * 5).await.unwrap();
         let step = Step::put(path(&format!("subnets/{}", lease.key)), value(11)).with_lease(other);
         sim.commit(vec![step]).await.unwrap();

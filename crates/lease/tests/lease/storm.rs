@@ -1,4 +1,5 @@
-//! Many nodes on one simulated store that loses answers, while they start, crash and come back: no two ever own an address.
+//! Many nodes on one simulated store that loses answers, while they start, crash and return: no two
+//! ever own the same address.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -14,18 +15,18 @@ use tokio::time::Instant;
 
 use crate::bench::{DAY, attributes, config, keys, manager, network, run, stored};
 
-/// Who owns what, until when by its own clock.
+/// The owners of subnets, until when by their own clocks.
 #[derive(Default)]
 struct Owners(RefCell<BTreeMap<u8, (SubnetKey, Instant)>>);
 
-/// One storm.
+/// One run of the cluster load.
 struct Storm {
     sim: Sim,
     seed: u64,
     config: &'static str,
     nodes: u8,
     owners: Owners,
-    /// Counted, so that a storm in which nothing happens is noticed.
+    /// Counted, so that a run in which nothing happens is noticed.
     taken: Cell<u32>,
     lost: Cell<u32>,
 }
@@ -48,7 +49,7 @@ impl Owners {
     }
 }
 
-/// What a node tells, in both families.
+/// The attributes of a node, in both families.
 fn both(host: u8) -> Attributes {
     Attributes { public_ipv6: format!("fd00:2::{host:x}").parse().ok(), ..attributes(host) }
 }
@@ -56,7 +57,8 @@ fn both(host: u8) -> Attributes {
 // === impl Storm ===
 
 impl Storm {
-    /// One life of a node: takes a lease, keeps it for a while, and ends in the middle of whatever it does.
+    /// One run of a node: acquires a lease, keeps it for a while, and is dropped at an arbitrary
+    /// step.
     async fn life(&self, node: u8, seed: u64, previous: SubnetKey) -> SubnetKey {
         let mine = Cell::new(previous);
         self.owners.gone(node);
@@ -90,7 +92,7 @@ impl Storm {
             }
         };
         let mut chance = Chance::new(seed);
-        // Short lives end within a step of taking, long ones while keeping.
+        // Short runs end while acquiring, long ones while keeping.
         let steps = [40, 400, 100_000][usize::try_from(chance.below(3)).unwrap()];
         let life = Duration::from_millis(chance.below(600_000));
         let _ = tokio::time::timeout(life, at_most(chance.below(steps), living)).await;
@@ -103,12 +105,12 @@ impl Storm {
         for _ in 0..6 {
             tokio::time::sleep(Duration::from_millis(chance.below(3_000))).await;
             let had = self.life(node, chance.next_u64(), previous).await;
-            // subnet.env may be gone, or from another life.
+            // subnet.env may be gone, or from another run.
             previous = if chance.below(3) == 0 { SubnetKey::default() } else { had };
         }
     }
 
-    /// Somebody deletes leases now and then.
+    /// Deletes leases now and then.
     async fn vandal(&self, seed: u64) {
         let mut chance = Chance::new(seed);
         loop {
@@ -116,7 +118,8 @@ impl Storm {
             let all = self.sim.records();
             let leases: Vec<_> = all.keys().filter(|key| key.as_str().contains("/subnets/")).collect();
             let Some(key) = leases.get(chance.below(leases.len() as u64) as usize) else { continue };
-            // Its owner may not have heard of it when the next one comes; that is no fault of either.
+            // Its owner may not have noticed the deletion when the next node acquires it; neither
+            // is at fault.
             self.owners
                 .0
                 .borrow_mut()
@@ -130,7 +133,7 @@ impl Storm {
     }
 }
 
-/// Drops a future after so many steps, in the middle of whatever it does.
+/// Drops a future after this many steps, wherever it is.
 async fn at_most<T>(steps: u64, future: impl Future<Output = T>) {
     let mut future = std::pin::pin!(future);
     let mut left = steps;
@@ -173,12 +176,12 @@ async fn storm(seed: u64, config: &'static str, nodes: u8) -> u32 {
         ended.unwrap();
     }
     vandal.abort();
-    assert!(storm.taken.get() > u32::from(nodes), "seed {seed}: hardly anything happened");
+    assert!(storm.taken.get() > u32::from(nodes), "seed {seed}: too few leases were acquired");
     calm(&storm, seed).await;
     storm.lost.get()
 }
 
-/// After the storm every node comes once more, and then each has one lease and no two share an address.
+/// After the load every node starts once more; then each has one lease and no two share an address.
 async fn calm(storm: &Storm, seed: u64) {
     storm.sim.set_faults(Faults::default());
     for node in 1..=storm.nodes {

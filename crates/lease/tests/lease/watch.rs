@@ -1,4 +1,4 @@
-//! Following other nodes' leases on the simulated store: flannel.md section 3.5 and rows T20 to T26.
+//! Following other nodes' leases in the simulated store: flannel.md section 3.5 and rows T20 to T26.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,9 +12,9 @@ use crate::bench::{V4, attributes, delete, key, manager, network, path, put, run
 
 /// What a daemon would have programmed.
 #[derive(Debug, Default, PartialEq)]
-pub struct Mirror(pub BTreeMap<SubnetKey, Attributes>);
+pub struct ObservedLeases(pub BTreeMap<SubnetKey, Attributes>);
 
-impl Mirror {
+impl ObservedLeases {
     pub fn take(&mut self, event: Event) {
         match event {
             Event::Snapshot(all) => {
@@ -23,13 +23,13 @@ impl Mirror {
             }
             Event::Put(lease) => {
                 let before = self.0.insert(lease.key, lease.attributes.clone());
-                assert_ne!(before, Some(lease.attributes), "told twice");
+                assert_ne!(before, Some(lease.attributes), "reported twice");
             }
             Event::Gone(subnet) => assert!(self.0.remove(&subnet).is_some(), "{subnet} was never told of"),
         }
     }
 
-    /// Takes all that comes until nothing does for a minute.
+    /// Takes all events until none arrives for a minute.
     pub async fn settle(&mut self, watch: &mut dyn LeaseWatch) {
         while let Ok(event) = tokio::time::timeout(Duration::from_secs(60), watch.next()).await {
             self.take(event);
@@ -41,12 +41,12 @@ impl Mirror {
     }
 }
 
-async fn watched(sim: &Sim, own: &str) -> (Box<dyn LeaseWatch>, Mirror) {
+async fn watched(sim: &Sim, own: &str) -> (Box<dyn LeaseWatch>, ObservedLeases) {
     let own = key(own);
     let mut watch = manager(sim, 1).watch(&own).await.unwrap();
-    let mut mirror = Mirror::default();
-    mirror.take(watch.next().await);
-    (watch, mirror)
+    let mut observed = ObservedLeases::default();
+    observed.take(watch.next().await);
+    (watch, observed)
 }
 
 async fn next(watch: &mut Box<dyn LeaseWatch>) -> Event {
@@ -54,13 +54,13 @@ async fn next(watch: &mut Box<dyn LeaseWatch>) -> Event {
 }
 
 #[test]
-fn t20_and_t21_a_peer_that_comes_changes_and_goes_is_told_and_the_own_lease_is_not() {
+fn t20_and_t21_a_peer_that_is_added_changed_and_removed_is_reported_and_the_own_lease_is_not() {
     run(async {
         let sim = network(1, V4).await;
         put(&sim, "subnets/10.5.1.0-24", &value(1)).await;
         put(&sim, "subnets/10.5.2.0-24", &value(2)).await;
-        let (mut watch, mirror) = watched(&sim, "10.5.1.0-24").await;
-        assert_eq!(mirror.names(), ["10.5.2.0-24"]);
+        let (mut watch, observed) = watched(&sim, "10.5.1.0-24").await;
+        assert_eq!(observed.names(), ["10.5.2.0-24"]);
         put(&sim, "subnets/10.5.1.0-24", &value(9)).await;
         put(&sim, "subnets/10.5.3.0-24", &value(3)).await;
         assert!(matches!(next(&mut watch).await, Event::Put(lease) if lease.key == key("10.5.3.0-24")));
@@ -75,18 +75,18 @@ fn t20_and_t21_a_peer_that_comes_changes_and_goes_is_told_and_the_own_lease_is_n
 }
 
 #[test]
-fn t23_garbage_is_passed_over_and_the_next_event_is_told() {
+fn t23_garbage_is_skipped_and_the_next_event_is_reported() {
     run(async {
         let sim = network(1, V4).await;
         put(&sim, "subnets/10.5.9.0-24", "garbage").await;
-        let (mut watch, mirror) = watched(&sim, "").await;
-        assert!(mirror.0.is_empty());
+        let (mut watch, observed) = watched(&sim, "").await;
+        assert!(observed.0.is_empty());
         put(&sim, "subnets/10.5.2.0-24", "[]").await;
         put(&sim, "subnets/not-a-subnet", &value(2)).await;
         put(&sim, "subnets/10.5.2.7-24", &value(2)).await;
         put(&sim, "subnets/10.5.3.0-24", &value(3)).await;
         assert!(matches!(next(&mut watch).await, Event::Put(lease) if lease.key == key("10.5.3.0-24")));
-        // One that becomes garbage is nobody's any more; one that becomes readable is told.
+        // A lease that becomes garbage is gone; one that becomes readable is new.
         put(&sim, "subnets/10.5.3.0-24", "{").await;
         assert_eq!(next(&mut watch).await, Event::Gone(key("10.5.3.0-24")));
         put(&sim, "subnets/10.5.9.0-24", &value(9)).await;
@@ -95,24 +95,24 @@ fn t23_garbage_is_passed_over_and_the_next_event_is_told() {
 }
 
 #[test]
-fn t24_a_burst_and_one_commit_of_several_keys_are_told_in_full() {
+fn t24_a_burst_and_one_commit_of_several_keys_are_reported_completely() {
     run(async {
         let sim = network(2, V4).await;
-        let (mut watch, mut mirror) = watched(&sim, "").await;
+        let (mut watch, mut observed) = watched(&sim, "").await;
         for n in 1..=50u8 {
             put(&sim, &format!("subnets/10.5.{n}.0-24"), &value(n)).await;
         }
         let steps = (101..=105u8).map(|n| Step::put(path(&format!("subnets/10.5.{n}.0-24")), value(n)));
         sim.commit(steps.collect()).await.unwrap();
-        mirror.settle(&mut *watch).await;
+        observed.settle(&mut *watch).await;
         let wanted: BTreeSet<u8> = (1..=50).chain(101..=105).collect();
-        assert_eq!(mirror.0.len(), 55);
-        assert!(mirror.0.values().all(|lease| wanted.contains(&lease.public_ip.octets()[3])));
+        assert_eq!(observed.0.len(), 55);
+        assert!(observed.0.values().all(|lease| wanted.contains(&lease.public_ip.octets()[3])));
     });
 }
 
 #[test]
-fn events_that_are_there_are_gathered_into_one_change() {
+fn queued_events_are_gathered_into_one_change() {
     run(async {
         let sim = network(1, V4).await;
         let (mut watch, _) = watched(&sim, "").await;
@@ -125,50 +125,50 @@ fn events_that_are_there_are_gathered_into_one_change() {
 }
 
 #[test]
-fn t26_after_compaction_what_changed_meanwhile_is_told_attributes_too() {
+fn t26_after_compaction_all_differences_are_reported_including_attributes() {
     run(async {
         let sim = network(1, V4).await;
         for n in 1..=4u8 {
             put(&sim, &format!("subnets/10.5.{n}.0-24"), &value(n)).await;
         }
-        let (mut watch, mut mirror) = watched(&sim, "10.5.1.0-24").await;
+        let (mut watch, mut observed) = watched(&sim, "10.5.1.0-24").await;
         delete(&sim, "subnets/10.5.2.0-24").await;
         put(&sim, "subnets/10.5.3.0-24", &value(33)).await;
         put(&sim, "subnets/10.5.5.0-24", &value(5)).await;
         sim.compact();
-        mirror.settle(&mut *watch).await;
-        assert_eq!(mirror.names(), ["10.5.3.0-24", "10.5.4.0-24", "10.5.5.0-24"]);
-        assert_eq!(mirror.0[&key("10.5.3.0-24")], attributes(33));
+        observed.settle(&mut *watch).await;
+        assert_eq!(observed.names(), ["10.5.3.0-24", "10.5.4.0-24", "10.5.5.0-24"]);
+        assert_eq!(observed.0[&key("10.5.3.0-24")], attributes(33));
     });
 }
 
 #[test]
-fn of_two_records_about_one_subnet_the_nodes_own_is_told() {
+fn of_two_records_about_one_subnet_the_regular_one_is_reported() {
     run(async {
         // flannel.md section 3.1b: what begins with `subnets` is seen, and only the end of a key is read.
         let sim = network(1, V4).await;
         put(&sim, "subnets/10.5.2.0-24", &value(2)).await;
-        let (mut watch, mut mirror) = watched(&sim, "").await;
+        let (mut watch, mut observed) = watched(&sim, "").await;
         put(&sim, "subnets-old/10.5.2.0-24", &value(3)).await;
         put(&sim, "subnets-older/10.5.2.0-24", &value(4)).await;
-        mirror.settle(&mut *watch).await;
-        assert_eq!(mirror.0[&key("10.5.2.0-24")], attributes(2));
+        observed.settle(&mut *watch).await;
+        assert_eq!(observed.0[&key("10.5.2.0-24")], attributes(2));
         delete(&sim, "subnets/10.5.2.0-24").await;
-        mirror.settle(&mut *watch).await;
-        assert_eq!(mirror.0[&key("10.5.2.0-24")], attributes(4), "without one the last written");
+        observed.settle(&mut *watch).await;
+        assert_eq!(observed.0[&key("10.5.2.0-24")], attributes(4), "else the one written last");
         delete(&sim, "subnets-older/10.5.2.0-24").await;
         delete(&sim, "subnets-old/10.5.2.0-24").await;
-        mirror.settle(&mut *watch).await;
-        assert!(mirror.0.is_empty());
+        observed.settle(&mut *watch).await;
+        assert!(observed.0.is_empty());
     });
 }
 
 #[test]
-fn a_watch_through_any_trouble_ends_up_with_what_is_stored() {
+fn a_watch_through_faults_ends_with_the_stored_leases() {
     run(async {
         for seed in 0..40 {
             let sim = network(seed, V4).await;
-            let (mut watch, mut mirror) = watched(&sim, "10.5.1.0-24").await;
+            let (mut watch, mut observed) = watched(&sim, "10.5.1.0-24").await;
             sim.set_faults(Faults {
                 unavailable: 100,
                 delayed_event: 300,
@@ -184,17 +184,17 @@ fn a_watch_through_any_trouble_ends_up_with_what_is_stored() {
                     1 => Step::put(below, "garbage"),
                     _ => Step::put(below, value(host)),
                 };
-                // A deletion of nothing fails, and so may anything else.
+                // Deleting a missing record fails, and so may every other step.
                 let _ = sim.commit(vec![step]).await;
                 let some = gather(&mut *watch, 3);
                 if chance.below(5) == 0
                     && let Ok(events) = tokio::time::timeout(Duration::from_secs(1), some).await
                 {
-                    events.into_iter().for_each(|event| mirror.take(event));
+                    events.into_iter().for_each(|event| observed.take(event));
                 }
             }
             sim.set_faults(Faults::default());
-            mirror.settle(&mut *watch).await;
+            observed.settle(&mut *watch).await;
             let wanted = sim.records().into_values().filter_map(|record| {
                 let subnet =
                     record.key.as_str().strip_prefix("/coreos.com/network/subnets/")?.parse().ok()?;
@@ -202,7 +202,7 @@ fn a_watch_through_any_trouble_ends_up_with_what_is_stored() {
             });
             let wanted: BTreeMap<SubnetKey, Attributes> =
                 wanted.filter(|(subnet, _)| *subnet != key("10.5.1.0-24")).collect();
-            assert_eq!(mirror, Mirror(wanted), "seed {seed}");
+            assert_eq!(observed, ObservedLeases(wanted), "seed {seed}");
         }
     });
 }
