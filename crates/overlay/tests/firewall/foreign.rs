@@ -322,7 +322,7 @@ fn unreadable_rules_of_legacy_iptables_are_reported_once() {
     const NOWHERE: &str = "/nowhere";
     if std::env::var("PATH").unwrap() != NOWHERE {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["rules_of_legacy_iptables_that_nobody", "--include-ignored"]).env("PATH", NOWHERE);
+        command.args(["unreadable_rules_of_legacy_iptables", "--include-ignored"]).env("PATH", NOWHERE);
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && said.contains("1 passed"), "{said}");
