@@ -202,7 +202,7 @@ mod tests {
         drop(client);
         tokio::time::timeout(Duration::from_secs(20), job.answer.closed()).await.unwrap();
         assert_eq!(
-            places.available_permits(),
+            permits.available_permits(),
             QUEUE_MAX - 1,
             "it has its permit until it is taken from the queue"
         );

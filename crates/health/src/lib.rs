@@ -3,7 +3,6 @@
 //! at addresses that may still be in use when the daemon starts.
 
 #![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
-
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 

@@ -5,7 +5,6 @@
 //! Like the store's, the futures are not `Send`: everything runs on one thread.
 
 #![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
-
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 

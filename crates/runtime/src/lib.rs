@@ -13,7 +13,6 @@
 //! deadline; the cache is written atomically, and an unwritable cache undoes the ADD.
 
 #![allow(missing_docs, reason = "used only by this repository; names say most of it")]
-
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 

@@ -14,7 +14,7 @@ use russet_store::{
 };
 use tokio::sync::{Mutex, oneshot};
 
-use super::{OWNER_PATIENCE, Service, store_dir};
+use super::{OWNER_TIMEOUT, Service, store_dir};
 use crate::config::Paths;
 
 /// How often an operation is tried again whose owner left before it was done.
@@ -123,7 +123,7 @@ impl BriefStore {
             return Ok(Rc::clone(joined));
         }
         let dir = store_dir(&self.paths)?;
-        let fresh = match russet_store::join(&dir, OWNER_PATIENCE).await? {
+        let fresh = match russet_store::join(&dir, OWNER_TIMEOUT).await? {
             Access::Remote(remote) => Joined::Guest(Box::new(remote)),
             Access::Locked(locked) => {
                 let locked = Rc::new(locked);

@@ -194,7 +194,7 @@ fn forges(lab: &Lab, config: &Value) -> (bool, bool) {
     inside("link set eth0 address 02:00:00:00:00:66");
     let mac = pings("one", &other);
     for pod in [one, two] {
-        lab.tell("flannel", "DEL", pod, config);
+        lab.call("flannel", "DEL", pod, config);
         testkit::run("ip", &["netns", "del", pod.netns]);
     }
     (address, mac)

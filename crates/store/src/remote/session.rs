@@ -39,7 +39,7 @@ pub(super) struct Session {
     /// Lists of which parts have arrived.
     listings: HashMap<u64, Vec<Record>>,
     retry: Duration,
-    chance: Chance,
+    rng: Chance,
     /// The first connection, where the caller has made it.
     first: Option<UnixStream>,
     /// Whether this ends when the owner listens no more.
@@ -75,7 +75,7 @@ impl Session {
             watches: HashMap::new(),
             listings: HashMap::new(),
             retry: RETRY_MIN,
-            chance: Chance::new(seed),
+            rng: Chance::new(seed),
             first: None,
             guest: false,
         }
