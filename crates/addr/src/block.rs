@@ -33,7 +33,7 @@ pub enum BlockError {
     TooLarge(IpNet),
 }
 
-/// The most bits that may lie behind a block's prefix; peers stop at 12.
+/// Limit of the bits behind a block's prefix; peers stop at 12.
 const MAX_HOST_BITS: u8 = 16;
 
 /// The prefix that holds `address` alone: /32 or /128.
@@ -145,7 +145,7 @@ impl BlockCidr {
         })
     }
 
-    /// Where `address` stands in the block.
+    /// The position of `address` in the block.
     pub fn ordinal(self, address: IpAddr) -> Option<usize> {
         match (self.0, address) {
             (IpNet::V4(net), IpAddr::V4(ip)) if net.contains(&ip) => {
@@ -168,7 +168,7 @@ impl BlockCidr {
         self.0.to_string().replace('/', "-")
     }
 
-    /// Reads [`key_text`](Self::key_text) back; anything that is not canonical is refused.
+    /// Decodes [`key_text`](Self::key_text); a text that is not canonical is refused.
     pub fn from_key_text(text: &str) -> Result<Self, BlockError> {
         let syntax = || BlockError::Syntax(text.chars().take(64).collect());
         let (address, len) = text.rsplit_once('-').ok_or_else(syntax)?;

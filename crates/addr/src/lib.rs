@@ -1,9 +1,9 @@
-//! Names and addresses, parsed once and valid ever after.
+//! Names and addresses, checked once when they are parsed.
 //!
-//! Every other crate takes these types instead of strings, so that no path, rule or link name is ever built
-//! from bytes that nobody looked at.
+//! All other crates use these types instead of strings, so that no path, rule or link name is built
+//! from unchecked bytes.
 
-// It reads bytes that others wrote: none of them may end the process.
+// It decodes bytes of other programs: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod block;

@@ -17,7 +17,8 @@ pub struct MacError(String);
 // === impl Mac ===
 
 impl Mac {
-    /// What Calico gives the host end of every pod's veth; a pod's gateway therefore never changes its MAC.
+    /// The MAC of the host end of every pod's veth in Calico, so that a pod's gateway never changes
+    /// its MAC.
     pub const GATEWAY: Mac = Mac([0xee; 6]);
 
     /// The octets, in wire order.

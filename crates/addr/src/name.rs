@@ -7,15 +7,15 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid {kind} {}: {rule}", shown(name))]
 pub struct NameError {
-    /// What the name was meant to be.
+    /// The kind of name.
     pub kind: &'static str,
-    /// The name as it came, possibly hostile.
+    /// The refused name, possibly hostile.
     pub name: String,
-    /// The rule that it broke.
+    /// The rule that it violates.
     pub rule: &'static str,
 }
 
-/// Longest part of a refused name that an error repeats.
+/// Limit of the part of a refused name that an error repeats.
 const SHOWN_MAX_CHARS: usize = 80;
 
 fn shown(name: &str) -> String {

@@ -1,4 +1,4 @@
-//! `CNI_ARGS`: pairs joined by `;`, without any way to escape.
+//! `CNI_ARGS`: pairs joined by `;`, without a way to escape.
 
 use crate::CniError;
 
@@ -29,13 +29,14 @@ const ALWAYS_KNOWN: [&str; 5] =
 // === impl CniArgs ===
 
 impl CniArgs {
-    /// Splits `text`. Each pair must hold exactly one `=`, as reference plugins demand; the last of equal keys wins.
+    /// Splits `text`. Each pair must have exactly one `=`, as reference plugins require; the last
+    /// of equal keys counts.
     pub fn parse(text: &str) -> Result<Self, CniError> {
         let mut args = Self::default();
         if text.is_empty() {
             return Ok(args);
         }
-        // They would reach logs, records and file names; no runtime has a reason to send them.
+        // They would appear in logs, records and file names; no runtime has a reason to send them.
         if text.chars().any(char::is_control) {
             let details = "control characters are not allowed";
             return Err(CniError::environment(format!("CNI_ARGS {text:?} cannot be used"), details));

@@ -1,7 +1,7 @@
 //! The network configuration as a plugin receives it on stdin.
 //!
-//! Well-known members become fields; everything else stays in [`NetworkConfig::settings`] untouched, for the plugin
-//! to read with a type of its own.
+//! Well-known members become fields; everything else stays unchanged in
+//! [`NetworkConfig::settings`], for the plugin to decode with its own type.
 
 use russet_addr::{ContainerId, IfName, NetworkName};
 use serde::de::DeserializeOwned;
@@ -13,7 +13,7 @@ use crate::{CniError, CniResult, Dns, FieldError, RuntimeConfig, Version};
 /// A request's configuration (cni-runtime.md sections 1.2 and 1.6).
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetworkConfig {
-    /// The version to answer in.
+    /// The version of the answer.
     pub cni_version: Version,
     /// The network's name.
     pub name: NetworkName,
@@ -23,13 +23,13 @@ pub struct NetworkConfig {
     pub ipam: Option<Map<String, Value>>,
     /// `dns`.
     pub dns: Dns,
-    /// `args`: what an orchestrator passes by convention.
+    /// `args`: values of an orchestrator, by convention.
     pub args: Map<String, Value>,
-    /// `runtimeConfig`: what the runtime supplies for the capabilities.
+    /// `runtimeConfig`: the runtime's values for the capabilities.
     pub runtime_config: RuntimeConfig,
-    /// `capabilities`, which must not be here, but libcni leaves them in.
+    /// `capabilities`, which should not be here, but libcni leaves them in.
     pub capabilities: Map<String, Value>,
-    /// Every other member, as it came.
+    /// Every other member, unchanged.
     pub settings: Map<String, Value>,
     prev_result: Option<Value>,
     attachments: Option<Value>,
@@ -81,9 +81,11 @@ impl NetworkConfig {
             .map_err(|error| CniError::from(error).during("prevResult").in_version(self.cni_version))
     }
 
-    /// What GC must keep; none when the runtime said nothing, which is not the same as an empty list.
+    /// The attachments that GC must keep; none if the runtime sent no list, which is not the same
+    /// as an empty one.
     ///
-    /// One wrong entry spoils the list: leaving it out would delete the attachment that it names.
+    /// One invalid entry invalidates the list: skipping it would delete the attachment that it
+    /// names.
     pub fn valid_attachments(&self) -> Result<Option<Vec<ValidAttachment>>, CniError> {
         let Some(value) = &self.attachments else { return Ok(None) };
         let [key, _] = ATTACHMENT_KEYS;
@@ -92,8 +94,9 @@ impl NetworkConfig {
         read.map(Some).map_err(|error| invalid(error).in_version(self.cni_version))
     }
 
-    /// [`valid_attachments`](Self::valid_attachments) of a GC, which has to bring the list (CNI specification 1.1.0, section 2, GC, "Input"). Without it
-    /// nothing says which attachments are valid, and success would say that nothing stale is left.
+    /// [`valid_attachments`](Self::valid_attachments) of a GC, which must have the list (CNI
+    /// specification 1.1.0, section 2, GC, "Input"). Without it no attachment is known to be valid,
+    /// and success would mean that nothing stale is left.
     pub fn required_attachments(&self) -> Result<Vec<ValidAttachment>, CniError> {
         let missing = || {
             let [key, _] = ATTACHMENT_KEYS;
@@ -104,12 +107,12 @@ impl NetworkConfig {
         self.valid_attachments()?.ok_or_else(missing)
     }
 
-    /// `ipam.type`, when there is one.
+    /// `ipam.type`, if there is one.
     pub fn ipam_kind(&self) -> Option<&str> {
         self.ipam.as_ref()?.get("type")?.as_str().filter(|kind| !kind.is_empty())
     }
 
-    /// The plugin's own members, read into its own type.
+    /// The plugin's own members, decoded into its own type.
     pub fn read_settings<T: DeserializeOwned>(&self) -> Result<T, CniError> {
         let value = Value::Object(self.settings.clone());
         serde_json::from_value(value).map_err(|error| {
@@ -119,7 +122,7 @@ impl NetworkConfig {
     }
 }
 
-/// Members that have a field of their own.
+/// Members with their own fields.
 const TYPED: [&str; 9] =
     ["cniVersion", "name", "type", "ipam", "dns", "args", "runtimeConfig", "capabilities", "prevResult"];
 
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_version_has_code_1_and_names_ours() {
+    fn an_unknown_version_has_code_1_and_the_supported_ones() {
         // cni-runtime.md section 6.2 item 7
         let error = parse(r#"{"name":"n","cniVersion":"9.9.9"}"#).unwrap_err();
         assert_eq!(error.code, code::INCOMPATIBLE_VERSION);

@@ -1,6 +1,7 @@
 //! The `CNI_*` variables of a request, checked and typed.
 //!
-//! They come from the plugin's own environment, or from the agent's request body: both build the same [`Env`].
+//! They come from the plugin's own environment, or from the agent's request body: both produce the
+//! same [`Env`].
 
 use std::path::PathBuf;
 
@@ -8,24 +9,24 @@ use russet_addr::{ContainerId, IfName};
 
 use crate::{CniArgs, CniError, Overrides, Verb};
 
-/// What the caller asks for, and for whom.
+/// The request: its verb and target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Env {
     /// `CNI_COMMAND`, with its target where it has one.
     pub call: Call,
     /// `CNI_ARGS`.
     pub args: CniArgs,
-    /// `CNI_PATH`: where delegated plugins are looked for.
+    /// `CNI_PATH`: the search path of delegated plugins.
     pub path: Vec<PathBuf>,
     /// `CNI_NETNS_OVERRIDE`: the container's namespace may be the caller's own.
     pub netns_override: bool,
-    /// All `CNI_*` variables as they came, for delegated plugins.
+    /// All `CNI_*` variables, unchanged, for delegated plugins.
     pub vars: Vec<(String, String)>,
-    /// What the runtime's environment says about Calico's datastore.
+    /// The Calico datastore settings in the runtime's environment.
     pub overrides: Overrides,
 }
 
-/// A verb that needs work, and what it works on.
+/// A verb that needs work, with its target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     /// Attach.
@@ -47,18 +48,19 @@ pub struct Target {
     pub container_id: ContainerId,
     /// `CNI_IFNAME`.
     pub ifname: IfName,
-    /// `CNI_NETNS` exactly as given; only DEL may have it empty.
+    /// `CNI_NETNS` unchanged; only DEL may have it empty.
     pub netns: String,
 }
 
-/// The variables, before their values are looked at.
+/// The variables, before their values are checked.
 #[derive(Debug, Clone)]
 pub(crate) struct Vars {
     cni: Vec<(String, String)>,
     overrides: Overrides,
 }
 
-/// The `CNI_*` variables of this process, and those of [`Overrides`]. A value that is no UTF-8 is an error: it names nothing that we could make.
+/// The `CNI_*` variables of this process, and those of [`Overrides`]. A value that is not UTF-8 is
+/// an error, because no valid name can have it.
 pub fn process_vars() -> Result<Vec<(String, String)>, CniError> {
     let mut vars = Vec::new();
     for (key, value) in std::env::vars_os() {
@@ -84,17 +86,18 @@ impl Vars {
         Self { cni, overrides: Overrides::of(others) }
     }
 
-    /// The value; absent reads as "". As in an environment built by appending, the last one counts.
+    /// The value; a missing variable counts as "". The last one counts, as in an environment that
+    /// is built by appending.
     fn get(&self, key: &str) -> &str {
         self.cni.iter().rev().find(|(known, _)| known == key).map_or("", |(_, value)| value)
     }
 
-    /// Whether `CNI_COMMAND` is absent or empty: somebody runs the plugin by hand.
+    /// Whether `CNI_COMMAND` is missing or empty: a user runs the plugin by hand.
     pub(crate) fn is_idle(&self) -> bool {
         self.get("CNI_COMMAND").is_empty()
     }
 
-    /// The verb, once everything it requires is there (cni-runtime.md section 1.4).
+    /// The verb, if everything that it requires is there (cni-runtime.md section 1.4).
     pub(crate) fn verb(&self) -> Result<Verb, CniError> {
         let command = self.get("CNI_COMMAND");
         let unknown = || CniError::environment(format!("unknown CNI_COMMAND: {command}"), "");
@@ -125,7 +128,7 @@ impl Vars {
         })
     }
 
-    /// Checks the values. VERSION has nothing to check and gives none.
+    /// Checks the values. VERSION has none to check and returns `None`.
     pub(crate) fn check(self, verb: Verb) -> Result<Option<Env>, CniError> {
         let call = match verb {
             Verb::Add => Call::Add(self.target()?),
@@ -146,7 +149,7 @@ impl Vars {
 // === impl Env ===
 
 impl Env {
-    /// The interface that the call is about; none for GC and STATUS.
+    /// The interface of the call; none for GC and STATUS.
     pub fn target(&self) -> Option<&Target> {
         self.call.target()
     }
@@ -171,7 +174,7 @@ impl Call {
         }
     }
 
-    /// The interface that the call is about; none for GC and STATUS.
+    /// The interface of the call; none for GC and STATUS.
     pub const fn target(&self) -> Option<&Target> {
         match self {
             Call::Add(target) | Call::Check(target) | Call::Del(target) => Some(target),

@@ -4,21 +4,21 @@ use serde_json::{Map, Value};
 
 use crate::Version;
 
-/// A failure with a code that runtimes understand (cni-runtime.md section 1.9).
+/// An error with a code that runtimes understand (cni-runtime.md section 1.9).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{msg}{}{details}", if details.is_empty() { "" } else { "; " })]
 pub struct CniError {
-    /// The version of the configuration that failed; empty when the sender left it out, as Go does.
+    /// The version of the configuration; empty if the sender omitted it, as Go does.
     pub cni_version: String,
     /// One of [`code`], or a plugin's own from 100 on.
     pub code: u32,
     /// What failed, in one line.
     pub msg: String,
-    /// What else is known; may be empty.
+    /// Details; may be empty.
     pub details: String,
 }
 
-/// The codes of the specification, and the two that only Go's code knows.
+/// The codes of the specification, and the two that only Go's code has.
 pub mod code {
     /// The configuration's version is not supported, or lacks the verb.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
@@ -28,25 +28,25 @@ pub mod code {
     pub const UNKNOWN_CONTAINER: u32 = 3;
     /// An environment variable is missing or wrong; the message names it.
     pub const ENVIRONMENT: u32 = 4;
-    /// Input or output failed.
+    /// An input or output operation failed.
     pub const IO: u32 = 5;
-    /// The input is no JSON of the right shape.
+    /// The input is not JSON of the required form.
     pub const DECODING: u32 = 6;
     /// The network configuration is wrong.
     pub const INVALID_CONFIG: u32 = 7;
-    /// The network namespace is not usable (in no specification, but Go sends it).
+    /// The network namespace cannot be used (in no specification, but Go sends it).
     pub const INVALID_NETNS: u32 = 8;
-    /// A passing condition: the same request may succeed later.
+    /// A temporary condition: the same request may succeed later.
     pub const TRY_AGAIN_LATER: u32 = 11;
     /// STATUS: ADD cannot be served.
     pub const NOT_AVAILABLE: u32 = 50;
     /// STATUS: ADD cannot be served, and running pods may have lost their network.
     pub const LIMITED_CONNECTIVITY: u32 = 51;
-    /// Anything else that went wrong inside.
+    /// Any other internal error.
     pub const INTERNAL: u32 = 999;
 }
 
-/// Constructors, one a code: `(what failed, what else is known)`.
+/// Constructors, one for each code: `(what failed, details)`.
 macro_rules! constructors {
     ($($(#[$doc:meta])* $name:ident => $code:ident,)+) => {
         impl CniError {
@@ -88,7 +88,8 @@ constructors! {
 // === impl CniError ===
 
 impl CniError {
-    /// An error with any code, labelled with the newest version until [`in_version`](Self::in_version) says better.
+    /// An error with any code, labelled with the newest version until
+    /// [`in_version`](Self::in_version) sets another one.
     pub fn new(code: u32, msg: impl Into<String>, details: impl ToString) -> Self {
         let cni_version = Version::LATEST.to_string();
         Self { cni_version, code, msg: msg.into(), details: details.to_string() }
@@ -100,7 +101,7 @@ impl CniError {
         self
     }
 
-    /// The same error, its message preceded by `operation: `.
+    /// The same error, its message prefixed with `operation: `.
     pub fn during(mut self, operation: &str) -> Self {
         self.msg = format!("{operation}: {}", self.msg);
         self
@@ -130,7 +131,7 @@ impl CniError {
         (code.is_some() || !error.msg.is_empty()).then_some(error)
     }
 
-    /// The one JSON document that a failing plugin prints.
+    /// The only JSON document that a failing plugin prints.
     pub fn encode(&self) -> Vec<u8> {
         let mut object = Map::new();
         let mut put = |key: &str, value: Value| object.insert(key.to_owned(), value);

@@ -1,7 +1,8 @@
-//! Typed access to the members of a JSON object, with errors that say where.
+//! Typed access to the members of a JSON object, with errors that name the member.
 //!
-//! Results and configurations are read through this by hand rather than by derived code: other people's documents
-//! are lenient in ways that derives cannot say (null for absent, -1 for unset), and the executable stays small.
+//! Results and configurations are decoded by this and not by derived code: other programs'
+//! documents are lenient in ways that derives cannot express (null for absent, -1 for unset), and
+//! the executable stays small.
 
 use std::str::FromStr;
 
@@ -10,13 +11,13 @@ use serde_json::{Map, Value};
 /// A JSON object.
 pub(crate) type Object = Map<String, Value>;
 
-/// A member of a JSON document is not what it must be.
+/// A member of a JSON document is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {problem}")]
 pub struct FieldError {
-    /// Where, as in `ips[0].address`.
+    /// The path, as in `ips[0].address`.
     pub path: String,
-    /// What is wrong, and what was found.
+    /// What is wrong, and the value.
     pub problem: String,
 }
 
@@ -35,7 +36,7 @@ impl FieldError {
         Self::new(key, format!("{wanted} is wanted, found {text}"))
     }
 
-    /// The same error, seen from the enclosing member `parent`.
+    /// The same error with the enclosing member `parent` in front.
     pub(crate) fn within(mut self, parent: &str) -> Self {
         let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
         self.path = format!("{parent}{dot}{}", self.path);
@@ -56,7 +57,7 @@ pub(crate) fn text<'a>(object: &'a Object, key: &str) -> Result<&'a str, FieldEr
     }
 }
 
-/// The member read from its text; absent, null and "" read as none.
+/// The member parsed from its text; absent, null and "" are none.
 pub(crate) fn parsed<T: FromStr>(object: &Object, key: &str, wanted: &str) -> Result<Option<T>, FieldError> {
     match text(object, key)? {
         "" => Ok(None),

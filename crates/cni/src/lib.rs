@@ -1,12 +1,14 @@
-//! The Container Network Interface, versions 0.1.0 to 1.1.0: what both of its sides read and write.
+//! The Container Network Interface, versions 0.1.0 to 1.1.0: the documents of both sides.
 //!
-//! A plugin starts with [`plugin::prepare`] and ends with [`plugin::finish`]; a runtime starts with a [`ConfigList`]
-//! and reads a [`CniResult`] or a [`CniError`]. [`relay`] is the whole of the small executable that runtimes run: it
-//! hands the request to the agent. Nothing here is asynchronous, and nothing touches the kernel's network.
+//! A plugin starts with [`plugin::prepare`] and ends with [`plugin::finish`]; a runtime starts with
+//! a [`ConfigList`] and decodes a [`CniResult`] or a [`CniError`]. [`relay`] is the complete small
+//! executable that runtimes run: it passes the request to the agent. Nothing here is asynchronous,
+//! and nothing uses the kernel's network.
 //!
-//! Whole numbers are kept exactly up to 64 bits; only larger ones, which no peer writes, pass through floating point.
+//! Whole numbers are exact up to 64 bits; only larger ones, which no peer writes, become floating
+//! point.
 
-// It reads bytes that others wrote: none of them may end the process.
+// It decodes bytes of other programs: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod args;

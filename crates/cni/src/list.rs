@@ -7,22 +7,23 @@ use crate::field::{self, Object};
 use crate::version::{VersionSyntax, select};
 use crate::{FieldError, UnsupportedVersion, Version};
 
-/// A network: what a `.conflist` says, or a `.conf` turned into a list of one (cni-runtime.md sections 1.2 and 2.1).
+/// A network: a `.conflist`, or a `.conf` converted into a list of one plugin (cni-runtime.md
+/// sections 1.2 and 2.1).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConfigList {
-    /// The version chosen from `cniVersion` and `cniVersions`; possibly one that nobody here speaks.
+    /// The version chosen from `cniVersion` and `cniVersions`; possibly an unsupported one.
     pub cni_version: String,
     /// The network's name.
     pub name: NetworkName,
-    /// CHECK is to be answered without asking the plugins.
+    /// CHECK succeeds without calling the plugins.
     pub disable_check: bool,
-    /// GC is to do nothing.
+    /// GC does nothing.
     pub disable_gc: bool,
-    /// Plugins in the directory named after the network are not to be appended.
+    /// Plugins in the directory named after the network are not appended.
     pub load_only_inlined_plugins: bool,
     /// The chain.
     pub plugins: Vec<PluginConfig>,
-    /// The document, as the result cache keeps it: it has the whole chain inlined.
+    /// The document for the result cache, with the whole chain inlined.
     pub bytes: Vec<u8>,
 }
 
@@ -31,19 +32,19 @@ pub struct ConfigList {
 pub struct PluginConfig {
     /// `type`: the executable's name.
     pub kind: String,
-    /// The capabilities that it declared true.
+    /// The capabilities that it declares as true.
     pub capabilities: Vec<String>,
-    /// The whole object, as it came.
+    /// The whole object, unchanged.
     pub object: Map<String, Value>,
 }
 
 /// Why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// No JSON.
+    /// It is not JSON.
     #[error("error parsing configuration: {0}")]
     Json(#[from] serde_json::Error),
-    /// JSON, but no object.
+    /// It is JSON, but not an object.
     #[error("error parsing configuration: an object is wanted")]
     NotAnObject,
     /// A member is wrong.
@@ -72,8 +73,8 @@ pub enum ConfigError {
 // === impl ConfigList ===
 
 impl ConfigList {
-    /// Reads a `.conflist`. The chain may be empty, to be filled from the network's directory;
-    /// [`require_plugins`](Self::require_plugins) has the last word.
+    /// Decodes a `.conflist`. The chain may be empty, to be filled from the network's directory;
+    /// [`require_plugins`](Self::require_plugins) checks it at the end.
     pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
         let object = object_of(bytes)?;
         let only_inlined = field::switch(&object, "loadOnlyInlinedPlugins")?;
@@ -93,7 +94,8 @@ impl ConfigList {
         })
     }
 
-    /// Reads a `.conf` or `.json` and makes a list of one of it: the whole object, its own name included, is the plugin.
+    /// Decodes a `.conf` or `.json` and converts it into a list of one: the whole object, including
+    /// its name, is the plugin.
     pub fn parse_single(bytes: &[u8]) -> Result<Self, ConfigError> {
         let object = object_of(bytes)?;
         if object.contains_key("plugins") {
@@ -120,8 +122,9 @@ impl ConfigList {
         })
     }
 
-    /// Appends a plugin from a file in the network's directory. From then on the document has the whole chain inlined, since a DEL by what the
-    /// cache keeps of it must not depend on what the directory holds by then.
+    /// Appends a plugin from a file in the network's directory. From then on the document has the
+    /// whole chain inlined, because a DEL that uses the cached document must not depend on the
+    /// directory's later content.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), ConfigError> {
         let appended = object_of(bytes)?;
         let plugin = PluginConfig::read(&appended)?;
@@ -142,7 +145,7 @@ impl ConfigList {
         if self.plugins.is_empty() { Err(ConfigError::NoPlugins) } else { Ok(self) }
     }
 
-    /// The chosen version, if it is one of ours.
+    /// The chosen version, if it is supported.
     pub fn version(&self) -> Result<Version, UnsupportedVersion> {
         Version::of_config(&self.cni_version)
     }
@@ -189,7 +192,7 @@ impl PluginConfig {
     }
 }
 
-/// A plugin's name becomes a path: CVE-2021-20206 ran `../../anything`.
+/// A plugin's name becomes part of a path: CVE-2021-20206 ran `../../anything`.
 fn check_kind(kind: &str) -> Result<(), &'static str> {
     match kind {
         "" => Err("it is missing"),

@@ -1,6 +1,8 @@
-//! The variables by which a runtime's environment configures Calico's plugins besides their network configuration.
+//! The environment variables by which a runtime configures Calico's plugins in addition to their
+//! network configuration.
 //!
-//! A plugin without an agent sees them anyway; with one they travel with the request, so that both give the same answer.
+//! A plugin without an agent reads them itself; with an agent they are sent with the request, so
+//! that both give the same answer.
 
 use std::fmt;
 
@@ -9,10 +11,10 @@ use std::fmt;
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Overrides(Vec<(String, String)>);
 
-/// Before each name this prefix makes a variable that beats even the network configuration.
+/// A variable with this prefix before its name overrides even the network configuration.
 const PREFIX: &str = "CALICO_";
 
-/// Names that are looked up, with [`PREFIX`] and bare.
+/// The names, with [`PREFIX`] and without.
 const NAMES: [&str; 21] = [
     "DATASTORE_TYPE",
     "ETCD_ENDPOINTS",
@@ -40,32 +42,32 @@ const NAMES: [&str; 21] = [
 // === impl Overrides ===
 
 impl Overrides {
-    /// Keeps those of `vars` that have a known name and a value.
+    /// Keeps the variables of `vars` that have a known name and a value.
     pub fn of(vars: impl IntoIterator<Item = (String, String)>) -> Self {
         Self(vars.into_iter().filter(|(key, value)| Self::knows(key) && !value.is_empty()).collect())
     }
 
-    /// Whether a variable of this name belongs here.
+    /// Whether a variable has one of these names.
     pub fn knows(key: &str) -> bool {
         NAMES.contains(&key) || key.strip_prefix(PREFIX).is_some_and(|bare| NAMES.contains(&bare))
     }
 
-    /// `CALICO_` and the name: beats the network configuration.
+    /// `CALICO_` and the name: overrides the network configuration.
     pub fn prefixed(&self, name: &str) -> Option<&str> {
         self.find(|key| key.strip_prefix(PREFIX) == Some(name))
     }
 
-    /// The name alone: counts where the network configuration says nothing.
+    /// The name alone: counts if the network configuration has no value.
     pub fn bare(&self, name: &str) -> Option<&str> {
         self.find(|key| key == name)
     }
 
-    /// All of them, for whoever passes them on.
+    /// All of them, to be passed on.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// As in an environment built by appending, the last one counts.
+    /// The last one counts, as in an environment that is built by appending.
     fn find(&self, is_it: impl Fn(&str) -> bool) -> Option<&str> {
         self.0.iter().rev().find(|(key, _)| is_it(key)).map(|(_, value)| value.as_str())
     }
@@ -82,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_known_variables_are_kept_and_their_values_do_not_print() {
+    fn only_known_variables_are_kept_and_their_values_are_not_printed() {
         // calico-ipam.md section 4.1
         let vars = [
             ("ETCD_ENDPOINTS", "http://a:1"),
@@ -98,7 +100,7 @@ mod tests {
         assert_eq!(kept.bare("ETCD_ENDPOINTS"), Some("http://a:1"));
         assert_eq!(kept.prefixed("ETCD_ENDPOINTS"), Some("http://b:2"));
         assert_eq!(kept.bare("CALICO_API_GROUP"), Some("crd.projectcalico.org/v1"));
-        assert_eq!(kept.bare("KUBECONFIG"), None, "empty is as good as unset");
+        assert_eq!(kept.bare("KUBECONFIG"), None, "an empty value counts as unset");
         assert!(!format!("{kept:?}").contains("opensesame"));
     }
 }

@@ -1,7 +1,8 @@
-//! The plugin's side of an invocation: every check before any work, and exactly one document afterwards.
+//! The plugin's side of an invocation: all checks before any work, and exactly one document
+//! afterwards.
 //!
-//! Called by the relay, by `russet cni-direct`, by the agent for each request, and by every plugin run as an
-//! executable of its own.
+//! Called by the relay, by `russet cni-direct`, by the agent for each request, and by every plugin
+//! that is its own executable.
 
 use std::io::{Read, Write};
 use std::process::ExitCode;
@@ -12,8 +13,8 @@ use crate::env::Vars;
 use crate::relay::Timing;
 use crate::{CniError, CniResult, Env, NetworkConfig, Verb, Version, process_vars};
 
-/// The largest configuration that is read. The largest real ones, a GC with the attachments of 500 pods under both
-/// keys, take 100 KiB; the kernel would not pass more than 2 MiB of arguments either.
+/// Limit of a configuration. The largest real ones, a GC with the attachments of 500 pods under
+/// both keys, have 100 KiB.
 pub const STDIN_MAX_BYTES: usize = 1024 * 1024;
 
 /// A request that passed every check.
@@ -23,34 +24,35 @@ pub struct Request {
     pub env: Env,
     /// The configuration.
     pub config: NetworkConfig,
-    /// The configuration as it came, for delegated plugins.
+    /// The configuration unchanged, for delegated plugins.
     pub stdin: Vec<u8>,
 }
 
-/// What an invocation comes to, once it is checked.
+/// The result of the checks of an invocation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prepared {
     /// Work to do.
     Request(Box<Request>),
-    /// The answer: VERSION, or the about text for somebody who runs the plugin by hand.
+    /// The answer: VERSION, or the about text for a user who runs the plugin by hand.
     Answer(Outcome),
 }
 
-/// What the process leaves behind.
+/// The output of the process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// One JSON document, or nothing.
     pub stdout: Vec<u8>,
-    /// For people.
+    /// For users.
     pub stderr: String,
-    /// For whoever measures, behind that; only when it was asked for.
+    /// For measurements, after that; only on request.
     pub timing: Option<Timing>,
     /// 0, or 1 with an error object on stdout.
     pub exit_code: u8,
 }
 
-/// Checks an invocation in the order of Go's skel (cni-runtime.md section 1.5). `about` introduces the plugin to
-/// people. The agent passes the variables of the request's body, executables those of [`process_vars`].
+/// Checks an invocation in the order of Go's skel (cni-runtime.md section 1.5). `about` is the text
+/// for users. The agent passes the variables of the request's body, executables those of
+/// [`process_vars`].
 ///
 /// [`process_vars`]: crate::process_vars
 pub fn prepare(
@@ -82,8 +84,8 @@ pub fn prepare(
     Ok(Prepared::Request(Box::new(Request { env: env.ok_or_else(missing)?, config, stdin })))
 }
 
-/// [`prepare`] for an executable: the variables and stdin are the process's own. Somebody who runs the plugin by hand
-/// is not kept waiting for stdin.
+/// [`prepare`] for an executable, with the variables and stdin of the process. If a user runs the
+/// plugin by hand, it does not wait for stdin.
 pub fn prepare_process(about: &str) -> Result<Prepared, CniError> {
     let vars = process_vars()?;
     let checked = Vars::new(vars.iter().cloned());
@@ -102,7 +104,7 @@ pub fn read_stdin(from: impl Read) -> Result<Vec<u8>, CniError> {
     if bytes.len() > STDIN_MAX_BYTES { Err(too_large()) } else { Ok(bytes) }
 }
 
-/// Prints the outcome and yields the exit code. Nobody may be left to read it; that is not our failure.
+/// Prints the outcome and returns the exit code. A closed stdout is not an error of the plugin.
 pub fn finish(outcome: &Outcome) -> ExitCode {
     let _ = std::io::stderr().write_all(outcome.stderr.as_bytes());
     if let Some(timing) = &outcome.timing {
@@ -118,11 +120,12 @@ fn too_large() -> CniError {
     CniError::io("the network configuration on stdin is too large", details)
 }
 
-/// The specification wants the caller's version back; one that is not ours gets our newest, as in Go.
+/// The specification requires the caller's version in the answer; an unsupported one gets our
+/// newest, as in Go.
 fn version_document(stdin: &[u8]) -> Vec<u8> {
-    let asked = serde_json::from_slice::<Value>(stdin).ok();
-    let asked = asked.as_ref().and_then(|value| value.get("cniVersion")?.as_str());
-    let version = asked.and_then(|text| text.parse().ok()).unwrap_or(Version::LATEST);
+    let requested = serde_json::from_slice::<Value>(stdin).ok();
+    let requested = requested.as_ref().and_then(|value| value.get("cniVersion")?.as_str());
+    let version = requested.and_then(|text| text.parse().ok()).unwrap_or(Version::LATEST);
     let all: Vec<Value> = Version::ALL.iter().map(|version| version.as_str().into()).collect();
     let mut object = Map::new();
     object.insert("cniVersion".into(), version.as_str().into());
@@ -133,7 +136,7 @@ fn version_document(stdin: &[u8]) -> Vec<u8> {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Success: a result for ADD, in the version of the configuration, nothing for the others.
+    /// Success: a result for ADD, in the version of the configuration, empty for the other verbs.
     pub fn success(result: Option<&CniResult>) -> Self {
         Self { stdout: result.map(CniResult::encode).unwrap_or_default(), ..Self::default() }
     }

@@ -1,9 +1,10 @@
-//! The small executable that container runtimes run: it hands the request to the agent and prints the answer.
+//! The small executable that container runtimes run: it passes the request to the agent and prints
+//! the answer.
 //!
-//! It touches no kernel interface and no datastore. With no agent it becomes `russet cni-direct`, which does the same
-//! work through the same code, except for STATUS: without an agent the node is not ready, unless the plugin is one of
-//! Calico's or of the reference ones, which need none. `russet-cni` is nothing but
-//! a call of [`main`]; `russet` calls it too when it is run under that name.
+//! It uses no kernel interface and no datastore. Without an agent it becomes `russet cni-direct`,
+//! which does the same work with the same code, except for STATUS: without an agent the node is not
+//! ready, unless the plugin is one of Calico's or a reference plugin, which need none. `russet-cni`
+//! only calls [`main`]; `russet` calls it too when it is run under that name.
 
 mod direct;
 mod http;
@@ -23,52 +24,59 @@ pub use timing::{TIMING_HEADER, TIMING_VARIABLE, Timing, wants_timing};
 use crate::plugin::{self, Outcome, Prepared, Request};
 use crate::{CniError, NetworkConfig, Verb, Version, code};
 
-/// Where the agent listens, unless the configuration's `agent_socket` says otherwise.
+/// The agent's socket, unless the configuration has another `agent_socket`.
 pub const DEFAULT_SOCKET: &str = "/run/russet/cni.sock";
 
 /// The path of the agent's HTTP interface.
 pub const HTTP_PATH: &str = "/v1/cni";
 
-/// The argument under which `russet` does a request's work itself.
+/// The argument with which `russet` does the work of a request itself.
 pub const DIRECT_COMMAND: &str = "cni-direct";
 
-/// Where [`DIRECT_COMMAND`] finds the name of the plugin that it is to be. A variable, because an older command would refuse an argument.
+/// The variable with the plugin's name for [`DIRECT_COMMAND`]. It is a variable, because an older
+/// command would refuse an argument.
 pub const DIRECT_PLUGIN: &str = "RUSSET_CNI_PLUGIN";
 
-/// The plugins that work like Calico's: an agent is a help to them, not a need, and its absence changes no answer.
+/// The plugins that work like Calico's: they use an agent if there is one, and without one their
+/// answers are the same.
 pub const CALICO: [&str; 2] = ["calico", "calico-ipam"];
 
-/// A text that every executable of ours has in it, and nobody else's: by it a copy under a plugin's name is known.
+/// A text that only our executables contain: it identifies a copy under a plugin's name.
 pub const MARK: &str =
     "install the russet command beside the plugin, or set russet_path in the configuration";
 
-/// The plugins that work on their machine alone, as the reference ones do: they need no agent either.
+/// The plugins that work only on their machine, like the reference plugins: they need no agent
+/// either.
 pub const LOCAL: [&str; 5] = ["host-local", "bridge", "flannel", "portmap", "bandwidth"];
 
-/// OpenShift's thin plugin. It is never relayed: it asks a server of its own, which may be the stock one.
+/// OpenShift's thin plugin. It is never relayed: it calls its own server, which may be the stock
+/// one.
 pub const OPENSHIFT_SDN: &str = "openshift-sdn";
 
-/// For ADD, CHECK and DEL: the shortest time that a runtime allows is CRI-O's minute for DEL; we answer before.
+/// For ADD, CHECK and DEL: the shortest timeout of a runtime is CRI-O's minute for DEL; the answer
+/// comes earlier.
 const WORK_DEADLINE: Duration = Duration::from_secs(55);
-/// For ADD and CHECK of Calico's plugins, whose IPAM has 90 s after it got its lock (calico-ipam.md section 4.2), and waits a while for that.
+/// For ADD and CHECK of Calico's plugins, whose IPAM has 90 s after it got its lock (calico-ipam.md
+/// section 4.2), and waits some time for the lock.
 const CALICO_DEADLINE: Duration = Duration::from_secs(115);
 /// CRI-O allows GC 30 seconds.
 const GC_DEADLINE: Duration = Duration::from_secs(25);
 /// Runtimes poll STATUS every 5 seconds.
 const STATUS_DEADLINE: Duration = Duration::from_secs(4);
-/// How much longer than the agent we wait: its own "try again", with the reason, shall win.
+/// How much longer the plugin waits than the agent, so that the agent's own "try again", with its
+/// reason, arrives first.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What the executable is that calls [`main`].
+/// The executable that calls [`main`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Executable {
-    /// The small plugin: the command is another file.
+    /// The small plugin; the command is another file.
     Plugin,
     /// The `russet` command itself, run by a runtime as a plugin.
     Command,
 }
 
-/// The whole program; `args` are the process's, the executable's own name first.
+/// The whole program; `args` are those of the process, with the executable's name first.
 pub fn main(args: impl IntoIterator<Item = OsString>, executable: Executable) -> ExitCode {
     let mut args = args.into_iter();
     let plugin = plugin_name(args.next().unwrap_or_default());
@@ -89,28 +97,29 @@ fn version() -> Outcome {
     Outcome { stdout, ..Outcome::default() }
 }
 
-/// Calico's plugins test with `-t` whether the datastore answers (calico-cni.md section 1.1): that is STATUS for the configuration on stdin, whatever its
-/// version. Returns only when that cannot be asked.
+/// With `-t`, Calico's plugins test whether the datastore answers (calico-cni.md section 1.1): that
+/// is STATUS for the configuration on stdin, whatever its version. Returns only if the
+/// configuration cannot be read.
 fn self_test(plugin: &str) -> CniError {
-    let asked = plugin::read_stdin(std::io::stdin().lock()).and_then(|stdin| {
+    let config = plugin::read_stdin(std::io::stdin().lock()).and_then(|stdin| {
         let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&stdin)
             .map_err(|error| CniError::decoding("failed to decode the network configuration", error))?;
         config.insert("cniVersion".into(), Version::LATEST.as_str().into());
         Ok(serde_json::Value::Object(config).to_string())
     });
-    match asked {
+    match config {
         Ok(config) => direct::exec_status(plugin, config.as_bytes()),
         Err(error) => error,
     }
 }
 
-/// Whether an executable of this name is one of the plugins that are known by it, whatever its arguments.
+/// Whether an executable with this name is one of the known plugins, whatever its arguments.
 pub fn is_plugin(argv0: &OsStr) -> bool {
     let name = plugin_name(argv0.to_owned());
     works_alone(&name)
 }
 
-/// Whether the plugin is of use without an agent.
+/// Whether the plugin works without an agent.
 fn works_alone(plugin: &str) -> bool {
     CALICO.contains(&plugin) || LOCAL.contains(&plugin) || plugin == OPENSHIFT_SDN
 }
@@ -133,36 +142,42 @@ fn relay(plugin: &str, request: Request, executable: Executable) -> Result<Outco
     }
 }
 
-/// For whoever can do a plugin's work itself: what the agent answers. None where that work is to be done without one.
+/// For callers that can do a plugin's work themselves: the agent's answer. None if the work is to
+/// be done without an agent.
 pub fn ask_agent(plugin: &str, request: &Request, timing: bool) -> Result<Option<Outcome>, CniError> {
     if plugin == OPENSHIFT_SDN {
         return Ok(None);
     }
     let needs_agent = request.env.verb() == Verb::Status && !works_alone(plugin);
-    match ask(plugin, request, Duration::ZERO, timing)? {
-        Asked::Answered(outcome) => Ok(Some(outcome)),
-        Asked::Nobody(error) if needs_agent => Err(error),
-        Asked::Nobody(_) => Ok(None),
+    match send_to_agent(plugin, request, Duration::ZERO, timing)? {
+        AgentAnswer::Answered(outcome) => Ok(Some(outcome)),
+        AgentAnswer::NoAgent(error) if needs_agent => Err(error),
+        AgentAnswer::NoAgent(_) => Ok(None),
     }
 }
 
-/// For [`DIRECT_COMMAND`], which may find that an agent has come: hands it the request. None while nobody listens. The runtime has `waited` so long
-/// already.
+/// For [`DIRECT_COMMAND`], in case an agent has started meanwhile: passes it the request. None if
+/// there is no agent. `waited` is the time that the runtime has waited already.
 pub fn hand_over(plugin: &str, request: &Request, waited: Duration) -> Result<Option<Outcome>, CniError> {
-    match ask(plugin, request, waited, wants_timing())? {
-        Asked::Answered(outcome) => Ok(Some(outcome)),
-        Asked::Nobody(_) => Ok(None),
+    match send_to_agent(plugin, request, waited, wants_timing())? {
+        AgentAnswer::Answered(outcome) => Ok(Some(outcome)),
+        AgentAnswer::NoAgent(_) => Ok(None),
     }
 }
 
-/// What became of a question to the agent that was not lost on the way.
-enum Asked {
+/// The result of a request to the agent that was not lost.
+enum AgentAnswer {
     Answered(Outcome),
-    /// There is no agent; the error is for those that need one.
-    Nobody(CniError),
+    /// There is no agent; the error is for plugins that need one.
+    NoAgent(CniError),
 }
 
-fn ask(plugin: &str, request: &Request, waited: Duration, timing: bool) -> Result<Asked, CniError> {
+fn send_to_agent(
+    plugin: &str,
+    request: &Request,
+    waited: Duration,
+    timing: bool,
+) -> Result<AgentAnswer, CniError> {
     let verb = request.env.verb();
     let socket = path_setting(&request.config, "agent_socket")?.unwrap_or_else(|| DEFAULT_SOCKET.into());
     let calico = CALICO.contains(&plugin);
@@ -174,23 +189,24 @@ fn ask(plugin: &str, request: &Request, waited: Duration, timing: bool) -> Resul
     let config = request.stdin.clone();
     let message = RelayRequest { plugin: plugin.to_owned(), env, config, deadline, timing };
     match http::post(&socket, HTTP_PATH, &message.encode(), deadline + GRACE) {
-        Ok(response) => response.into_outcome(verb).map(Asked::Answered),
+        Ok(response) => response.into_outcome(verb).map(AgentAnswer::Answered),
         Err(failure) => {
-            let nobody = matches!(&failure, http::Failure::Connect(error) if nobody_listens(error.kind()));
+            let no_agent = matches!(&failure, http::Failure::Connect(error) if is_no_agent(error.kind()));
             let error = unanswered(verb, &socket, failure);
-            if nobody { Ok(Asked::Nobody(error)) } else { Err(error) }
+            if no_agent { Ok(AgentAnswer::NoAgent(error)) } else { Err(error) }
         }
     }
 }
 
-/// Only these two say for sure that there is no agent; anything else may be one that is busy, and that would then
-/// work on the same pod as we.
-pub fn nobody_listens(kind: ErrorKind) -> bool {
+/// Only these two errors mean that there is no agent. Any other may mean a busy agent, which might
+/// then work on the same pod as this process.
+pub fn is_no_agent(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }
 
-/// What STATUS says of a node without an agent. ADD works there, and yet the node is not one to place pods on: nothing follows changes of other nodes'
-/// routes, repairs drift, or notices that the underlay is lost.
+/// Part of STATUS on a node without an agent. ADD works there, but the node should not get new
+/// pods: it does not follow route changes of other nodes, repair drift, or notice the loss of the
+/// underlay.
 const WITHOUT_AGENT: &str = "; start `russet agent`: without it the node's routes and rules are not kept up, and only pods that start all the same are attached";
 
 fn unanswered(verb: Verb, socket: &Path, failure: http::Failure) -> CniError {
@@ -217,7 +233,7 @@ fn deadline(verb: Verb, calico: bool) -> Duration {
     }
 }
 
-/// The plugin that the caller wants: the executable's base name, under which the runtime found it.
+/// The plugin that the caller wants: the base name of the executable that the runtime started.
 fn plugin_name(argv0: OsString) -> String {
     let path = PathBuf::from(argv0);
     match path.file_name().and_then(|name| name.to_str()) {
@@ -226,7 +242,8 @@ fn plugin_name(argv0: OsString) -> String {
     }
 }
 
-/// A path in the configuration. Relative ones are refused: relative to what depends on the runtime.
+/// A path in the configuration. Relative ones are refused, because they would depend on the
+/// runtime.
 fn path_setting(config: &NetworkConfig, key: &str) -> Result<Option<PathBuf>, CniError> {
     let Some(value) = config.settings.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
     let path = value.as_str().map(PathBuf::from).filter(|path| path.is_absolute());
@@ -234,7 +251,7 @@ fn path_setting(config: &NetworkConfig, key: &str) -> Result<Option<PathBuf>, Cn
     path.map(Some).ok_or_else(wrong)
 }
 
-/// Without this a copy of the small executable that is called `russet` would execute itself for ever.
+/// Without this a copy of the small executable with the name `russet` would execute itself forever.
 fn not_the_command() -> CniError {
     CniError::io(format!("{DIRECT_COMMAND}: this is the CNI plugin, not the russet command"), MARK)
         .in_version(Version::LATEST)

@@ -1,7 +1,8 @@
-//! What a successful ADD reports: interfaces, addresses, routes, DNS.
+//! The result of a successful ADD: interfaces, addresses, routes, DNS.
 //!
-//! In memory there is one shape, the newest; [`CniResult::cni_version`] says which of the three wire shapes the
-//! document had, or will have. `wire` reads and writes them, `convert` goes from any version to any other.
+//! In memory there is one form, the newest; [`CniResult::cni_version`] says which of the three wire
+//! forms the document had, or will have. `wire` decodes and encodes them, `convert` converts
+//! between versions.
 
 mod convert;
 mod wire;
@@ -17,7 +18,7 @@ use crate::{CniError, FieldError, UnsupportedVersion, Version};
 pub struct CniResult {
     /// The version whose shape the document has.
     pub cni_version: Version,
-    /// Every interface that the chain made; none from an IPAM plugin.
+    /// Every interface of the chain; none from an IPAM plugin.
     pub interfaces: Vec<Interface>,
     /// Addresses, in the order in which the container should prefer them.
     pub ips: Vec<IpConfig>,
@@ -27,14 +28,14 @@ pub struct CniResult {
     pub dns: Dns,
 }
 
-/// One interface. Texts are kept as they came, since other plugins' results pass through us.
+/// One interface. Texts are unchanged, because results of other plugins are passed on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
     /// Its name in the namespace where it lives.
     pub name: String,
     /// Its hardware address; empty when unknown (podman then refuses the result).
     pub mac: String,
-    /// `CNI_NETNS` exactly as given; empty for the host's side.
+    /// `CNI_NETNS` unchanged; empty for the host's side.
     pub sandbox: String,
     /// From 1.1.0.
     pub mtu: Option<u32>,
@@ -60,7 +61,7 @@ pub struct IpConfig {
 pub struct Route {
     /// Destination.
     pub dst: IpNet,
-    /// Next hop; none means on the link, or the gateway of the address, as the plugin likes.
+    /// Next hop; none means on the link, or the gateway of the address, depending on the plugin.
     pub gw: Option<IpAddr>,
     /// From 1.1.0; 0 reads as none.
     pub mtu: Option<u32>,
@@ -87,16 +88,16 @@ pub struct Dns {
     pub options: Vec<String>,
 }
 
-/// Why a result could not be read or converted.
+/// Why a result could not be decoded or converted.
 #[derive(Debug, thiserror::Error)]
 pub enum ResultError {
-    /// The bytes are no JSON.
+    /// The bytes are not JSON.
     #[error("failed to unmarshal raw result: {0}")]
     Json(#[from] serde_json::Error),
-    /// The document is JSON, but no object.
+    /// The document is JSON, but not an object.
     #[error("failed to unmarshal raw result: an object is wanted")]
     NotAnObject,
-    /// The label names a version that nobody here knows.
+    /// The document has an unsupported version.
     #[error("unsupported CNI result version {:?}", .0.0)]
     Version(#[from] UnsupportedVersion),
     /// A member is wrong.
@@ -110,7 +111,7 @@ pub enum ResultError {
 // === impl CniResult ===
 
 impl CniResult {
-    /// A result with nothing in it.
+    /// An empty result.
     pub fn empty(cni_version: Version) -> Self {
         Self { cni_version, interfaces: Vec::new(), ips: Vec::new(), routes: Vec::new(), dns: Dns::default() }
     }
@@ -120,7 +121,8 @@ impl CniResult {
         self.interfaces.get(usize::try_from(ip.interface?).ok()?)
     }
 
-    /// Refuses addresses that point at an interface which is not there: such a result crashes containerd.
+    /// Refuses addresses with an index of an interface that does not exist: such a result crashes
+    /// containerd.
     pub fn validate(&self) -> Result<(), ResultError> {
         for (index, ip) in self.ips.iter().enumerate() {
             if let (Some(wanted), None) = (ip.interface, self.interface_of(ip)) {

@@ -1,7 +1,7 @@
-//! `runtimeConfig`: what the runtime supplies for a plugin's capabilities.
+//! `runtimeConfig`: the runtime's values for a plugin's capabilities.
 //!
-//! containerd spells the keys inside with capitals (`HostPort`), everyone else without, so all keys that are read
-//! here are compared without regard to case.
+//! containerd writes the keys inside with capitals (`HostPort`), all other runtimes without, so
+//! keys are compared without regard to case.
 
 use std::net::IpAddr;
 
@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use crate::field::{self, Object};
 use crate::{CniError, Dns, FieldError};
 
-/// The capability values, by capability (cni-runtime.md section 1.12). Each is checked when it is asked for, so that
-/// a value nobody needs cannot fail a DEL.
+/// The capability values, by capability (cni-runtime.md section 1.12). Each is checked when it is
+/// used, so that an invalid value that is not needed cannot fail a DEL.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RuntimeConfig {
     values: Map<String, Value>,
@@ -47,7 +47,7 @@ pub struct Bandwidth {
 // === impl RuntimeConfig ===
 
 impl RuntimeConfig {
-    /// Keeps the values as they came.
+    /// Keeps the values unchanged.
     pub fn new(values: Map<String, Value>) -> Self {
         Self { values }
     }
@@ -60,7 +60,7 @@ impl RuntimeConfig {
 
     /// `portMappings`.
     pub fn port_mappings(&self) -> Result<Vec<PortMapping>, CniError> {
-        field::objects(&self.alone("portMappings"), "portMappings", PortMapping::read).map_err(invalid)
+        field::objects(&self.single("portMappings"), "portMappings", PortMapping::read).map_err(invalid)
     }
 
     /// `bandwidth`.
@@ -82,12 +82,12 @@ impl RuntimeConfig {
 
     /// `mac`.
     pub fn mac(&self) -> Result<Option<Mac>, CniError> {
-        field::parsed(&self.alone("mac"), "mac", "a MAC address").map_err(invalid)
+        field::parsed(&self.single("mac"), "mac", "a MAC address").map_err(invalid)
     }
 
     /// `ips`: addresses with or without a prefix length; without one it is /32 or /128.
     pub fn ips(&self) -> Result<Vec<IpNet>, CniError> {
-        let texts = field::texts(&self.alone("ips"), "ips").map_err(invalid)?;
+        let texts = field::texts(&self.single("ips"), "ips").map_err(invalid)?;
         let read = |(index, text): (usize, &String)| {
             let address = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
             let wrong = |_| FieldError::new(format!("ips[{index}]"), format!("{text:?} is no IP address"));
@@ -99,14 +99,14 @@ impl RuntimeConfig {
     /// `io.kubernetes.cri.pod-annotations`, which containerd and CRI-O send to plugins that declare it.
     pub fn pod_annotations(&self) -> Result<Vec<(String, String)>, CniError> {
         const KEY: &str = "io.kubernetes.cri.pod-annotations";
-        let alone = self.alone(KEY);
-        let Some(object) = field::object(&alone, KEY).map_err(invalid)? else { return Ok(Vec::new()) };
+        let single = self.single(KEY);
+        let Some(object) = field::object(&single, KEY).map_err(invalid)? else { return Ok(Vec::new()) };
         let read = |key: &String| Ok((key.clone(), field::text(object, key)?.to_owned()));
         object.keys().map(read).collect::<Result<_, FieldError>>().map_err(|error| invalid(error.within(KEY)))
     }
 
-    /// An object that holds nothing but the capability, under the name that errors shall show.
-    fn alone(&self, capability: &str) -> Object {
+    /// An object that has only the capability, with the name that errors show.
+    fn single(&self, capability: &str) -> Object {
         let value = self.get(capability).cloned();
         value.into_iter().map(|value| (capability.to_owned(), value)).collect()
     }
@@ -116,8 +116,8 @@ impl RuntimeConfig {
         key: &str,
         read: impl Fn(&Object) -> Result<T, FieldError>,
     ) -> Result<Option<T>, CniError> {
-        let alone = self.alone(key);
-        let object = field::object(&alone, key).map_err(invalid)?.map(lower_keys);
+        let single = self.single(key);
+        let object = field::object(&single, key).map_err(invalid)?.map(lower_keys);
         object.map(|object| read(&object).map_err(|error| invalid(error.within(key)))).transpose()
     }
 }

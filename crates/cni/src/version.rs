@@ -1,9 +1,9 @@
-//! The seven versions of the CNI specification, the verbs that each knows, and how a runtime chooses one.
+//! The seven versions of the CNI specification, the verbs of each, and how a runtime chooses one.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A version of the CNI specification that Russet speaks (cni-runtime.md section 1.1).
+/// A version of the CNI specification that Russet supports (cni-runtime.md section 1.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Version {
     /// 0.1.0: ADD, DEL and one address a family.
@@ -22,24 +22,24 @@ pub enum Version {
     V1_1_0,
 }
 
-/// What a plugin can be asked to do: the value of `CNI_COMMAND`.
+/// A verb: the value of `CNI_COMMAND`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verb {
     /// Attach a container.
     Add,
     /// Detach a container.
     Del,
-    /// Compare an attachment with what it should be.
+    /// Compare an attachment with its desired state.
     Check,
-    /// Give back everything that no valid attachment holds.
+    /// Release everything that no valid attachment has.
     Gc,
-    /// Say whether ADD could be served.
+    /// Report whether ADD could be served.
     Status,
     /// List the supported versions.
     Version,
 }
 
-/// The three shapes that results have had (cni-runtime.md section 1.7).
+/// The three forms of results (cni-runtime.md section 1.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// 0.1.0 and 0.2.0: `ip4` and `ip6`.
@@ -50,7 +50,7 @@ pub(crate) enum Shape {
     C,
 }
 
-/// The text names no version that Russet speaks.
+/// The text is not a supported version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unsupported CNI version {0:?}")]
 pub struct UnsupportedVersion(pub String);
@@ -77,10 +77,10 @@ impl Version {
     /// The newest.
     pub const LATEST: Version = Version::V1_1_0;
 
-    /// What a configuration without `cniVersion` means.
+    /// The version of a configuration without `cniVersion`.
     pub const IMPLIED: Version = Version::V0_1_0;
 
-    /// The text that configurations and results carry.
+    /// The text in configurations and results.
     pub const fn as_str(self) -> &'static str {
         match self {
             Version::V0_1_0 => "0.1.0",
@@ -153,12 +153,12 @@ impl Verb {
         all.into_iter().find(|verb| verb.as_str() == text)
     }
 
-    /// Whether the verb is about one interface of one container.
+    /// Whether the verb has one interface of one container as its target.
     pub const fn has_target(self) -> bool {
         matches!(self, Verb::Add | Verb::Del | Verb::Check)
     }
 
-    /// The oldest configuration version that may carry the verb. VERSION has none of its own.
+    /// The oldest configuration version with the verb. VERSION has none of its own.
     pub const fn since(self) -> Version {
         match self {
             Verb::Add | Verb::Del | Verb::Version => Version::V0_1_0,
@@ -174,8 +174,8 @@ impl fmt::Display for Verb {
     }
 }
 
-/// Chooses the version for a list (cni-runtime.md section 1.3): the greatest of `offered` and `single` that is not
-/// newer than ours; `single` as it is when nothing remains.
+/// Chooses the version of a list (cni-runtime.md section 1.3): the greatest of `offered` and
+/// `single` that is not newer than ours; `single` itself if none remains.
 pub fn select(single: &str, offered: &[&str]) -> Result<String, VersionSyntax> {
     let mut best: Option<([u32; 3], &str)> = None;
     for text in offered.iter().copied().chain((!single.is_empty()).then_some(single)) {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_greatest_version_that_we_know_is_chosen() {
+    fn the_greatest_supported_version_is_chosen() {
         // cni-runtime.md section 1.3 and section 6.2 item 12
         assert_eq!(select("0.4.0", &["1.0.0", "1.1.0", "9.0.0"]).unwrap(), "1.1.0");
         assert_eq!(select("", &["0.3.1", "1.0.0"]).unwrap(), "1.0.0");

@@ -1,4 +1,4 @@
-//! From a listening socket to connections that have a seat.
+//! Turns connections of a listening socket into connections with a slot.
 
 use std::io;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::admission::{Admission, Reason};
 use crate::connection::Connection;
 use crate::peer::Peer;
 
-/// A socket that is listened on.
+/// A listening socket.
 pub trait Listen: Send + Sync + 'static {
     /// Its connections.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// The next one, and who it is.
+    /// The next connection and its peer.
     fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
 }
 
@@ -28,9 +28,10 @@ pub struct Acceptor<L> {
     admission: Arc<Admission>,
 }
 
-/// How long a connection waits for a seat while every seat has a request in progress.
-const SEAT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between tries when the kernel lets nobody in: it has no descriptors or memory, and will not have them at once.
+/// How long a connection waits for a slot while every slot has a request in progress.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after an error of the kernel, which has no descriptors or memory and will not have them at
+/// once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 // === impl Listen ===
@@ -58,17 +59,17 @@ impl Listen for UnixListener {
 // === impl Acceptor ===
 
 impl<L: Listen> Acceptor<L> {
-    /// Accepts at `listener`.
+    /// Accepts connections of `listener`.
     pub fn new(listener: L, admission: Arc<Admission>) -> Self {
         Self { listener, admission }
     }
 
-    /// The next connection that gets a seat. Failures of the kernel are logged and waited out.
+    /// The next connection that gets a slot. Errors of the kernel are logged and waited out.
     pub async fn accept(&self) -> Connection<L::Stream> {
         loop {
             match self.listener.accept().await {
-                Ok((stream, peer)) => match self.seat(peer).await {
-                    Ok(seat) => return Connection::new(stream, seat),
+                Ok((stream, peer)) => match self.slot(peer).await {
+                    Ok(slot) => return Connection::new(stream, slot),
                     Err(reason) => self.admission.count(peer, reason),
                 },
                 Err(error) if is_of_one_connection(&error) => {}
@@ -81,9 +82,10 @@ impl<L: Listen> Acceptor<L> {
         }
     }
 
-    /// A seat, for which a connection waits while all are needed: those who come after it have to wait then in any case.
-    async fn seat(&self, peer: Peer) -> Result<crate::Seat, Reason> {
-        let end = Instant::now() + SEAT_TIMEOUT;
+    /// Gets a slot for a connection, and waits while all are needed. Later connections would have
+    /// to wait in any case.
+    async fn slot(&self, peer: Peer) -> Result<crate::Slot, Reason> {
+        let end = Instant::now() + SLOT_TIMEOUT;
         loop {
             let freed = self.admission.freed().notified();
             tokio::pin!(freed);
@@ -96,7 +98,7 @@ impl<L: Listen> Acceptor<L> {
     }
 }
 
-/// The peer was gone before it was accepted; that says nothing about the next one.
+/// The peer disconnected before it was accepted, which does not affect the next connection.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)

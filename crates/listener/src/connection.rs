@@ -1,4 +1,5 @@
-//! A connection with a seat: it ends when it is displaced, when its greeting does not come, when it is idle for too long, and when its peer takes nothing.
+//! A connection with a slot: it ends when it is displaced, when its greeting does not arrive in
+//! time, when it is idle for too long, or when its peer does not read.
 
 use std::io;
 use std::pin::Pin;
@@ -13,36 +14,36 @@ use tokio::time::{Instant, Sleep};
 use crate::admission::{Activity, Admission, Busy, Limits, Reason};
 use crate::peer::Peer;
 
-/// A place among a listener's connections, free again when this is dropped.
+/// A connection slot of a listener, released when this is dropped.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Slot {
     id: u64,
     peer: Peer,
     activity: Arc<Activity>,
-    /// None once it has said so.
+    /// None once it was displaced.
     displaced: Option<oneshot::Receiver<()>>,
     admission: Arc<Admission>,
 }
 
-/// A stream with a seat.
+/// A stream with a slot.
 #[derive(Debug)]
 pub struct Connection<S> {
     stream: S,
-    seat: Seat,
+    slot: Slot,
     since: Instant,
     read_bytes: usize,
-    /// When the peer is next to have said something.
+    /// When the peer must have sent something.
     due: Pin<Box<Sleep>>,
-    /// The peer takes nothing since a while; until when it may do so.
+    /// The peer does not read; the limit of that.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-/// How long a peer may take nothing of what is sent to it.
+/// How long a peer may leave sent bytes unread.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-// === impl Seat ===
+// === impl Slot ===
 
-impl Seat {
+impl Slot {
     pub(crate) fn new(
         id: u64,
         peer: Peer,
@@ -53,14 +54,14 @@ impl Seat {
         Self { id, peer, activity, displaced: Some(displaced), admission }
     }
 
-    /// A request is in progress until the answer of this is dropped.
+    /// A request is in progress until the returned value is dropped.
     pub fn busy(&self) -> Busy {
         Busy::begin(&self.activity, &self.admission)
     }
 
     fn poll_displaced(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let Some(displaced) = &mut self.displaced {
-            // The other end is kept as long as the seat, so that an error says the same.
+            // The other end exists as long as the slot, so an error means the same.
             let _ = ready!(Pin::new(displaced).poll(context));
             self.displaced = None;
         }
@@ -73,7 +74,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.admission.leave(self.id);
     }
@@ -82,32 +83,34 @@ impl Drop for Seat {
 // === impl Connection ===
 
 impl<S> Connection<S> {
-    pub(crate) fn new(stream: S, seat: Seat) -> Self {
+    pub(crate) fn new(stream: S, slot: Slot) -> Self {
         let since = Instant::now();
-        let due = Box::pin(tokio::time::sleep_until(since + seat.admission.limits().greeting_timeout));
-        Self { stream, seat, since, read_bytes: 0, due, stalled: None }
+        let due = Box::pin(tokio::time::sleep_until(since + slot.admission.limits().greeting_timeout));
+        Self { stream, slot, since, read_bytes: 0, due, stalled: None }
     }
 
-    /// Who it is.
+    /// The peer of the connection.
     pub fn peer(&self) -> Peer {
-        self.seat.peer
+        self.slot.peer
     }
 
-    /// What marks requests of this connection as being in progress, for whoever serves them.
+    /// Marks requests of this connection as in progress, for the server.
     pub fn requests(&self) -> impl Fn() -> Busy + Clone + Send + Sync + 'static + use<S> {
-        let (activity, admission) = (Arc::clone(&self.seat.activity), Arc::clone(&self.seat.admission));
+        let (activity, admission) = (Arc::clone(&self.slot.activity), Arc::clone(&self.slot.admission));
         move || Busy::begin(&activity, &admission)
     }
 
-    /// The stream itself and its seat, which is to be kept as long as the stream; its limits of time are then up to the caller.
-    pub fn into_parts(self) -> (S, Seat) {
-        (self.stream, self.seat)
+    /// The stream and its slot, which has to be held as long as the stream. The caller is
+    /// responsible for time limits then.
+    pub fn into_parts(self) -> (S, Slot) {
+        (self.stream, self.slot)
     }
 
-    /// What counts that the head of a request did not come in time. A connection that says nothing after it was answered has not failed at anything.
+    /// Counts that the head of a request did not arrive in time. A connection that sends nothing
+    /// after an answer has not failed.
     pub(crate) fn late_head(&self) -> impl FnOnce() + use<S> {
-        let (peer, admission) = (self.seat.peer, Arc::clone(&self.seat.admission));
-        let activity = Arc::clone(&self.seat.activity);
+        let (peer, admission) = (self.slot.peer, Arc::clone(&self.slot.admission));
+        let activity = Arc::clone(&self.slot.activity);
         move || {
             if !activity.now().rests() {
                 admission.count(peer, Reason::Greeting);
@@ -116,18 +119,19 @@ impl<S> Connection<S> {
     }
 
     pub(crate) fn limits(&self) -> &Limits {
-        self.seat.admission.limits()
+        self.slot.admission.limits()
     }
 
-    /// Ready when the peer has been waited for long enough.
+    /// Ready when the peer has exceeded its time limit.
     fn poll_overdue(&mut self, context: &mut Context<'_>) -> Poll<Reason> {
         loop {
-            let doing = self.seat.activity.now();
-            let limits = self.seat.admission.limits();
-            let (end, reason) = match (doing.greeted, limits.idle_timeout) {
+            let state = self.slot.activity.now();
+            let limits = self.slot.admission.limits();
+            let (end, reason) = match (state.greeted, limits.idle_timeout) {
                 (false, _) => (self.since + limits.greeting_timeout, Reason::Greeting),
-                (true, Some(idle)) if doing.requests == 0 => (doing.since + idle, Reason::Idle),
-                // A request that ends does not wake us: it is looked at again after the time that it may be idle then.
+                (true, Some(idle)) if state.requests == 0 => (state.since + idle, Reason::Idle),
+                // The end of a request does not wake this future: it checks again after the idle
+                // timeout.
                 (true, Some(idle)) => (Instant::now() + idle, Reason::Idle),
                 (true, None) => return Poll::Pending,
             };
@@ -142,11 +146,11 @@ impl<S> Connection<S> {
     }
 
     fn close<T>(&self, reason: Reason) -> Poll<io::Result<T>> {
-        self.seat.admission.count(self.seat.peer, reason);
+        self.slot.admission.count(self.slot.peer, reason);
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// What a write came to; one that has to wait may do so for a while.
+    /// The result of a write; one that has to wait may do so for a limited time.
     fn poll_stalled<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -168,7 +172,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.seat.poll_displaced(context).is_ready() {
+        if self.slot.poll_displaced(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         let before = buffer.filled().len();
@@ -176,8 +180,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
             let read = buffer.filled().len() - before;
             self.read_bytes = self.read_bytes.saturating_add(read);
             if read > 0 {
-                let greeted = self.read_bytes >= self.seat.admission.limits().greeting_bytes;
-                self.seat.activity.heard(greeted);
+                let greeted = self.read_bytes >= self.slot.admission.limits().greeting_bytes;
+                self.slot.activity.heard(greeted);
             }
             return Poll::Ready(Ok(()));
         }

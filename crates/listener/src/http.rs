@@ -1,5 +1,6 @@
-//! HTTP/1 for small requests: a connection whose head or body does not come in time is closed, a body is read whole before anything is done about it, and
-//! a request is dropped when its caller goes away.
+//! HTTP/1 for small requests: a connection whose head or body does not arrive in time is closed, a
+//! body is read completely before it is handled, and a request is dropped when its caller
+//! disconnects.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,16 +21,16 @@ use crate::acceptor::{Acceptor, Listen};
 use crate::admission::{Admission, Busy};
 use crate::connection::Connection;
 
-/// What requests may be.
+/// The limits of requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Requests {
     /// The largest body, in bytes.
     pub body_max_bytes: usize,
-    /// How long a body may take.
+    /// How long a body may take to arrive.
     pub body_timeout: Duration,
 }
 
-/// Of a request's head; hyper takes no smaller one than 8 KiB.
+/// Limit of a request's head; hyper's minimum is 8 KiB.
 const HEAD_MAX_BYTES: usize = 16 * 1024;
 
 /// A request whose body is complete.
@@ -59,17 +60,17 @@ pub async fn serve<L, S, B>(
             () = &mut stop => break,
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             connection = acceptor.accept() => {
-                connections.spawn(converse(connection, requests, service.clone(), stopped.clone()));
+                connections.spawn(serve_connection(connection, requests, service.clone(), stopped.clone()));
             }
         }
     }
-    // Nobody else may come, and those who are idle go.
+    // No further connection is accepted, and idle ones are closed.
     drop(acceptor);
     let _ = stopping.send(true);
     while connections.join_next().await.is_some() {}
 }
 
-async fn converse<T, S, B>(
+async fn serve_connection<T, S, B>(
     connection: Connection<T>,
     requests: Requests,
     service: S,
@@ -93,13 +94,13 @@ async fn converse<T, S, B>(
     tokio::pin!(serving);
     let ended = tokio::select! {
         ended = &mut serving => ended,
-        // The server's own end says the same.
+        // The end of the server means the same.
         () = async { _ = stopped.wait_for(|stop| *stop).await } => {
             serving.as_mut().graceful_shutdown();
             serving.await
         }
     };
-    // Others are the connection's own, which it has counted, or the peer's.
+    // Other errors are the connection's own, which it has counted, or the peer's.
     if ended.is_err_and(|error| error.is_timeout()) {
         late_head();
     }
@@ -142,7 +143,7 @@ fn refusal(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    // What follows of the request is not read.
+    // The rest of the request is not read.
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
@@ -167,7 +168,7 @@ mod tests {
     };
     const REQUESTS: Requests = Requests { body_max_bytes: 100, body_timeout: Duration::from_millis(200) };
     const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n";
-    /// Longer than anything takes.
+    /// Longer than any step takes.
     const DEADLINE: Duration = Duration::from_secs(60);
 
     #[derive(Clone)]
@@ -207,13 +208,13 @@ mod tests {
             TcpStream::connect(self.address).await.unwrap()
         }
 
-        async fn seated(&self, count: usize) {
+        async fn wait_for_slots(&self, count: usize) {
             let all = async {
                 while self.admission.connections() != count {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             };
-            tokio::time::timeout(DEADLINE, all).await.expect("they get their seats");
+            tokio::time::timeout(DEADLINE, all).await.expect("they get their slots");
         }
 
         async fn end(self) {
@@ -222,15 +223,15 @@ mod tests {
         }
     }
 
-    /// Everything until the server hangs up.
+    /// Everything until the server closes the connection.
     async fn rest(stream: &mut TcpStream) -> String {
         let mut bytes = Vec::new();
-        // A connection may be cut while something is on its way.
+        // A connection may be closed while bytes are being sent.
         let _ = tokio::time::timeout(DEADLINE, stream.read_to_end(&mut bytes)).await.expect("it hangs up");
         String::from_utf8(bytes).unwrap()
     }
 
-    /// The head of the answer to a request on a connection that stays.
+    /// The head of the answer on a connection that stays open.
     async fn ask(stream: &mut TcpStream, request: &[u8]) -> String {
         stream.write_all(request).await.unwrap();
         let mut head = [0; 15];
@@ -239,29 +240,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silent_connections_keep_nobody_from_service() {
+    async fn silent_connections_do_not_prevent_service() {
         let server = serve_with(Limits { greeting_timeout: DEADLINE, ..LIMITS }).await;
         let mut silent = Vec::new();
         for count in 1..=LIMITS.per_peer {
             silent.push(server.connect().await);
-            server.seated(count).await;
+            server.wait_for_slots(count).await;
         }
         let mut new = server.connect().await;
         assert_eq!(ask(&mut new, GET).await, "HTTP/1.1 200 OK");
-        assert_eq!(rest(&mut silent[0]).await, "", "the one that waited longest had to go");
+        assert_eq!(rest(&mut silent[0]).await, "", "the connection that waited longest was closed");
         assert_eq!(server.admission.closed(Reason::Displaced), 1);
         drop((silent, new));
         server.end().await;
     }
 
     #[tokio::test]
-    async fn a_head_that_does_not_come_ends_the_connection_and_is_counted() {
+    async fn a_missing_head_ends_the_connection_and_is_counted() {
         let server = serve_with(LIMITS).await;
         let mut slow = server.connect().await;
         slow.write_all(&GET[..10]).await.unwrap();
         rest(&mut slow).await;
-        // The server counts it when it has hung up.
-        server.seated(0).await;
+        // The server counts it after it has closed the connection.
+        server.wait_for_slots(0).await;
         let counted = async {
             while server.admission.closed(Reason::Greeting) == 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_stops_lets_idle_connections_go_at_once() {
+    async fn a_server_that_stops_closes_idle_connections_at_once() {
         let server = serve_with(Limits { greeting_timeout: DEADLINE, ..LIMITS }).await;
         let mut idle = server.connect().await;
         assert_eq!(ask(&mut idle, GET).await, "HTTP/1.1 200 OK");

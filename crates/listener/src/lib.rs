@@ -1,8 +1,11 @@
-//! What every listener of Russet has in common: a socket that is restricted before anybody can connect, limits for all connections and for each peer,
-//! time limits for peers that say nothing, and counters and log lines for what was refused. docs/limits.md has the table of all listeners.
+//! The common part of all listeners of Russet: a socket with restricted access before the first
+//! connection, limits for all connections and for each peer, time limits for peers that send
+//! nothing, and metrics and log lines for refusals. docs/limits.md has the table of all listeners.
 //!
-//! A peer that waits - it has sent no request, or is idle between two - never keeps another from service: when the seats of a listener or of a peer are
-//! taken, the connection that has waited longest is closed for the new one. Connections with requests in progress are never closed for others.
+//! A waiting peer - one that has sent no request, or is idle between two - never prevents the
+//! service of another: when the slots of a listener or of a peer are in use, the connection that
+//! has waited longest is closed for the new one. Connections with requests in progress are never
+//! closed for others.
 
 // It reads bytes that others wrote: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
@@ -16,5 +19,5 @@ pub mod unix;
 
 pub use acceptor::{Acceptor, Listen};
 pub use admission::{Admission, Allowed, Busy, Limits, Reason};
-pub use connection::{Connection, Seat};
+pub use connection::{Connection, Slot};
 pub use peer::Peer;

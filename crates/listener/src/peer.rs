@@ -1,25 +1,26 @@
-//! Who is at the other end of a connection, as far as limits are concerned.
+//! The peer of a connection, as far as limits are concerned.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 use rustix::process::geteuid;
 
-/// One that shares its seats with its other connections.
+/// The connections of one peer share its slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Peer {
-    /// A process of this machine, by its number.
+    /// A process of this machine.
     Process {
-        /// Its number; 0 for all whose PID namespace hides it.
+        /// The process ID; 0 for all whose PID namespace hides it.
         pid: u32,
-        /// The user that it ran as when it connected.
+        /// The user of the process when it connected.
         uid: u32,
     },
-    /// A host, or an IPv6 network of 64 bits, which is one customer's everywhere. All of loopback is one host.
+    /// A host, or an IPv6 network of 64 bits, which belongs to one customer. All of loopback is one
+    /// host.
     Host(IpAddr),
 }
 
-/// The part of an IPv6 address that names a network.
+/// The network part of an IPv6 address.
 const NETWORK_BITS: u128 = u128::MAX << 64;
 
 // === impl Peer ===
@@ -34,7 +35,7 @@ impl Peer {
         })
     }
 
-    /// Whether it is root, or the user that we run as.
+    /// Whether it is root, or the user of this process.
     pub(crate) fn is_root_or_own_user(self) -> bool {
         matches!(self, Self::Process { uid, .. } if uid == 0 || uid == geteuid().as_raw())
     }
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_that_one_host_can_choose_among_are_one_peer() {
+    fn addresses_of_one_ipv6_network_are_one_peer() {
         let at = |text: &str| Peer::at(text.parse().unwrap());
         assert_eq!(at("127.0.0.1"), at("127.9.9.9"));
         assert_eq!(at("127.0.0.1"), at("::1"));

@@ -1,4 +1,4 @@
-//! Unix sockets that are bound, restricted, and only then listened on.
+//! Unix sockets that are bound, restricted, and only then listening.
 
 use std::fs;
 use std::io;
@@ -9,22 +9,22 @@ use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
-/// For root, or the user that we run as.
+/// Mode for root, or the user of this process.
 pub const PRIVATE: u32 = 0o600;
 
-/// Connections that the kernel keeps until they are accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 1024;
 
-/// Listens at `path`, where nothing may be. Nobody can connect to a socket before `listen`, and by then it has its mode: there is no moment in which the
-/// umask decides who is let in.
+/// Listens at `path`, which must not exist. No process can connect to a socket before `listen`, and
+/// by then it has its mode, so the umask never matters.
 pub fn listen_at(path: &Path, mode: u32) -> io::Result<UnixListener> {
     let socket = bound(path, mode)?;
     listen(&socket, BACKLOG)?;
     Ok(UnixListener::from(socket))
 }
 
-/// The same, in the place of the socket that a server before this one left. The caller holds a lock that only one server has. What is not a socket is
-/// left alone, which makes this fail.
+/// The same, but replaces the socket of an earlier server. The caller holds a lock that only one
+/// server has. A file that is not a socket is left alone, which makes this fail.
 pub fn replace_at(path: &Path, mode: u32) -> io::Result<tokio::net::UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_has_its_mode_before_anybody_can_connect() {
+    fn a_socket_has_its_mode_before_a_process_can_connect() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let socket = bound(&path, PRIVATE).unwrap();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dead_servers_socket_is_replaced_and_nothing_else() {
+    async fn the_socket_of_a_dead_server_is_replaced_and_no_other_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         drop(listen_at(&path, 0o666).unwrap());

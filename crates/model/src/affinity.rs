@@ -1,35 +1,36 @@
-//! A node's claim on a block (calico-ipam.md section 1.5). The owner and the block stand in the key only.
+//! A node's affinity to a block (calico-ipam.md section 1.5). The owner and the block are only in
+//! the key.
 
 use std::fmt;
 
 use crate::json::{self, DecodeError, Extra, Fields, Object};
 
-/// The claim's record.
+/// The affinity's record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Affinity {
-    /// How far the claim has come.
+    /// The state of the claim or its release.
     pub state: AffinityState,
     /// Always false outside Kubernetes.
     pub deleted: bool,
-    /// Members that we do not know.
+    /// Unknown members.
     pub extra: Extra,
 }
 
-/// How far a claim, or its release, has come.
+/// The state of a claim, or of its release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AffinityState {
-    /// Announced; the block may belong to somebody else yet.
+    /// Announced; the block may belong to another owner.
     Pending,
-    /// The block is this owner's. Records of v2 peers have no state and mean this.
+    /// The block belongs to this owner. Records of v2 peers have no state and mean this.
     Confirmed,
-    /// Being given up.
+    /// Being released.
     PendingDeletion,
 }
 
 // === impl Affinity ===
 
 impl Affinity {
-    /// A claim in this state.
+    /// An affinity in this state.
     pub fn new(state: AffinityState) -> Self {
         Self { state, deleted: false, extra: Extra::new() }
     }
@@ -40,7 +41,7 @@ impl Affinity {
         Self { state, ..self.clone() }
     }
 
-    /// Reads a claim; an empty value is one of a v2 peer, hence confirmed.
+    /// Decodes an affinity; an empty value is one of a v2 peer, and so confirmed.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         if bytes.is_empty() {
             return Ok(Self::new(AffinityState::Confirmed));

@@ -1,6 +1,7 @@
-//! The block: which of its addresses are taken, by whom, and which one is next (calico-ipam.md sections 1.3 and 1.4).
+//! The block: which of its addresses are allocated, to whom, and the order of the free ones
+//! (calico-ipam.md sections 1.3 and 1.4).
 //!
-//! This file is the data and its JSON; what may be done to a block is `russet-ipam`'s business.
+//! This file has the data and its JSON; the operations are in `russet-ipam`.
 
 use std::collections::BTreeMap;
 
@@ -14,24 +15,28 @@ mod invariants;
 
 pub use invariants::BlockFault;
 
-/// A block of addresses and their owners. `decode` gives only blocks that keep the five invariants of calico-ipam.md section 1.3.
+/// A block of addresses and their owners. `decode` returns only blocks that satisfy the five
+/// invariants of calico-ipam.md section 1.3.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Block {
     /// The prefix.
     pub cidr: BlockCidr,
-    /// Whom the block serves: `host:<node>` or `virtual:<owner>`; none when its affinity was released.
+    /// The owner that the block serves: `host:<node>` or `virtual:<owner>`; none if its affinity
+    /// was released.
     pub affinity: Option<String>,
-    /// When the block was created, RFC 3339; goes away with the affinity.
+    /// When the block was created, RFC 3339; removed with the affinity.
     pub affinity_claim_time: Option<String>,
-    /// One entry an address: the index of its attribute, or none when it is free.
+    /// One entry for each address: the index of its attribute, or none if it is free.
     pub allocations: Vec<Option<usize>>,
     /// The free ordinals, the next one first.
     pub unallocated: Vec<usize>,
-    /// The owners. None in a block that never had one, which is spelled `null`.
+    /// The owners. None, encoded as `null`, in a block that never had one.
     pub attributes: Option<Vec<Attribute>>,
-    /// Goes up by one with each update. Begins as the creation time in nanoseconds, so it exceeds what a float holds.
+    /// Incremented at each update. It starts with the creation time in nanoseconds, so it exceeds
+    /// what a float holds.
     pub sequence_number: u64,
-    /// Ordinal (in decimal) to the sequence number under which it was taken. None, spelled `null`, in blocks of old peers.
+    /// Ordinal (in decimal) to the sequence number of its allocation. None, encoded as `null`, in
+    /// blocks of old peers.
     pub sequence_numbers: Option<BTreeMap<String, u64>>,
     /// Always false outside Kubernetes.
     pub deleted: bool,
@@ -39,7 +44,7 @@ pub struct Block {
     pub host_affinity: Option<String>,
     /// Enforced by peers up to 3.13 only, and by Russet on the data of Calico v1; kept when true.
     pub strict_affinity: bool,
-    /// Members that we do not know.
+    /// Unknown members.
     pub extra: Extra,
 }
 
@@ -52,27 +57,28 @@ pub struct Attribute {
     pub secondary: Option<BTreeMap<String, String>>,
     /// KubeVirt's migration target.
     pub alternate_owner: BTreeMap<String, String>,
-    /// Set while a released address cools down (3.33): it is not free, whatever the handle says.
+    /// Set while a released address is in cooldown (3.33): it is not free, whatever the handle
+    /// says.
     pub released_at: Option<String>,
-    /// Members that we do not know.
+    /// Unknown members.
     pub extra: Extra,
 }
 
 // === impl Block ===
 
 impl Block {
-    /// The longest affinity that is read: `host:` and a node's name have a quarter of it.
+    /// Limit of an affinity: `host:` and a node's name have a quarter of it.
     pub const AFFINITY_MAX_BYTES: usize = 1024;
 
-    /// Reads a block and checks its invariants.
+    /// Decodes a block and checks its invariants.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let block = Self::parse(bytes)?;
         block.validate().map_err(DecodeError::from)?;
         Ok(block)
     }
 
-    /// Reads a block for somebody who only looks, or gives back: what says who owns what must be whole, and the rest is [mended](Self::mend) after it. With
-    /// what was wrong, if anything was.
+    /// Decodes a block for reading or releasing: only its allocations and owners have to be valid,
+    /// and the rest is [repaired](Self::mend). Returns also what was wrong, if anything was.
     pub fn decode_mended(bytes: &[u8]) -> Result<(Self, Option<BlockFault>), DecodeError> {
         let mut block = Self::parse(bytes)?;
         let fault = block.mend()?;
@@ -100,7 +106,7 @@ impl Block {
         })
     }
 
-    /// Writes the block as Calico 3.32 does.
+    /// Encodes the block as Calico 3.32 does.
     pub fn encode(&self) -> Vec<u8> {
         let allocations: Vec<Value> = self.allocations.iter().map(|slot| Value::from(*slot)).collect();
         let attributes =
@@ -121,7 +127,7 @@ impl Block {
         json::encode(&value)
     }
 
-    /// What stands in `affinity` for a node.
+    /// The `affinity` of a node.
     pub fn affinity_of(node: &NodeName) -> String {
         format!("host:{node}")
     }
@@ -131,7 +137,7 @@ impl Block {
         self.affinity.as_deref().and_then(|owner| owner.strip_prefix("host:")) == Some(node.as_str())
     }
 
-    /// The node that the block serves; none when it serves nobody or no node.
+    /// The node that the block serves; none if it serves no node.
     pub fn node(&self) -> Option<NodeName> {
         NodeName::new(self.affinity.as_deref()?.strip_prefix("host:")?).ok()
     }
@@ -146,19 +152,20 @@ impl Block {
         self.attributes().get((*self.allocations.get(ordinal)?)?)
     }
 
-    /// The sequence number under which an ordinal was taken, 0 when unknown.
+    /// The sequence number of an ordinal's allocation, 0 if unknown.
     pub fn sequence_number_of(&self, ordinal: usize) -> u64 {
         let numbers = self.sequence_numbers.as_ref();
         numbers.and_then(|numbers| numbers.get(&ordinal.to_string()).copied()).unwrap_or(0)
     }
 
-    /// The ordinals that a handle holds, ascending; those that cool down are nobody's.
+    /// The ordinals that a handle has, ascending; those in cooldown have no owner.
     pub fn ordinals_of<'a>(&'a self, handle: &'a HandleId) -> impl Iterator<Item = usize> + 'a {
         (0..self.allocations.len())
             .filter(move |ordinal| self.attribute(*ordinal).is_some_and(|owner| owner.is_of(handle)))
     }
 
-    /// Whether nobody holds an address: reservations of Windows hosts do not count, addresses that cool down do.
+    /// Whether no address is allocated: reservations of Windows hosts do not count, addresses in
+    /// cooldown do.
     pub fn is_empty(&self) -> bool {
         let reserved = |owner: &Attribute| {
             owner.handle_id.as_deref().is_some_and(|id| id.eq_ignore_ascii_case(HandleId::WINDOWS_RESERVED))
@@ -166,7 +173,7 @@ impl Block {
         (0..self.allocations.len()).filter_map(|ordinal| self.attribute(ordinal)).all(reserved)
     }
 
-    /// When the block was claimed, if that can be read.
+    /// When the block was claimed, if that can be parsed.
     pub fn claimed_at(&self) -> Option<std::time::SystemTime> {
         time::parse_rfc3339(self.affinity_claim_time.as_deref()?)
     }
@@ -201,12 +208,12 @@ fn attributes(fields: &mut Fields) -> Result<Option<Vec<Attribute>>, DecodeError
 // === impl Attribute ===
 
 impl Attribute {
-    /// The longest stored handle that is read: twice the longest handle, for what peers append behind a CR.
+    /// Limit of a stored handle: twice the longest handle, for what peers append after a CR.
     pub const HANDLE_MAX_BYTES: usize = 1024;
-    /// The longest name or value of a member of an attribute that is read: names of pods and nodes have 253 bytes.
+    /// Limit of a name or value of an attribute's member: names of pods and nodes have 253 bytes.
     pub const MEMBER_MAX_BYTES: usize = 4096;
 
-    /// Whether the attribute is a living one of this handle.
+    /// Whether the attribute is an active one of this handle.
     pub fn is_of(&self, handle: &HandleId) -> bool {
         self.released_at.is_none() && self.handle_id.as_deref().is_some_and(|stored| handle.is(stored))
     }

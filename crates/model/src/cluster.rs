@@ -6,10 +6,11 @@ use crate::ResourceKind;
 use crate::json::{DecodeError, Extra, Object};
 use crate::resource::{Resource, Spec, SpecMembers};
 
-/// The cluster's information with its envelope; there is one, called [`ClusterInformationSpec::NAME`].
+/// The cluster's information with its envelope; there is one, called
+/// [`ClusterInformationSpec::NAME`].
 pub type ClusterInformation = Resource<ClusterInformationSpec>;
 
-/// What is said about a cluster.
+/// The information.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ClusterInformationSpec {
     /// Random, 32 hexadecimal digits.

@@ -2,24 +2,25 @@
 
 use crate::json::{self, DecodeError, Extra, Fields, Object};
 
-/// Settings of the whole cluster. `default()` is what holds while nobody has stored any.
+/// The settings of the whole cluster. `default()` applies if none are stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IpamConfig {
     /// Nodes take addresses from their own blocks only.
     pub strict_affinity: bool,
     /// Nodes may claim new blocks. **Missing in a stored record means no**; only a missing record means yes.
     pub auto_allocate_blocks: bool,
-    /// How many blocks of a family a node may have; 0 is "not set".
+    /// Limit of blocks of a family on one node; 0 is "not set".
     pub max_blocks_per_host: u64,
     /// KubeVirt's setting, kept for peers.
     pub kube_virt_persistence: Option<String>,
-    /// Seconds that a released address rests (3.33). Kept for peers; see calico-ipam.md section 9, MUST NOT.
+    /// Cooldown of released addresses in seconds (3.33). Kept for peers; see calico-ipam.md section 9,
+    /// MUST NOT.
     pub ip_cooldown_seconds: u64,
     /// Members that we do not know.
     pub extra: Extra,
 }
 
-/// Holds when nobody set a limit: peers have used it since 3.19.
+/// The limit if none is set: peers have used it since 3.19.
 const BLOCKS_PER_HOST: u64 = 20;
 
 // === impl IpamConfig ===
@@ -51,7 +52,7 @@ impl IpamConfig {
         })
     }
 
-    /// Writes the settings as Go does: what is false or 0 is left out.
+    /// Encodes the settings as Go does: false and 0 are omitted.
     pub fn encode(&self) -> Vec<u8> {
         let value = Object::default()
             .put_true("strict_affinity", self.strict_affinity)
@@ -63,8 +64,8 @@ impl IpamConfig {
         json::encode(&value)
     }
 
-    /// How many blocks of one family a node may have when the request sets its own limit (0: it does not): the smaller one holds, and
-    /// where nobody set any, 20.
+    /// Limit of blocks of one family on one node if the request sets its own limit (0: it does
+    /// not): the smaller one applies, and 20 if none is set.
     pub fn block_limit(&self, requested: u64) -> u64 {
         match (requested, self.max_blocks_per_host) {
             (0, 0) => BLOCKS_PER_HOST,

@@ -1,5 +1,6 @@
-//! Settings of Calico's node agent (calico-cni.md section 4.4): the few that decide how nodes reach each other. One for the cluster, `default`,
-//! and one for each node that differs, `node.<name>`. Read by the agent in Calico's place.
+//! Settings of Calico's node agent (calico-cni.md section 4.4): the few that decide how nodes reach
+//! each other. One for the cluster, `default`, and one for each node that differs, `node.<name>`.
+//! Read by the agent in Calico's place.
 
 use russet_addr::NodeName;
 use serde_json::Value;
@@ -11,7 +12,7 @@ use crate::resource::{Resource, Spec, SpecMembers};
 /// Felix's settings with their envelope.
 pub type FelixConfiguration = Resource<FelixConfigurationSpec>;
 
-/// What they say.
+/// The settings.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FelixConfigurationSpec {
     /// VXLAN network identifier of all nodes.
@@ -43,7 +44,7 @@ impl FelixConfigurationSpec {
         format!("node.{node}")
     }
 
-    /// These settings, with what they leave open from `others`.
+    /// These settings, with missing values taken from `others`.
     #[must_use]
     pub fn or(&self, others: &Self) -> Self {
         Self {

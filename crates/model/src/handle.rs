@@ -1,4 +1,5 @@
-//! The handle's record: how many addresses its owner is believed to hold, block by block (calico-ipam.md section 1.6).
+//! The handle's record: how many addresses its owner has in each block, as an upper bound
+//! (calico-ipam.md section 1.6).
 
 use std::collections::BTreeMap;
 
@@ -6,14 +7,14 @@ use russet_addr::BlockCidr;
 
 use crate::json::{self, DecodeError, Extra, Fields, Object};
 
-/// An index into the blocks. Its counts are upper bounds; the blocks are the truth.
+/// An index of the blocks. Its counts are upper bounds; only the blocks are authoritative.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Handle {
     /// Block (with `/`) to count. Never `null` on the wire: that crashes a Go peer.
     pub block: BTreeMap<String, u64>,
     /// Always false outside Kubernetes.
     pub deleted: bool,
-    /// Members that we do not know.
+    /// Unknown members.
     pub extra: Extra,
 }
 
@@ -35,18 +36,18 @@ impl Handle {
         json::encode(&value.finish(&self.extra))
     }
 
-    /// How many addresses of `block` it counts.
+    /// Its count for `block`.
     pub fn count(&self, block: BlockCidr) -> u64 {
         self.block.get(&block.to_string()).copied().unwrap_or(0)
     }
 
-    /// Counts `addresses` more of `block`.
+    /// Adds `addresses` to the count for `block`.
     pub fn add(&mut self, block: BlockCidr, addresses: u64) {
         let count = self.block.entry(block.to_string()).or_insert(0);
         *count = count.saturating_add(addresses);
     }
 
-    /// Sets what it counts of `block`; 0 removes the entry.
+    /// Sets the count for `block`; 0 removes the entry.
     pub fn set(&mut self, block: BlockCidr, addresses: u64) {
         match addresses {
             0 => self.block.remove(&block.to_string()),
@@ -54,7 +55,7 @@ impl Handle {
         };
     }
 
-    /// The blocks that it names, as far as they are blocks.
+    /// The blocks in the record, without invalid names.
     pub fn blocks(&self) -> impl Iterator<Item = BlockCidr> + '_ {
         self.block.keys().filter_map(|text| text.parse().ok())
     }

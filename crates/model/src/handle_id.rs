@@ -1,11 +1,13 @@
-//! Handle IDs: under which name an owner holds its addresses (calico-ipam.md section 1.6).
+//! Handle IDs: the name under which an owner's addresses are allocated (calico-ipam.md section
+//! 1.6).
 
 use std::fmt;
 use std::str::FromStr;
 
 use russet_addr::{ContainerId, Family, NameError, NetworkName, NodeName};
 
-/// The name under which a pod or a tunnel holds addresses. It is a key segment, so it has no `/`.
+/// The name under which addresses of a pod or a tunnel are allocated. It is a key segment, so it
+/// has no `/`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HandleId(String);
 
@@ -15,7 +17,8 @@ const HANDLE_MAX_BYTES: usize = 512;
 // === impl HandleId ===
 
 impl HandleId {
-    /// What Windows peers reserve addresses under; it stands in blocks only and never has a record of its own.
+    /// The handle of reservations by Windows peers. It is only in blocks and never has a record of
+    /// its own.
     pub const WINDOWS_RESERVED: &'static str = "windows-reserved-ipam-handle";
 
     /// Checks `id` and keeps it.
@@ -36,7 +39,7 @@ impl HandleId {
         match id {
             "" => Some("it is empty"),
             _ if id.len() > HANDLE_MAX_BYTES => Some("it is longer than 512 bytes"),
-            // What nearly all are made of need not be looked at character by character.
+            // Handles of the usual form need no check of each character.
             _ if id.bytes().all(|byte| byte > b'/' && byte < 0x7f || byte == b'.' || byte == b'-') => None,
             _ if id.contains('/') => Some("it must not hold '/': peers would not list it"),
             _ if id.chars().any(char::is_control) => Some("it must not hold control characters"),
@@ -72,12 +75,13 @@ impl HandleId {
         &self.0
     }
 
-    /// Whether `stored`, from a block of a peer, means this handle: what follows a CR there is garbage (calico-ipam.md section 1.4).
+    /// Whether `stored`, from a block of a peer, is this handle: what follows a CR there is garbage
+    /// (calico-ipam.md section 1.4).
     pub fn is(&self, stored: &str) -> bool {
         Self::sanitized(stored) == self.0
     }
 
-    /// A handle as stored in a block, without the garbage behind a CR.
+    /// A handle as stored in a block, without the garbage after a CR.
     pub fn sanitized(stored: &str) -> &str {
         stored.split('\r').next().unwrap_or(stored)
     }

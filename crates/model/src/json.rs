@@ -1,5 +1,6 @@
-//! JSON in and out, member by member: every error says where it happened, unknown members survive in their order, and the bytes that
-//! leave are those that Go's encoder would write. Used by every type of this crate.
+//! JSON decoding and encoding, member by member: every error names the position, unknown members
+//! keep their order, and the encoded bytes are those of Go's encoder. Used by every type of this
+//! crate.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -9,14 +10,14 @@ use std::str::FromStr;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Members that we do not know, kept so that rewriting a record loses nothing (calico-ipam.md section 1.10).
+/// Unknown members, kept so that rewriting a record loses nothing (calico-ipam.md section 1.10).
 pub type Extra = Map<String, Value>;
 
-/// Bytes that are not what their key says.
+/// Bytes that do not match their key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}{}{at}: {problem}", if at.is_empty() { "" } else { " at " })]
 pub struct DecodeError {
-    /// What was being read: `block`, `pool`.
+    /// The kind of record: `block`, `pool`.
     pub what: &'static str,
     /// The member: `allocations[3]`, `spec.cidr`. Empty for the value as a whole.
     pub at: String,
@@ -24,7 +25,7 @@ pub struct DecodeError {
     pub problem: String,
 }
 
-/// The members of one object, taken out one by one; what is left is [`Extra`].
+/// The members of one object, removed one by one; the rest is [`Extra`].
 pub(crate) struct Fields {
     what: &'static str,
     at: String,
@@ -38,9 +39,9 @@ pub(crate) struct Object(Map<String, Value>);
 /// Writes strings as Go's `encoding/json` does: `<`, `>`, `&` and the two line separators are escaped.
 struct GoFormatter;
 
-/// Most characters of a refused value that an error repeats.
+/// Limit of the part of a refused value that an error repeats.
 const SHOWN_MAX_CHARS: usize = 60;
-/// Most characters of an error's place and of its reason: either may repeat what is stored.
+/// Limit of an error's position and of its reason: either may repeat stored text.
 const ERROR_MAX_CHARS: usize = 300;
 
 /// Encodes as Go does, compactly.
@@ -83,7 +84,7 @@ impl Fields {
         }
     }
 
-    /// What is left once all known members were taken.
+    /// The rest, once all known members are removed.
     pub(crate) fn rest(self) -> Extra {
         self.members
     }
@@ -252,7 +253,7 @@ impl Object {
         self
     }
 
-    /// Writes the member only where there is a value.
+    /// Writes the member only if there is a value.
     pub(crate) fn put_some(self, name: &str, value: Option<impl Into<Value>>) -> Self {
         match value {
             Some(value) => self.put(name, value),
@@ -260,27 +261,27 @@ impl Object {
         }
     }
 
-    /// Writes the member only where there is a value, as its text.
+    /// Writes the member only if there is a value, as its text.
     pub(crate) fn put_text(self, name: &str, value: Option<impl Display>) -> Self {
         self.put_some(name, value.map(|value| value.to_string()))
     }
 
-    /// Writes the member only where the string is not empty.
+    /// Writes the member only if the string is not empty.
     pub(crate) fn put_string(self, name: &str, value: &str) -> Self {
         if value.is_empty() { self } else { self.put(name, value) }
     }
 
-    /// Writes the member only where it is true.
+    /// Writes the member only if it is true.
     pub(crate) fn put_true(self, name: &str, value: bool) -> Self {
         if value { self.put(name, true) } else { self }
     }
 
-    /// Writes the member only where it is not zero.
+    /// Writes the member only if it is not zero.
     pub(crate) fn put_nonzero(self, name: &str, value: u64) -> Self {
         if value == 0 { self } else { self.put(name, value) }
     }
 
-    /// Writes the member only where the list is not empty.
+    /// Writes the member only if the list is not empty.
     pub(crate) fn put_list<T: Display>(self, name: &str, items: &[T]) -> Self {
         if items.is_empty() {
             return self;
@@ -288,12 +289,12 @@ impl Object {
         self.put(name, items.iter().map(|item| Value::String(item.to_string())).collect::<Vec<_>>())
     }
 
-    /// Writes the member only where the map is not empty.
+    /// Writes the member only if the map is not empty.
     pub(crate) fn put_map(self, name: &str, map: &BTreeMap<String, String>) -> Self {
         if map.is_empty() { self } else { self.put(name, string_map(map)) }
     }
 
-    /// Adds the members that were not known when the record was read, and ends the object.
+    /// Adds the members that were unknown when the record was decoded, and ends the object.
     pub(crate) fn finish(mut self, extra: &Extra) -> Value {
         for (name, value) in extra {
             if !self.0.contains_key(name) {

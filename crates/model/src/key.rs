@@ -1,6 +1,6 @@
-//! Datastore keys: paths in etcd's style, exactly as calico-ipam.md sections 1.1 and 1.2 have them.
+//! Datastore keys: paths in etcd's style, exactly as in calico-ipam.md sections 1.1 and 1.2.
 //!
-//! Names stand in keys as they are, without any escaping; the types that are accepted here cannot hold a `/`.
+//! Names are in keys unescaped; the types that are accepted here cannot contain a `/`.
 
 use std::fmt;
 
@@ -12,7 +12,8 @@ use crate::HandleId;
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Key(String);
 
-/// The beginning of the paths of many records. Those that we build end in `/`, so that `node1` does not cover `node10`.
+/// The common prefix of the paths of many records. Those that are built here end in `/`, so that
+/// `node1` does not cover `node10`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Prefix(String);
 
@@ -28,9 +29,9 @@ pub enum KeyKind {
         /// The block.
         block: BlockCidr,
     },
-    /// calico-ipam.md K3: an affinity of an owner that is no node (`load-balancer`).
+    /// calico-ipam.md K3: an affinity of an owner that is not a node (`load-balancer`).
     VirtualAffinity {
-        /// Who claims the block.
+        /// The owner of the affinity.
         owner: String,
         /// The block.
         block: BlockCidr,
@@ -39,7 +40,7 @@ pub enum KeyKind {
     Handle(HandleId),
     /// calico-ipam.md K5: the allocator's settings.
     IpamConfig,
-    /// calico-ipam.md K6: a leaf that nobody writes any more.
+    /// calico-ipam.md K6: a leaf that no program writes any more.
     IpamHost(NodeName),
     /// calico-ipam.md K7: a pool.
     Pool(String),
@@ -63,7 +64,7 @@ pub enum KeyKind {
         /// Its name.
         name: String,
     },
-    /// A path that is none of ours.
+    /// Another path.
     Other,
 }
 
@@ -95,13 +96,13 @@ const HANDLES: &str = "/calico/ipam/v2/handle/";
 const CONFIG: &str = "/calico/ipam/v2/config";
 const RESOURCES: &str = "/calico/resources/v3/projectcalico.org/";
 
-/// A DNS subdomain's limit, which Kubernetes sets for names.
+/// The limit of a DNS subdomain, which Kubernetes sets for names.
 const RESOURCE_NAME_MAX_BYTES: usize = 253;
 
 // === impl Key ===
 
 impl Key {
-    /// A key as it came from a datastore. Keys of ours come from the other constructors.
+    /// A key from a datastore. Russet's own keys are built by the other constructors.
     pub fn from_stored(path: impl Into<String>) -> Self {
         Self(path.into())
     }
@@ -181,7 +182,8 @@ impl Key {
         &self.0
     }
 
-    /// The handle that the key names, if it names one, without a copy: there are 640,000 of them in a large cluster.
+    /// The handle in the key, if there is one, without a copy: there are 640,000 of them in a large
+    /// cluster.
     pub fn handle_name(&self) -> Option<&str> {
         self.0.strip_prefix(HANDLES).filter(|name| HandleId::is_valid(name))
     }
@@ -191,8 +193,9 @@ impl Key {
         Self::parse(&self.0).unwrap_or(KeyKind::Other)
     }
 
-    /// What `path` names; none if it is no path at all. A spelling that we would not write, such as a block
-    /// that is not canonical, is [`KeyKind::Other`]: nothing may be read under one key and written under another.
+    /// What `path` names; none if it is not a path. A form that Russet would not write, such as a
+    /// block that is not canonical, is [`KeyKind::Other`]: no record may be read under one key and
+    /// written under another.
     pub fn parse(path: &str) -> Option<KeyKind> {
         if !path.starts_with('/') {
             return None;
@@ -223,13 +226,13 @@ fn block_at(rest: &str) -> Option<BlockCidr> {
     (block.family().segment() == segment).then_some(block)
 }
 
-/// Reads what follows `/virtual/`.
+/// Decodes what follows `/virtual/`.
 fn parse_virtual(rest: &str) -> Option<KeyKind> {
     let (owner, rest) = rest.split_once('/')?;
     Some(KeyKind::VirtualAffinity { owner: owner.into(), block: block_at(rest)? })
 }
 
-/// Reads what follows `/host/`: a node alone or one of its affinities.
+/// Decodes what follows `/host/`: a node or one of its affinities.
 fn parse_host(rest: &str) -> Option<KeyKind> {
     match rest.split_once('/') {
         None => Some(KeyKind::IpamHost(NodeName::new(rest).ok()?)),
@@ -239,7 +242,7 @@ fn parse_host(rest: &str) -> Option<KeyKind> {
     }
 }
 
-/// Reads what follows `projectcalico.org/`.
+/// Decodes what follows `projectcalico.org/`.
 fn parse_resource(rest: &str) -> Option<KeyKind> {
     let (plural, rest) = rest.split_once('/')?;
     let kind = ResourceKind::from_plural(plural)?;
@@ -262,7 +265,7 @@ fn parse_resource(rest: &str) -> Option<KeyKind> {
     })
 }
 
-/// A name that may stand in a resource's key.
+/// A name that is allowed in a resource's key.
 fn resource_name<'a>(kind: &'static str, name: &'a str) -> Result<&'a str, NameError> {
     match name {
         "" => Err(refused(kind, name, "it is empty")),
@@ -293,7 +296,8 @@ impl fmt::Debug for Key {
 // === impl Prefix ===
 
 impl Prefix {
-    /// A prefix from a flag or a request. Prefixes of ours come from the other constructors.
+    /// A prefix from a flag or a request. Russet's own prefixes are built by the other
+    /// constructors.
     pub fn from_stored(path: impl Into<String>) -> Self {
         Self(path.into())
     }
@@ -316,7 +320,7 @@ impl Prefix {
         Self(format!("{HOSTS}{node}/{}/block/", family.segment()))
     }
 
-    /// The affinities of all nodes, and nothing that `/virtual/` holds.
+    /// The affinities of all nodes, without those below `/virtual/`.
     pub fn all_affinities() -> Self {
         Self(HOSTS.into())
     }

@@ -1,10 +1,11 @@
-//! What is stored, and how it is spelled: typed records, their datastore keys and their JSON.
+//! The stored records: their types, datastore keys and JSON.
 //!
-//! Everything here is Calico's on the wire (calico-ipam.md sections 1.1 to 1.9), byte for byte as its newest release writes it, so that
-//! Go peers can share a datastore with us. The store, the allocator and the overlay read and write through these types only.
-//! All of it is pure: bytes in, values out.
+//! The stored form is Calico's (calico-ipam.md sections 1.1 to 1.9), byte for byte as its newest
+//! release writes it, so that Go peers can share a datastore with Russet. The store, the allocator
+//! and the overlay use only these types to read and write records. All of it is pure: bytes in,
+//! values out.
 
-// It reads bytes that others wrote: none of them may end the process.
+// It decodes bytes of other programs: none of them may end the process.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod affinity;

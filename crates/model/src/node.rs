@@ -1,4 +1,5 @@
-//! Nodes (calico-ipam.md section 1.8, K9; calico-cni.md section 4.6): their addresses and tunnel ends, as peers exchange them.
+//! Nodes (calico-ipam.md section 1.8, K9; calico-cni.md section 4.6): their addresses and tunnel
+//! ends.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,18 +13,18 @@ use crate::resource::{Resource, Spec, SpecMembers};
 /// A node with its envelope.
 pub type Node = Resource<NodeSpec>;
 
-/// What a node says of itself.
+/// The content of a node's record.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeSpec {
     /// Addresses of the node itself.
     pub bgp: Option<NodeBgp>,
     /// Address of its IPv4 VXLAN device.
     pub ipv4_vxlan_tunnel_addr: Option<Ipv4Addr>,
-    /// MAC of its IPv4 VXLAN device where it is not the one derived from the node's name.
+    /// MAC of its IPv4 VXLAN device if it is not the one derived from the node's name.
     pub vxlan_tunnel_mac_addr: Option<Mac>,
     /// Address of its IPv6 VXLAN device.
     pub ipv6_vxlan_tunnel_addr: Option<Ipv6Addr>,
-    /// MAC of its IPv6 VXLAN device where it is not the derived one.
+    /// MAC of its IPv6 VXLAN device if it is not the derived one.
     pub vxlan_tunnel_mac_addr_v6: Option<Mac>,
     /// Members that we do not know.
     pub extra: Extra,
@@ -42,7 +43,7 @@ pub struct NodeBgp {
     pub extra: Extra,
 }
 
-/// An address with or without a prefix length; without one it stands alone.
+/// An address with or without a prefix length.
 struct HostAddress(IpNet);
 
 // === impl NodeSpec ===

@@ -1,7 +1,9 @@
-//! OpenShift's networking resources as Russet's store holds them (cni-runtime.md section 4.4): tenants, the subnets of nodes, the cluster's network.
+//! OpenShift's networking resources in Russet's store (cni-runtime.md section 4.4): tenants, the
+//! subnets of nodes, the cluster's network.
 //!
-//! The JSON is that of `network.openshift.io/v1`, so that what `oc get -o json` prints can be stored as it is; the keys are Russet's own. Written by
-//! `russet netnamespace` and the agent's `openshift_tenants`, read by its follower and by `overlay::openshift`'s callers.
+//! The JSON is that of `network.openshift.io/v1`, so that the output of `oc get -o json` can be
+//! stored unchanged; the keys are Russet's own. Written by `russet netnamespace` and the agent's
+//! `openshift_tenants`, read by its follower and by `overlay::openshift`'s callers.
 
 mod cluster;
 mod names;
@@ -27,12 +29,12 @@ const SUBNETS: &str = "subnets/";
 /// Of all three kinds.
 const API_VERSION: &str = "network.openshift.io/v1";
 
-/// What one of the keys below [`everything`] names.
+/// What a key below [`everything`] names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpenshiftKey {
     /// The tenant of a namespace.
     NetNamespace(Namespace),
-    /// Who has a network ID.
+    /// The users of a network ID.
     NetId(NetId),
     /// The subnet of a node.
     HostSubnet(NodeName),
@@ -40,27 +42,27 @@ pub enum OpenshiftKey {
     ClusterNetwork(String),
 }
 
-/// Where the tenant of a namespace is.
+/// The key of a namespace's tenant.
 pub fn netnamespace_key(namespace: &Namespace) -> Key {
     Key::from_stored(format!("{ROOT}{NETNAMESPACES}{namespace}"))
 }
 
-/// Where the record of who has a network ID is.
+/// The key of a network ID's record.
 pub fn netid_key(id: NetId) -> Key {
     Key::from_stored(format!("{ROOT}{NETIDS}{id}"))
 }
 
-/// Where the subnet of a node is.
+/// The key of a node's subnet.
 pub fn hostsubnet_key(host: &NodeName) -> Key {
     Key::from_stored(format!("{ROOT}{HOSTSUBNETS}{host}"))
 }
 
-/// Where it is written which node has claimed a subnet: the record that keeps two nodes from claiming one.
+/// The key of the claim of a subnet: the record that prevents two nodes from claiming the same one.
 pub fn subnet_key(subnet: ipnet::Ipv4Net) -> Key {
     Key::from_stored(format!("{ROOT}{SUBNETS}{}-{}", subnet.network(), subnet.prefix_len()))
 }
 
-/// Where the network of the cluster is; OpenShift knows the name `default` only.
+/// The key of the cluster's network; OpenShift uses only the name `default`.
 pub fn clusternetwork_key() -> Key {
     Key::from_stored(format!("{ROOT}{CLUSTERNETWORKS}{}", ClusterNetwork::DEFAULT))
 }
@@ -70,7 +72,7 @@ pub fn netnamespaces() -> Prefix {
     Prefix::from_stored(format!("{ROOT}{NETNAMESPACES}"))
 }
 
-/// All records of who has a network ID.
+/// The records of all network IDs.
 pub fn netids() -> Prefix {
     Prefix::from_stored(format!("{ROOT}{NETIDS}"))
 }
@@ -80,12 +82,12 @@ pub fn hostsubnets() -> Prefix {
     Prefix::from_stored(format!("{ROOT}{HOSTSUBNETS}"))
 }
 
-/// All of it, for one watch.
+/// All of these records, for one watch.
 pub fn everything() -> Prefix {
     Prefix::from_stored(ROOT)
 }
 
-/// What a key of the store names, where it is one of ours.
+/// What a key of the store names, if it is one of these.
 pub fn parse_key(key: &Key) -> Option<OpenshiftKey> {
     let path = key.as_str().strip_prefix(ROOT)?;
     if let Some(name) = path.strip_prefix(NETNAMESPACES) {
@@ -101,7 +103,7 @@ pub fn parse_key(key: &Key) -> Option<OpenshiftKey> {
     (!name.is_empty() && !name.contains('/')).then(|| OpenshiftKey::ClusterNetwork(name.to_owned()))
 }
 
-/// Opens the envelope of a resource: its kind, where it says one, and its name are checked.
+/// Opens the envelope of a resource and checks its kind, if it has one, and its name.
 fn open(what: &'static str, kind: &str, bytes: &[u8]) -> Result<(Fields, Option<String>), DecodeError> {
     let mut fields = Fields::parse(what, bytes)?;
     for (member, wanted) in [("kind", kind), ("apiVersion", API_VERSION)] {
@@ -122,7 +124,7 @@ fn envelope(kind: &str, name: &str) -> Object {
     Object::default().put("kind", kind).put("apiVersion", API_VERSION).put("metadata", metadata)
 }
 
-/// The name that a resource has twice: both, where there are both, are the same.
+/// The name that a resource may have twice: if there are both, they must be equal.
 fn one_name(
     fields: &Fields,
     member: &str,
@@ -138,7 +140,7 @@ fn one_name(
     }
 }
 
-/// A member that must be there, of a type of its own.
+/// A required member with its own type.
 fn required<T>(fields: &mut Fields, member: &str) -> Result<T, DecodeError>
 where
     T: std::str::FromStr<Err: std::fmt::Display>,
@@ -149,7 +151,7 @@ where
     }
 }
 
-/// Addresses that stand in a list as texts.
+/// Addresses in a list of texts.
 fn addresses(fields: &mut Fields, member: &str) -> Result<Vec<std::net::Ipv4Addr>, DecodeError> {
     let texts = fields.strings(member)?;
     let one = |(index, text): (usize, String)| {

@@ -10,30 +10,30 @@ use crate::{ResourceKind, Selector, SelectorError};
 /// A pool with its envelope.
 pub type IpPool = Resource<IpPoolSpec>;
 
-/// What a pool says.
+/// The content of a pool's record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IpPoolSpec {
     /// Its addresses, without host bits.
     pub cidr: IpNet,
-    /// When traffic is put into VXLAN.
+    /// When traffic is encapsulated in VXLAN.
     pub vxlan_mode: EncapMode,
-    /// When traffic is put into IPIP.
+    /// When traffic is encapsulated in IPIP.
     pub ipip_mode: EncapMode,
     /// Whether traffic that leaves the pools is masqueraded.
     pub nat_outgoing: bool,
-    /// No new addresses are taken from it.
+    /// No new addresses are allocated from it.
     pub disabled: bool,
     /// Its routes are not advertised.
     pub disable_bgp_export: bool,
     /// Prefix length of its blocks; none means /26 or /122.
     pub block_size: Option<u8>,
-    /// Which nodes may take blocks of it; none means all.
+    /// The nodes that may claim its blocks; none means all.
     pub node_selector: Option<String>,
-    /// Which namespaces' pods get its addresses; none means all.
+    /// The namespaces whose pods get its addresses; none means all.
     pub namespace_selector: Option<String>,
     /// `Workload`, `Tunnel`, `LoadBalancer`; empty means the first two.
     pub allowed_uses: Vec<String>,
-    /// Whether addresses come from it unasked.
+    /// Whether addresses are allocated without an explicit request.
     pub assignment_mode: AssignmentMode,
     /// Members that we do not know.
     pub extra: Extra,
@@ -51,7 +51,7 @@ pub enum EncapMode {
     CrossSubnet,
 }
 
-/// What an address is for.
+/// The use of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressUse {
     /// A pod.
@@ -62,24 +62,25 @@ pub enum AddressUse {
     LoadBalancer,
 }
 
-/// Whether a pool serves those who did not ask for it.
+/// Whether a pool serves requests that do not name it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AssignmentMode {
-    /// It was not said, which means automatic.
+    /// Not set, which means automatic.
     #[default]
     Unset,
-    /// It does.
+    /// It serves them.
     Automatic,
-    /// It serves only those who name it.
+    /// It serves only requests that name it.
     Manual,
-    /// Something that a later version defines; not automatic.
+    /// A mode of a later version; not automatic.
     Other(String),
 }
 
 // === impl IpPool ===
 
 impl IpPool {
-    /// Whether new addresses may come from it at all: not disabled, not going away, not declared unallocatable.
+    /// Whether new addresses may be allocated from it: not disabled, not being deleted, not
+    /// declared unallocatable.
     pub fn is_enabled(&self) -> bool {
         !self.spec.disabled
             && self.metadata.deletion_timestamp.is_none()
@@ -90,7 +91,7 @@ impl IpPool {
 // === impl IpPoolSpec ===
 
 impl IpPoolSpec {
-    /// A pool that serves everybody, without encapsulation or NAT.
+    /// A pool for all requests, without encapsulation or NAT.
     pub fn new(cidr: IpNet) -> Self {
         Self {
             cidr,
@@ -134,17 +135,17 @@ impl IpPoolSpec {
         }
     }
 
-    /// Whether it serves those who did not name it.
+    /// Whether it serves requests that do not name it.
     pub fn is_automatic(&self) -> bool {
         matches!(self.assignment_mode, AssignmentMode::Unset | AssignmentMode::Automatic)
     }
 
-    /// Which nodes may take blocks.
+    /// The nodes that may claim its blocks.
     pub fn nodes(&self) -> Result<Selector, SelectorError> {
         Selector::parse(self.node_selector.as_deref().unwrap_or_default())
     }
 
-    /// Which namespaces' pods get addresses.
+    /// The namespaces whose pods get its addresses.
     pub fn namespaces(&self) -> Result<Selector, SelectorError> {
         Selector::parse(self.namespace_selector.as_deref().unwrap_or_default())
     }

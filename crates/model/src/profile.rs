@@ -1,5 +1,5 @@
-//! Profiles: rules and labels that endpoints take over by naming them (calico-cni.md sections 2.3 and 2.7). The `calico` plugin creates one
-//! for each network without policies of Kubernetes.
+//! Profiles: rules and labels that endpoints inherit by naming them (calico-cni.md sections 2.3 and
+//! 2.7). The `calico` plugin creates one for each network without Kubernetes policies.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::resource::{Resource, Spec, SpecMembers};
 /// A profile with its envelope.
 pub type Profile = Resource<ProfileSpec>;
 
-/// What a profile says.
+/// The content of a profile's record.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ProfileSpec {
-    /// Rules for what comes in, the first that matches counts.
+    /// Rules for incoming packets; the first match counts.
     pub ingress: Vec<ProfileRule>,
-    /// Rules for what goes out.
+    /// Rules for outgoing packets.
     pub egress: Vec<ProfileRule>,
     /// Labels of every endpoint that has the profile.
     pub labels_to_apply: BTreeMap<String, String>,
@@ -30,28 +30,30 @@ pub struct ProfileSpec {
 pub struct ProfileRule {
     /// `Allow`, `Deny`, `Log` or `Pass`.
     pub action: String,
-    /// Where the packet comes from.
+    /// The source.
     pub source: RuleSide,
-    /// Where it goes to.
+    /// The destination.
     pub destination: RuleSide,
-    /// Protocols and all else, as it came.
+    /// Protocols and everything else, unchanged.
     pub extra: Extra,
 }
 
-/// One side of a rule. All releases up to 3.31 write an empty one, newer ones leave it out; both are read.
+/// One side of a rule. All releases up to 3.31 write an empty one, newer ones omit it; both are
+/// decoded.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RuleSide {
-    /// Which endpoints; empty is all.
+    /// The endpoints; empty is all.
     pub selector: String,
-    /// Nets, ports and all else, as it came.
+    /// Nets, ports and everything else, unchanged.
     pub extra: Extra,
 }
 
 // === impl ProfileSpec ===
 
 impl ProfileSpec {
-    /// The profile that a network gives its endpoints: all may go out, and those with the same profile may come in. With Kubernetes, whose
-    /// pods are all alike, everybody may.
+    /// The profile that a network gives its endpoints: outgoing packets are allowed, incoming ones
+    /// from endpoints with the same profile. With Kubernetes, whose pods all have the same rights,
+    /// from all.
     pub fn of_network(network: &str, only_from_network: bool) -> Self {
         let selector = if only_from_network { format!("has({network})") } else { String::new() };
         Self {

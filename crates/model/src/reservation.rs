@@ -1,4 +1,5 @@
-//! Reservations: addresses that are not handed out unasked (calico-ipam.md section 1.8, K8).
+//! Reservations: addresses that are only allocated on explicit request (calico-ipam.md section 1.8,
+//! K8).
 
 use std::net::IpAddr;
 
@@ -12,7 +13,7 @@ use crate::resource::{Resource, Spec, SpecMembers};
 /// A reservation with its envelope.
 pub type IpReservation = Resource<IpReservationSpec>;
 
-/// What a reservation says.
+/// The content of a reservation's record.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct IpReservationSpec {
     /// Prefixes or single addresses, as written.
@@ -24,7 +25,7 @@ pub struct IpReservationSpec {
 // === impl IpReservationSpec ===
 
 impl IpReservationSpec {
-    /// The prefixes. Blank and malformed entries reserve nothing.
+    /// The prefixes. Empty and malformed entries reserve nothing.
     pub fn nets(&self) -> impl Iterator<Item = IpNet> + '_ {
         self.reserved_cidrs.iter().filter_map(|text| {
             let text = text.trim();

@@ -1,4 +1,5 @@
-//! The envelope of v3 resources: kind, metadata, spec, status (calico-ipam.md section 1.8). Each kind's spec has a file of its own.
+//! The envelope of v3 resources: kind, metadata, spec, status (calico-ipam.md section 1.8). Each
+//! kind's spec has its own file.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use serde_json::Value;
 use crate::json::{self, DecodeError, Extra, Fields, Object};
 use crate::{HandleId, ResourceKind};
 
-/// What every v3 resource says in `apiVersion`.
+/// The `apiVersion` of every v3 resource.
 pub const API_VERSION: &str = "projectcalico.org/v3";
 
 /// One resource.
@@ -15,9 +16,9 @@ pub const API_VERSION: &str = "projectcalico.org/v3";
 pub struct Resource<S> {
     /// Its metadata.
     pub metadata: Metadata,
-    /// What it says.
+    /// Its spec.
     pub spec: S,
-    /// What was observed, kept as it is.
+    /// Its status, unchanged.
     pub status: Option<Extra>,
     /// Members that we do not know.
     pub extra: Extra,
@@ -28,7 +29,7 @@ pub struct Resource<S> {
 pub struct Metadata {
     /// The name, as in the key.
     pub name: String,
-    /// The beginning from which somebody made the name.
+    /// The prefix from which the name was generated.
     pub generate_name: Option<String>,
     /// The namespace, as in the key.
     pub namespace: Option<String>,
@@ -36,7 +37,7 @@ pub struct Metadata {
     pub uid: Option<String>,
     /// RFC 3339. Peers cannot update a resource without one.
     pub creation_timestamp: Option<String>,
-    /// RFC 3339; set once the resource is going away.
+    /// RFC 3339; set while the resource is being deleted.
     pub deletion_timestamp: Option<String>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
@@ -46,14 +47,14 @@ pub struct Metadata {
     pub extra: Extra,
 }
 
-/// What a kind of resource has of its own.
+/// The specific part of a kind of resource.
 pub trait Spec: Sized {
     /// Its kind.
     const KIND: ResourceKind;
-    /// What errors call it.
+    /// The name in errors.
     const WHAT: &'static str;
 
-    /// Takes the spec's members; what is left is the spec's own [`Extra`].
+    /// Takes the spec's members; the rest is the spec's own [`Extra`].
     #[doc(hidden)]
     fn from_members(members: SpecMembers) -> Result<Self, DecodeError>;
 
@@ -68,7 +69,7 @@ pub struct SpecMembers(pub(crate) Fields);
 // === impl Resource ===
 
 impl<S: Spec> Resource<S> {
-    /// A resource of that name, without UID or creation time: whoever stores it fills them in.
+    /// A resource of that name, without UID or creation time, which are set when it is stored.
     pub fn new(name: impl Into<String>, spec: S) -> Self {
         let metadata = Metadata { name: name.into(), ..Metadata::default() };
         Self { metadata, spec, status: None, extra: Extra::new() }

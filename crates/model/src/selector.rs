@@ -9,11 +9,11 @@ mod parse;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selector(Expr);
 
-/// Text that is no selector.
+/// Text that is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid selector at byte {at}: {problem}")]
 pub struct SelectorError {
-    /// Where, in bytes from the start.
+    /// The position, in bytes from the start.
     pub at: usize,
     /// What is wrong there.
     pub problem: &'static str,
@@ -49,7 +49,7 @@ impl Selector {
         self.0.matches(labels)
     }
 
-    /// Whether `global()` occurs, which means something in a few places of a policy and must be refused elsewhere.
+    /// Whether `global()` occurs, which is allowed only in a few places of a policy.
     pub fn mentions_global(&self) -> bool {
         self.0.mentions_global()
     }

@@ -1,4 +1,5 @@
-//! Times as peers spell them: RFC 3339 in whole seconds, and the text of Go's `Time.String` in `secondary.timestamp`.
+//! Times as peers write them: RFC 3339 in whole seconds, and the text of Go's `Time.String` in
+//! `secondary.timestamp`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,7 +19,8 @@ pub fn go_timestamp(time: SystemTime) -> String {
     format!("{date} {clock}{fraction} +0000 UTC")
 }
 
-/// Reads RFC 3339, with or without a fraction, with `Z` or an offset. None if it is none or lies before 1970.
+/// Decodes RFC 3339, with or without a fraction, with `Z` or an offset. None for another text, or a
+/// time before 1970.
 pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     let number = |range: std::ops::Range<usize>| -> Option<i64> {
         let digits = text.get(range)?;
@@ -73,7 +75,8 @@ fn parts(time: SystemTime) -> (String, String, u32) {
     (format!("{year:04}-{month:02}-{day:02}"), clock, since.subsec_nanos())
 }
 
-/// The proleptic Gregorian date of a day counted from 1970-01-01. Years are taken to begin in March, so that the leap day is the last one.
+/// The proleptic Gregorian date of a day counted from 1970-01-01. Years start in March here, so
+/// that the leap day is the last one.
 fn civil_from_days(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468; // from 0000-03-01
     let era = shifted / 146_097;

@@ -3,11 +3,14 @@
 //! v1.11 conflist, read by `russet migrate calico-v1`.
 //!
 //! What differs from v3:
-//! * There are no resources: no kind, metadata, uid or creation time. What v3 has in `metadata.name` stands in the key alone, escaped
-//!   (`%` as `%25`, `/` as `%2f`), and a profile is three keys.
-//! * Pools are named by their network, have no selectors and no block size: blocks are /26 and /122.
-//! * Blocks, affinities, handles and settings lie under v3's paths (`/calico/ipam/v2/...`). Blocks say `hostAffinity` or `affinity`, and
-//!   `strictAffinity`, and know no sequence numbers; affinities are empty or `{}`; handles have no `deleted`.
+//! * There are no resources: no kind, metadata, uid or creation time. What v3 has in
+//!   `metadata.name` is only in the key, escaped (`%` as `%25`, `/` as `%2f`), and a profile is
+//!   three keys.
+//! * Pools are named by their network, have no selectors and no block size: blocks are /26 and
+//!   /122.
+//! * Blocks, affinities, handles and settings are under v3's paths (`/calico/ipam/v2/...`). Blocks
+//!   have `hostAffinity` or `affinity`, and `strictAffinity`, and no sequence numbers; affinities
+//!   are empty or `{}`; handles have no `deleted`.
 //! * An endpoint is found by node, orchestrator, workload and interface; a workload of Kubernetes is `<namespace>.<pod>`.
 //! * A node is several keys of plain text, half of them below `/calico/bgp/v1`.
 
@@ -28,5 +31,5 @@ pub use profile::{Profile, profile_name_in_v3};
 
 /// The node's orchestrator for pods of Kubernetes.
 pub const ORCHESTRATOR_K8S: &str = "k8s";
-/// The orchestrator of containers that only CNI knows.
+/// The orchestrator of containers outside of Kubernetes.
 pub const ORCHESTRATOR_CNI: &str = "cni";

@@ -1,4 +1,5 @@
-//! Workload endpoints: one interface of one pod, for peers that enforce policy (calico-cni.md section 2.2; calico-ipam.md K10).
+//! Workload endpoints: one interface of one pod, for peers that enforce policy (calico-cni.md
+//! section 2.2; calico-ipam.md K10).
 
 use std::net::IpAddr;
 
@@ -12,7 +13,7 @@ use crate::resource::{Resource, Spec, SpecMembers};
 /// A workload endpoint with its envelope.
 pub type WorkloadEndpoint = Resource<WorkloadEndpointSpec>;
 
-/// What an endpoint says. All members are left out when empty.
+/// The content of an endpoint's record. All members are omitted if empty.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct WorkloadEndpointSpec {
     /// `k8s`, `cni` or another.
@@ -31,9 +32,9 @@ pub struct WorkloadEndpointSpec {
     pub service_account_name: String,
     /// Its addresses, as /32 and /128.
     pub ip_networks: Vec<IpNet>,
-    /// Addresses outside that lead to it.
+    /// External addresses that are translated to it.
     pub ip_nats: Vec<IpNat>,
-    /// Never set by plugins; kept for whoever did.
+    /// Never set by plugins; kept for the program that set it.
     pub ipv4_gateway: String,
     /// The same.
     pub ipv6_gateway: String,
@@ -45,7 +46,7 @@ pub struct WorkloadEndpointSpec {
     pub mac: Option<Mac>,
     /// Ports of its containers that have a name or a port on the node.
     pub ports: Vec<EndpointPort>,
-    /// Source addresses besides its own that it may use.
+    /// Source addresses that it may use besides its own.
     pub allow_spoofed_source_prefixes: Vec<IpNet>,
     /// Limits on its traffic: `ingressBandwidth`, `egressMaxConnections`, ...
     pub qos_controls: Extra,
@@ -53,31 +54,31 @@ pub struct WorkloadEndpointSpec {
     pub extra: Extra,
 }
 
-/// An address outside that leads to one of the endpoint's.
+/// An external address that is translated to one of the endpoint's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IpNat {
-    /// The endpoint's.
+    /// The endpoint's address.
     pub internal: IpAddr,
-    /// The one outside, of the same family.
+    /// The external address, of the same family.
     pub external: IpAddr,
 }
 
 /// A container's port. All members are written, empty or not.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EndpointPort {
-    /// Its name, by which policies know it.
+    /// Its name, which policies use.
     pub name: String,
     /// `TCP`, `UDP`, `SCTP`; peers may write a number.
     pub protocol: Value,
-    /// Within the pod.
+    /// The port in the pod.
     pub port: u16,
-    /// On the node; 0 is none.
+    /// The port on the node; 0 is none.
     pub host_port: u16,
     /// The node's address that `host_port` is bound to; empty is all.
     pub host_ip: String,
 }
 
-/// A name part that peers would refuse.
+/// A part of a name that peers would refuse.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{part:.80?} cannot be part of a workload endpoint's name: it is empty or begins or ends with '-'")]
 pub struct WorkloadNameError {
@@ -93,8 +94,8 @@ impl WorkloadEndpointSpec {
         joined([node.as_str(), "k8s", pod, ifname.as_str()])
     }
 
-    /// What the names of all endpoints of a workload begin with, whatever the interface; also those of workloads whose name begins with
-    /// this one's and a `-`.
+    /// The common prefix of the names of all endpoints of a workload, on any interface; it also
+    /// covers workloads whose name starts with this one's and a `-`.
     pub fn name_prefix(
         node: &NodeName,
         orchestrator: &str,

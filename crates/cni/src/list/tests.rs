@@ -5,7 +5,7 @@ fn parse(text: &str) -> Result<ConfigList, ConfigError> {
 }
 
 #[test]
-fn the_version_is_the_greatest_that_we_know() {
+fn the_version_is_the_greatest_supported_one() {
     // cni-runtime.md section 6.2 item 12
     let text = r#"{"cniVersion":"0.4.0","cniVersions":["1.0.0","1.1.0","9.0.0"],"name":"n","plugins":[{"type":"a"}]}"#;
     let list = parse(text).unwrap();
@@ -44,7 +44,7 @@ fn an_empty_chain_is_refused_when_nothing_can_fill_it() {
 }
 
 #[test]
-fn the_document_has_the_whole_chain_wherever_its_plugins_came_from() {
+fn the_document_has_the_whole_chain_whatever_the_source_of_its_plugins() {
     // cni-runtime.md sections 2.1 and 2.4: DEL reads it from the cache, when the directory may be another
     for inlined in [r#"{"name":"n","big":9007199254740993,"plugins":[{"type":"a"}]}"#, r#"{"name":"n"}"#] {
         let mut list = parse(inlined).unwrap();

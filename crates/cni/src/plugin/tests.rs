@@ -21,7 +21,7 @@ fn code_of(base: &[(&str, &str)], more: &[(&str, &str)], stdin: &str) -> u32 {
 const CONFIG: &str = r#"{"cniVersion":"1.1.0","name":"n","type":"russet"}"#;
 
 #[test]
-fn a_plugin_run_by_hand_introduces_itself() {
+fn a_plugin_run_by_hand_prints_the_about_text() {
     // cni-runtime.md section 6.2 item 1
     for vars in [&[][..], &[("CNI_COMMAND", "")]] {
         let Ok(Prepared::Answer(outcome)) = run(vars, &[], "") else { panic!() };
@@ -62,7 +62,7 @@ fn checks_come_in_skels_order() {
 }
 
 #[test]
-fn verbs_that_the_version_lacks_have_code_1() {
+fn verbs_that_the_version_does_not_have_fail_with_code_1() {
     // cni-runtime.md section 6.2 item 8
     let old = r#"{"cniVersion":"0.3.1","name":"n"}"#;
     assert_eq!(code_of(ADD, &[("CNI_COMMAND", "CHECK")], old), code::INCOMPATIBLE_VERSION);

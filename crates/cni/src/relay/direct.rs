@@ -1,4 +1,5 @@
-//! Without an agent: this process becomes `russet cni-direct`, which waits for its turn and does the work.
+//! Without an agent: this process becomes `russet cni-direct`, which takes its lock and does the
+//! work.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Seek, Write};
@@ -13,13 +14,13 @@ use super::{DIRECT_COMMAND, DIRECT_PLUGIN, Executable, path_setting};
 use crate::plugin::Request;
 use crate::{CniError, Verb};
 
-/// What the command is called.
+/// The command's name.
 const COMMAND: &str = "russet";
 
-/// Where docs/install.md and distributions put the command.
+/// The installation path of docs/install.md and distributions.
 const USUAL_PATHS: [&str; 2] = ["/usr/local/bin/russet", "/usr/bin/russet"];
 
-/// Replaces this process; returns only when that fails.
+/// Replaces this process; returns only on failure.
 pub(super) fn exec(plugin: &str, request: &Request, executable: Executable) -> CniError {
     let prepared = command(request, executable).and_then(|binary| {
         let stdin =
@@ -29,7 +30,8 @@ pub(super) fn exec(plugin: &str, request: &Request, executable: Executable) -> C
     match prepared {
         Ok((binary, stdin)) => {
             let mut command = Command::new(&binary);
-            // Not its own name: a copy of the command may have a plugin's, by which it would be that again.
+            // Not its own name: a copy of the command may have a plugin's name, and would act as
+            // the plugin again.
             command.arg0(COMMAND).arg(DIRECT_COMMAND).env(DIRECT_PLUGIN, plugin).stdin(stdin);
             let error = command.exec();
             let msg = format!("the russet agent is not running, and {} cannot be executed", binary.display());
@@ -42,7 +44,7 @@ pub(super) fn exec(plugin: &str, request: &Request, executable: Executable) -> C
     }
 }
 
-/// Replaces this process by the plugin that answers STATUS for `config`; returns only when that fails.
+/// Replaces this process by the plugin that answers STATUS for `config`; returns only on failure.
 pub(super) fn exec_status(plugin: &str, config: &[u8]) -> CniError {
     let own = std::env::current_exe().map_err(|error| CniError::io("cannot find this executable", error));
     let stdin = spool(config).map_err(|error| CniError::io("cannot keep the configuration", error));
@@ -56,8 +58,9 @@ pub(super) fn exec_status(plugin: &str, config: &[u8]) -> CniError {
     }
 }
 
-/// The `russet` command: this executable if it is the command, else beside it, then where the configuration's `russet_path` points, then where it
-/// is usually installed: configurations of Calico's do not name it.
+/// The `russet` command: this executable if it is the command, else the one beside it, then the
+/// configuration's `russet_path`, then the usual installation path, because configurations of
+/// Calico's do not name it.
 fn command(request: &Request, executable: Executable) -> Result<PathBuf, CniError> {
     let own = std::env::current_exe().map_err(|error| CniError::io("cannot find this executable", error))?;
     if executable == Executable::Command {
@@ -76,7 +79,8 @@ fn command(request: &Request, executable: Executable) -> Result<PathBuf, CniErro
     })
 }
 
-/// The plugin itself is installed as `russet`, too. It and its copies, which have its length, are not the command.
+/// The plugin itself may be installed as `russet`, too. It and its copies, which have its size, are
+/// not the command.
 fn is_command(candidate: &Path, own: &Path) -> bool {
     let (Ok(candidate), Ok(own)) = (fs::metadata(candidate), fs::metadata(own)) else { return false };
     let same_file = (candidate.dev(), candidate.ino()) == (own.dev(), own.ino());

@@ -1,4 +1,4 @@
-//! One HTTP/1.1 exchange over a unix socket: as much of it as the agent's own server speaks.
+//! One HTTP/1.1 exchange over a unix socket, limited to what the agent's own server uses.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use super::{RelayResponse, STDERR_HEADER, TIMING_HEADER, Timing};
 use crate::base64;
 
-/// Where an exchange broke, which decides whether the request may have been carried out.
+/// Where an exchange failed, which decides whether the request may have been carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// Before anything was sent.
@@ -28,15 +28,15 @@ const HEAD_MAX_BYTES: usize = 16 * 1024;
 /// A result with 100 interfaces and 1,000 routes takes 100 KiB.
 const BODY_MAX_BYTES: usize = 1024 * 1024;
 
-/// A chunk's length in hexadecimal digits, and extensions that nobody uses.
+/// A chunk's length in hexadecimal digits, and its extensions, which are not used.
 const CHUNK_HEAD_MAX_BYTES: usize = 256;
 
-/// Posts `body` to the agent's `path` and reads its answer, in `limit` altogether.
+/// Posts `body` to the agent's `path` and reads the answer, within `limit` altogether.
 pub fn post(socket: &Path, path: &str, body: &[u8], limit: Duration) -> Result<RelayResponse, Failure> {
     post_to(socket, "russet", path, body, limit)
 }
 
-/// [`post`] to a server that may be another's than ours, and that is called `host`.
+/// [`post`] to a server that may not be ours, with the name `host`.
 pub fn post_to(
     socket: &Path,
     host: &str,
@@ -53,14 +53,15 @@ pub fn post_to(
     )
     .into_bytes();
     message.extend_from_slice(body);
-    // An agent that refuses early stops reading, but its answer is there all the same.
+    // An agent that refuses a request early stops reading, but has sent its answer.
     let sent =
         stream.set_write_timeout(Some(left(end).map_err(Failure::Lost)?)).and(stream.write_all(&message));
     read(&mut stream, end).map_err(|error| Failure::Lost(sent.err().unwrap_or(error)))
 }
 
-/// Connecting blocks for ever when the queue of a stopped agent is full, unless the socket's time limit for sending is
-/// set first: the kernel applies it to this wait, too. `std` cannot make a socket before it connects.
+/// Connecting blocks forever if the queue of a stopped agent is full, unless the socket's send
+/// timeout is set first: the kernel applies it to this wait, too. `std` cannot create a socket
+/// before it connects.
 fn connect(socket: &Path, limit: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(socket)?;
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -130,7 +131,7 @@ fn parse(received: &[u8], ended: bool) -> io::Result<Option<RelayResponse>> {
     Ok(whole.map(|body| RelayResponse { status, body: body.to_vec(), stderr, timing }))
 }
 
-/// What the agent wants to be said. It is not worth an error.
+/// What the agent prints on stderr. An invalid value is ignored.
 fn stderr<'a>(headers: impl Iterator<Item = &'a str>) -> String {
     let bytes =
         header(headers, STDERR_HEADER).and_then(|value| base64::decode(value).ok()).unwrap_or_default();
@@ -142,18 +143,18 @@ fn header<'a>(headers: impl Iterator<Item = &'a str>, wanted: &str) -> Option<&'
     values.find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.trim())
 }
 
-/// How the end of a body is known.
+/// How the end of a body is recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Length {
     /// By its length.
     Bytes(usize),
-    /// By a chunk without bytes: so Go's server sends what is longer than 2 KiB.
+    /// By an empty chunk: Go's server sends answers above 2 KiB like this.
     Chunked,
     /// By the end of the stream.
     Stream,
 }
 
-/// None when what the headers say about it is not understood.
+/// None if the headers are not understood.
 fn length<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Length> {
     let mut length = Length::Stream;
     for header in headers {
@@ -168,7 +169,7 @@ fn length<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Length> {
     Some(length)
 }
 
-/// The body that comes in chunks, once all of them are there.
+/// The body of a chunked answer, once all chunks have arrived.
 fn chunks(mut rest: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
     let mut body = Vec::new();
     loop {
@@ -207,7 +208,7 @@ mod tests {
         parse(text.as_bytes(), ended)
     }
 
-    /// An agent that reads `expect` bytes, answers `answer` and hangs up.
+    /// An agent that reads `expect` bytes, answers `answer` and closes the connection.
     fn exchange(body: &[u8], expect: usize, answer: &'static [u8]) -> Result<RelayResponse, Failure> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_agent_says_comes_with_the_answer() {
+    fn the_agents_stderr_text_is_part_of_the_answer() {
         let said = |value: &str| {
             let text = format!("HTTP/1.1 200 OK\r\nRusset-Stderr: {value}\r\nContent-Length: 2\r\n\r\n{{}}");
             answer(&text, false).unwrap().unwrap().stderr
@@ -242,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn where_the_time_went_comes_with_the_answer() {
+    fn the_stages_are_part_of_the_answer() {
         let timing = Timing { plugin: "russet".into(), total_us: 7, stages: vec![("turn".into(), 5)] };
-        let told = |value: &str| {
+        let decoded = |value: &str| {
             let text = format!("HTTP/1.1 200 OK\r\nRusset-Timing: {value}\r\nContent-Length: 2\r\n\r\n{{}}");
             answer(&text, false).unwrap().unwrap().timing
         };
-        assert_eq!(told(&timing.encode()), Some(timing));
-        assert_eq!(told("7 ms"), None);
+        assert_eq!(decoded(&timing.encode()), Some(timing));
+        assert_eq!(decoded("7 ms"), None);
     }
 
     #[test]
@@ -305,19 +306,20 @@ mod tests {
     }
 
     #[test]
-    fn an_early_refusal_is_read_though_sending_failed() {
+    fn an_early_refusal_is_read_although_sending_failed() {
         let body = vec![b' '; 4 * 1024 * 1024];
         let refusal = b"HTTP/1.1 413 Payload Too Large\r\nContent-Length: 0\r\n\r\n";
         match exchange(&body, 1, refusal) {
             Ok(response) => assert_eq!(response.status, 413),
-            // The kernel may drop what we have not read when the other side closes with data unread.
+            // The kernel may drop what was not read yet when the other side closes with unread
+            // data.
             Err(Failure::Lost(_)) => {}
             Err(Failure::Connect(error)) => panic!("{error}"),
         }
     }
 
     #[test]
-    fn a_connection_lost_after_sending_is_told_from_one_never_made() {
+    fn a_connection_lost_after_sending_differs_from_one_never_made() {
         // ARCHITECTURE.md, "The life of an ADD"
         assert!(matches!(exchange(b"{}", 10, b""), Err(Failure::Lost(_))));
         assert!(matches!(

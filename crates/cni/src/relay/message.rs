@@ -1,4 +1,4 @@
-//! What the plugin and the agent say to each other; both sides use these types.
+//! The messages between the plugin and the agent; both sides use these types.
 
 use std::time::Duration;
 
@@ -16,13 +16,15 @@ use crate::{CniError, Verb, base64, code, field};
 pub struct RelayRequest {
     /// The plugin that the runtime executed.
     pub plugin: String,
-    /// The `CNI_*` variables, and for Calico's plugins those of [`Overrides`](crate::Overrides); nothing else of the runtime's environment.
+    /// The `CNI_*` variables, and for Calico's plugins those of [`Overrides`](crate::Overrides); no
+    /// others of the runtime's environment.
     pub env: Vec<(String, String)>,
     /// The bytes of stdin.
     pub config: Vec<u8>,
     /// How long the caller waits.
     pub deadline: Duration,
-    /// Whether the answer shall say where the time went: member `timing`, which older agents do not know and pass over.
+    /// Whether the answer should have the request's stages: member `timing`, which older agents
+    /// ignore.
     pub timing: bool,
 }
 
@@ -34,19 +36,19 @@ pub struct RelayResponse {
     pub status: u16,
     /// The document for stdout; may be empty.
     pub body: Vec<u8>,
-    /// What belongs on stderr, for people.
+    /// The text for stderr, for users.
     pub stderr: String,
-    /// Where the time went, if that was asked for.
+    /// The stages, if they were requested.
     pub timing: Option<Timing>,
 }
 
-/// The header in which the agent sends what belongs on stderr, in base64. It is left out when there is nothing.
+/// The header with the text for stderr, in base64. It is omitted if there is none.
 pub const STDERR_HEADER: &str = "russet-stderr";
 
-/// The most of it that is sent: with base64 it fits the head that plugins accept.
+/// Limit of this text: in base64 it fits the head that plugins accept.
 pub const STDERR_MAX_BYTES: usize = 8 * 1024;
 
-/// Longest part of a strange answer that an error repeats.
+/// Limit of the part of an invalid answer that an error repeats.
 const SHOWN_MAX_CHARS: usize = 200;
 
 // === impl RelayRequest ===
@@ -55,8 +57,8 @@ impl RelayRequest {
     /// The protocol's version. The agent accepts this one and the one before.
     pub const VERSION: u32 = 1;
 
-    /// The most bytes that an encoded request can have: base64 of the largest stdin, and the kernel's limit for one
-    /// environment string, a few times.
+    /// Limit of an encoded request: base64 of the largest stdin, and the kernel's limit of one
+    /// environment string, several times.
     pub const MAX_BYTES: usize = STDIN_MAX_BYTES / 3 * 4 + 1024 * 1024;
 
     /// The body.
@@ -75,7 +77,7 @@ impl RelayRequest {
         Value::Object(object).to_string().into_bytes()
     }
 
-    /// Reads a body; the agent calls it with bytes that anybody who is root may have sent.
+    /// Decodes a body. Any process of root may have sent it.
     pub fn decode(bytes: &[u8]) -> Result<Self, CniError> {
         let malformed = |details: String| CniError::decoding("malformed request to the agent", details);
         let value = serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))?;
@@ -107,7 +109,7 @@ impl RelayRequest {
 // === impl RelayResponse ===
 
 impl RelayResponse {
-    /// What the plugin shall print and exit with.
+    /// What the plugin prints, and its exit code.
     pub fn into_outcome(self, verb: Verb) -> Result<Outcome, CniError> {
         if self.status != 200 {
             let error =
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_none_becomes_an_error() {
+    fn an_invalid_answer_becomes_an_error() {
         for (status, body) in [(200, "\u{1b}[2J"), (200, ""), (200, "{}{}"), (404, "not found"), (500, "")] {
             let response = RelayResponse { status, body: body.into(), stderr: String::new(), timing: None };
             let error = response.into_outcome(Verb::Add).unwrap_err();

@@ -1,33 +1,35 @@
-//! Where the time of a request went inside the agent: it goes from the agent to the plugin in a header, and from the plugin to whoever started it
-//! in a marked line on stderr. Only when that is asked for: by [`TIMING_VARIABLE`], which `russet cni --timing` sets.
+//! The stages of a request in the agent: sent from the agent to the plugin in a header, and from
+//! the plugin to its caller in a marked line on stderr. Only on request: by [`TIMING_VARIABLE`],
+//! which `russet cni --timing` sets.
 
 use serde_json::{Map, Value};
 
-/// Set to `1`, it makes a plugin of ours end its stderr with a line of [`Timing`]. Nothing else changes.
+/// If set to `1`, our plugins end their stderr with a line of [`Timing`]. Nothing else changes.
 pub const TIMING_VARIABLE: &str = "RUSSET_CNI_TIMING";
 
-/// The header in which the agent answers with a [`Timing`], when the request wants one.
+/// The header in which the agent answers with a [`Timing`], if the request wants one.
 pub const TIMING_HEADER: &str = "russet-timing";
 
-/// How the line on stderr begins.
+/// Prefix of the line on stderr.
 const LINE_MARK: &str = "russet-timing: ";
-/// Agents of other versions may have other stages; more than these is no answer of theirs.
+/// Limit of stages: agents of other versions may have others, but not more than this.
 const STAGES_MAX: usize = 32;
-/// Longest name of a plugin or a stage.
+/// Limit of the name of a plugin or a stage.
 const NAME_MAX_BYTES: usize = 64;
 
-/// Where the time of one request went. Stages do not overlap, and need not make up the total.
+/// The stages of one request. They do not overlap, and need not add up to the total.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Timing {
     /// The plugin.
     pub plugin: String,
     /// From the request to its answer, in microseconds.
     pub total_us: u64,
-    /// Each stage that was entered, with its microseconds, in the order of the agent's list.
+    /// Each stage that the request entered, with its microseconds, in the order of the agent's
+    /// list.
     pub stages: Vec<(String, u64)>,
 }
 
-/// Whether this process is to tell the time of its request.
+/// Whether this process should print the stages of its request.
 pub fn wants_timing() -> bool {
     std::env::var_os(TIMING_VARIABLE).is_some_and(|value| value == "1")
 }
@@ -45,7 +47,7 @@ impl Timing {
         Value::Object(object).to_string()
     }
 
-    /// Reads it back; none when it is not understood, which is not worth an error.
+    /// Decodes it; none if it is invalid, which is not an error.
     pub fn decode(text: &str) -> Option<Self> {
         let name = |text: &str| {
             let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -66,7 +68,8 @@ impl Timing {
         format!("{LINE_MARK}{}\n", self.encode())
     }
 
-    /// Takes the lines of plugins of ours out of what one printed on stderr; several, where one called another.
+    /// Removes the lines of our plugins from the stderr of one; there may be several, if one called
+    /// another.
     pub fn take(stderr: &mut Vec<u8>) -> Vec<Self> {
         if !stderr.windows(LINE_MARK.len()).any(|window| window == LINE_MARK.as_bytes()) {
             return Vec::new();
@@ -97,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timing_survives_the_way_through_a_line_between_others() {
+    fn a_timing_survives_as_a_line_between_others() {
         let mut stderr = format!("before\n{}after", timing().line()).into_bytes();
         assert_eq!(Timing::take(&mut stderr), [timing()]);
         assert_eq!(stderr, b"before\nafter");

@@ -9,9 +9,9 @@ use crate::version::Shape;
 // === impl CniResult ===
 
 impl CniResult {
-    /// The same result in the shape of `to`, less what that shape cannot say.
+    /// The same result in the form of `to`, without what that form cannot express.
     ///
-    /// Fails only towards 0.1.0 and 0.2.0 from a later version, when there is no address at all.
+    /// Fails only towards 0.1.0 and 0.2.0 from a later version, if there is no address at all.
     pub fn convert(&self, to: Version) -> Result<CniResult, ResultError> {
         let mut result = self.clone();
         result.cni_version = to;

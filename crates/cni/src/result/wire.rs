@@ -11,7 +11,8 @@ use crate::{FieldError, Version};
 // === impl CniResult ===
 
 impl CniResult {
-    /// Reads a plugin's stdout. A document without a label has the configuration's version; `null` is `{}`.
+    /// Decodes a plugin's stdout. A document without a version has that of the configuration;
+    /// `null` is `{}`.
     pub fn decode(bytes: &[u8], config_version: Version) -> Result<Self, ResultError> {
         Self::from_value(&serde_json::from_slice(bytes)?, config_version)
     }
@@ -53,12 +54,12 @@ impl CniResult {
         Ok(())
     }
 
-    /// The document, in the shape of its version.
+    /// The document in the form of its version.
     pub fn encode(&self) -> Vec<u8> {
         self.to_value().to_string().into_bytes()
     }
 
-    /// The document as a value, to be put into a request as `prevResult`.
+    /// The document as a value, for a request's `prevResult`.
     pub fn to_value(&self) -> Value {
         let mut object = Map::new();
         object.insert("cniVersion".into(), self.cni_version.as_str().into());
@@ -92,7 +93,7 @@ impl CniResult {
         }
     }
 
-    /// An index that points nowhere is left out: printed, it would crash containerd.
+    /// An invalid index is omitted: printed, it would crash containerd.
     fn write_ip(&self, ip: &IpConfig, shape: Shape) -> Value {
         let mut object = Map::new();
         if shape == Shape::B {
@@ -140,7 +141,7 @@ impl Interface {
 // === impl IpConfig ===
 
 impl IpConfig {
-    /// `key` is where the shape keeps the address; an `interface` of -1 is how old plugins say none.
+    /// `key` is where the form has the address; old plugins write an `interface` of -1 for none.
     fn read(object: &Object, key: &str) -> Result<Self, FieldError> {
         let missing = || FieldError::new(key, "it is missing");
         let unset = object.get("interface").and_then(Value::as_i64) == Some(-1);
@@ -204,7 +205,7 @@ impl Dns {
     }
 }
 
-/// A prefix in which an address without a length is refused, whatever its family.
+/// A prefix; an address without a length is refused, in both families.
 fn net(object: &Object, key: &str) -> Result<Option<IpNet>, FieldError> {
     field::parsed(object, key, "an address with a prefix length")
 }

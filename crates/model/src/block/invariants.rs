@@ -1,9 +1,10 @@
-//! The five invariants of a block (calico-ipam.md section 1.3). Go programs panic on a block that breaks one, so we neither write nor trust it.
+//! The five invariants of a block (calico-ipam.md section 1.3). Go programs panic on a block that
+//! violates one, so Russet neither writes nor trusts it.
 
 use super::Block;
 use crate::json::DecodeError;
 
-/// How a block is broken.
+/// The violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlockFault {
     /// Invariant 1.
@@ -80,8 +81,10 @@ impl From<BlockFault> for DecodeError {
 // === impl Block ===
 
 impl Block {
-    /// Makes the queue and the attributes what the allocations say, which alone decide who owns what: a taken ordinal is never free, a free one is free once,
-    /// in the order of the queue, and attributes of nobody go. Answers with the first thing that was wrong. Allocations that are broken themselves stay broken.
+    /// Makes the queue and the attributes consistent with the allocations, which alone decide about
+    /// ownership: an allocated ordinal is not free, a free one is free once, in the order of the
+    /// queue, and unused attributes are removed. Returns the first fault. Invalid allocations stay
+    /// invalid.
     pub fn mend(&mut self) -> Result<Option<BlockFault>, BlockFault> {
         let Err(fault) = self.validate() else { return Ok(None) };
         if matches!(fault, BlockFault::Length { .. } | BlockFault::NoAttribute { .. }) {
@@ -90,19 +93,19 @@ impl Block {
         self.compact();
         let mut is_missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
         self.unallocated.retain(|&ordinal| is_missing.get_mut(ordinal).is_some_and(std::mem::take));
-        // Nobody holds what no allocation names: the last to be handed out.
+        // Addresses without an allocation are free: they are added at the end.
         let missing = is_missing.iter().enumerate().filter(|(_, is_missing)| **is_missing);
         self.unallocated.extend(missing.map(|(ordinal, _)| ordinal));
         self.validate()?;
         Ok(Some(fault))
     }
 
-    /// Drops attributes that nobody refers to; those above them move down.
+    /// Drops attributes without an allocation; those after them move down.
     pub fn compact(&mut self) {
         let Some(attributes) = &mut self.attributes else { return };
         let mut used = vec![false; attributes.len()];
         for index in self.allocations.iter().flatten() {
-            // An index without an attribute is a fault that `validate` names.
+            // An index without an attribute is a fault that `validate` reports.
             used.get_mut(*index).into_iter().for_each(|used| *used = true);
         }
         let mut next = 0;
@@ -121,7 +124,7 @@ impl Block {
         }
     }
 
-    /// Checks the five invariants and names the first that is broken.
+    /// Checks the five invariants and returns the first violated one.
     pub fn validate(&self) -> Result<(), BlockFault> {
         let size = self.cidr.size();
         if self.allocations.len() != size {

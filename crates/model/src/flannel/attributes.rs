@@ -1,4 +1,5 @@
-//! The value of a lease: where its node is and what its backend says, in the one spelling that flannel writes (flannel.md section 3.2).
+//! The value of a lease: the node's address and its backend's data, in the exact form that flannel
+//! writes (flannel.md section 3.2).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -10,25 +11,25 @@ use crate::{DecodeError, json};
 
 const WHAT: &str = "lease";
 
-/// What a node tells of itself.
+/// What a node publishes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Attributes {
-    /// Where peers reach it; also what it is recognised by. 0.0.0.0 where IPv4 is off.
+    /// The address for peers, which also identifies the node. 0.0.0.0 if IPv4 is disabled.
     pub public_ip: Ipv4Addr,
     /// The same in IPv6.
     pub public_ipv6: Option<Ipv6Addr>,
-    /// `vxlan`, `host-gw`; empty for backends that do not say (udp, alloc).
+    /// `vxlan`, `host-gw`; empty for backends that publish none (udp, alloc).
     pub backend_type: String,
-    /// What the backend needs to be told, as compact JSON.
+    /// The backend's data, as compact JSON.
     pub backend_data: Option<String>,
-    /// The same of its IPv6 part.
+    /// The same for IPv6.
     pub backend_v6_data: Option<String>,
 }
 
 /// A vxlan node's end of the tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Vtep {
-    /// Its network identifier; nodes up to v0.13 do not say, and nobody needs it.
+    /// Its network identifier; nodes up to v0.13 do not publish it, and it is not needed.
     pub vni: Option<u32>,
     /// Its address within the tunnel.
     pub mac: Mac,
@@ -42,9 +43,9 @@ pub fn vtep_data(vni: u32, mac: Mac) -> String {
 /// A wireguard node's end of the tunnel (flannel.md section 6.5).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WireguardData {
-    /// Its public key, as base64; not looked at here.
+    /// Its public key, as base64; not used here.
     pub public_key: String,
-    /// Where it listens; older nodes do not say.
+    /// The port where it listens; older nodes do not publish it.
     pub port: Option<u16>,
 }
 
@@ -54,7 +55,7 @@ pub fn wireguard_data(public_key: &str, port: u16) -> String {
     format!("{{\"PublicKey\":{},\"Port\":{port}}}", String::from_utf8_lossy(&key))
 }
 
-/// JSON without the blanks between its parts, as Go writes what it was given raw. The text must be JSON.
+/// JSON without blanks between its parts, as Go writes raw JSON. The text must be JSON.
 pub fn compact_json(text: &str) -> String {
     let mut compact = String::with_capacity(text.len());
     let (mut quoted, mut escaped) = (false, false);
@@ -74,7 +75,8 @@ pub fn compact_json(text: &str) -> String {
 // === impl Attributes ===
 
 impl Attributes {
-    /// The bytes that flannel would write: members in its order, no blanks, `"PublicIPv6":null` where there is none.
+    /// The bytes that flannel would write: members in its order, no blanks, `"PublicIPv6":null` if
+    /// there is none.
     pub fn to_json(&self) -> Vec<u8> {
         let mut text = format!("{{\"PublicIP\":\"{}\",\"PublicIPv6\":", self.public_ip);
         match self.public_ipv6 {
@@ -95,7 +97,8 @@ impl Attributes {
         text.into_bytes()
     }
 
-    /// Reads a value as peers do. What is missing has its zero value: up to v0.14 nobody wrote `PublicIPv6`.
+    /// Decodes a value as peers do. Missing members have their zero value: no node up to v0.14
+    /// wrote `PublicIPv6`.
     pub fn from_json(bytes: &[u8]) -> Result<Self, DecodeError> {
         let members = Members::parse(WHAT, &text_of(bytes))?;
         let data = |name| members.last(name).filter(|raw| *raw != "null").map(compact_json);
@@ -112,7 +115,8 @@ impl Attributes {
 // === impl Vtep ===
 
 impl Vtep {
-    /// Reads backend data of a vxlan node: names in any case, a MAC with `:` or `-`. A MAC that no interface can have is refused.
+    /// Decodes backend data of a vxlan node: names in any case, a MAC with `:` or `-`. A MAC that
+    /// no interface can have is refused.
     pub fn from_json(text: &str) -> Result<Self, DecodeError> {
         let members = Members::parse("vxlan backend data", text)?;
         let spelled = members.string("VtepMAC")?.ok_or_else(|| members.error("VtepMAC", "it is missing"))?;

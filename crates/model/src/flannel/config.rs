@@ -10,10 +10,11 @@ use super::go_json::{Members, same_name, text_of};
 use crate::DecodeError;
 
 const WHAT: &str = "network config";
-/// What is meant when nobody names a backend.
+/// The backend if none is named.
 const DEFAULT_BACKEND: &str = "udp";
 
-/// The configuration. As decoded, what is absent is 0; [`NetworkConfig::validated`] puts the defaults there.
+/// The configuration. As decoded, missing values are 0; [`NetworkConfig::validated`] fills in the
+/// defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetworkConfig {
     /// Whether nodes get IPv4 subnets.
@@ -22,42 +23,43 @@ pub struct NetworkConfig {
     pub enable_ipv6: bool,
     /// Whether flannel would use nftables.
     pub enable_nftables: bool,
-    /// What IPv4 subnets are taken from.
+    /// The network from which IPv4 subnets are allocated.
     pub network: Option<Ipv4Net>,
     /// Their length.
     pub subnet_len: u8,
-    /// The first that may be taken.
+    /// The first subnet.
     pub subnet_min: Ipv4Addr,
-    /// The last that may be taken.
+    /// The last subnet.
     pub subnet_max: Ipv4Addr,
-    /// What IPv6 subnets are taken from.
+    /// The network from which IPv6 subnets are allocated.
     pub ipv6_network: Option<Ipv6Net>,
     /// Their length.
     pub ipv6_subnet_len: u8,
-    /// The first that may be taken.
+    /// The first subnet.
     pub ipv6_subnet_min: Ipv6Addr,
-    /// The last that may be taken.
+    /// The last subnet.
     pub ipv6_subnet_max: Ipv6Addr,
-    /// How nodes reach each other.
+    /// The backend.
     pub backend: Backend,
 }
 
 /// The backend's part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Backend {
-    /// In lower case; `udp` when there is no such part, empty when it names none, which no daemon accepts.
+    /// In lower case; `udp` if there is no such part, empty if it names none, which no daemon
+    /// accepts.
     pub kind: String,
     /// All its members, `Type` included.
     pub options: Map<String, Value>,
 }
 
-/// The configuration is not usable. A daemon that finds it so waits for a better one.
+/// The configuration cannot be used. A daemon waits for a better one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// It cannot be decoded.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// It can be read, and cannot work.
+    /// It can be decoded, but it cannot work.
     #[error("{WHAT} at {at}: {problem}")]
     Invalid {
         /// The member.
@@ -89,7 +91,7 @@ impl NetworkConfig {
     pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
         let members = Members::parse(WHAT, &text_of(bytes))?;
         let length = |name| -> Result<u8, DecodeError> {
-            // Longer than any address is as wrong as 255.
+            // Any value above the address length is as wrong as 255.
             Ok(u8::try_from(members.unsigned(name)?.unwrap_or(0)).unwrap_or(u8::MAX))
         };
         let v4 = |name| Ok::<_, DecodeError>(members.text(name)?.unwrap_or(Ipv4Addr::UNSPECIFIED));
@@ -110,8 +112,9 @@ impl NetworkConfig {
         })
     }
 
-    /// Fills in the defaults and checks each family that is on. That none is on, or that the backend is unknown, ends a daemon instead of letting it
-    /// wait, and is left to it.
+    /// Fills in the defaults and checks each enabled family. The daemon itself refuses a
+    /// configuration without a family or with an unknown backend, because it ends then instead of
+    /// waiting.
     pub fn validated(mut self) -> Result<Self, ConfigError> {
         if self.enable_ipv4 {
             let network =
@@ -179,7 +182,7 @@ impl Range {
         }
     }
 
-    /// Length, first and last subnet; 0 stands for what is absent.
+    /// Length, first and last subnet; 0 stands for a missing value.
     fn checked(&self, len: u8, min: u128, max: u128) -> Result<(u8, u128, u128), ConfigError> {
         let len = self.length(len)?;
         let size = 1u128 << (self.bits - len);
@@ -217,7 +220,7 @@ impl Range {
     }
 
     fn host_bits(&self) -> u128 {
-        // Not one shift: a network of everything would shift by all the bits.
+        // Not one shift: a /0 network would shift by all the bits.
         let all = u128::MAX >> (128 - u32::from(self.bits));
         all.checked_shr(u32::from(self.prefix_len)).unwrap_or(0)
     }

@@ -1,5 +1,6 @@
-//! Objects as Go's `encoding/json` reads them into a struct: names in any case, the last one that is not null counts, unknown ones are ignored, and a
-//! value of another type is an error. Used by the configuration and by the leases' values.
+//! Objects as Go's `encoding/json` decodes them into a struct: names in any case, the last one that
+//! is not null counts, unknown ones are ignored, and a value of another type is an error. Used by
+//! the configuration and by the leases' values.
 
 use std::fmt;
 
@@ -30,7 +31,7 @@ pub(super) fn same_name(a: &str, b: &str) -> bool {
     a.chars().map(fold).eq(b.chars().map(fold))
 }
 
-/// Text as Go takes it: what is not UTF-8 within becomes U+FFFD.
+/// Text as Go decodes it: invalid UTF-8 becomes U+FFFD.
 pub(super) fn text_of(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }

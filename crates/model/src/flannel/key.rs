@@ -12,7 +12,7 @@ const V4_LEN_MAX: u8 = 31;
 /// Longest IPv6 prefix that peers can read: seven bits.
 const V6_LEN_MAX: u8 = 127;
 
-/// The subnets that one lease gives: at least one, for a key that came from a store.
+/// The subnets of a lease: at least one, for a key that came from a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct SubnetKey {
     /// The IPv4 subnet.
@@ -48,13 +48,14 @@ impl SubnetKey {
         v4 || v6
     }
 
-    /// Whether each subnet begins at a multiple of its size, as every one that a daemon made does. Others cannot be routed to.
+    /// Whether each subnet starts at a multiple of its size, as every one of a daemon does. Others
+    /// cannot be routed.
     pub fn is_canonical(&self) -> bool {
         self.v4.is_none_or(|net| net.addr() == net.network())
             && self.v6.is_none_or(|net| net.addr() == net.network())
     }
 
-    /// Reads the end of a key as peers do; none when they see no subnet there.
+    /// Decodes the end of a key as peers do; none if they find no subnet there.
     fn at_end(text: &str) -> Option<Self> {
         if let Some((head, tail)) = text.rsplit_once('&')
             && let Some((address, length)) = v6_text(tail)
@@ -67,7 +68,8 @@ impl SubnetKey {
             let nothing = v4.addr() == Ipv4Addr::UNSPECIFIED && v4.prefix_len() == 0;
             return Some(Self { v4: (!nothing).then_some(v4), v6: Some(v6) });
         }
-        // Peers would take this for a lease of everything; nothing that a daemon could be given.
+        // Peers would take this for a lease of everything; no daemon can have been configured with
+        // it.
         let v4 = v4_at_end(text)??;
         (v4.prefix_len() > 0).then_some(Self { v4: Some(v4), v6: None })
     }
@@ -81,7 +83,8 @@ fn v6_text(text: &str) -> Option<(&str, &str)> {
     fits.then_some((address, length))
 }
 
-/// The subnet at the end of `text`. The outer none: nothing there looks like one; the inner: it does, and is none.
+/// The subnet at the end of `text`. The outer none: there is no text of this form; the inner: there
+/// is, but it is no subnet.
 fn v4_at_end(text: &str) -> Option<Option<Ipv4Net>> {
     let (before, length) = text.rsplit_once('-').filter(|(_, length)| is_digits(length))?;
     let start = before.bytes().rposition(|b| !(b.is_ascii_digit() || b == b'.')).map_or(0, |at| at + 1);

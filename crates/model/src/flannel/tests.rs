@@ -1,4 +1,5 @@
-//! Hostile bytes: what somebody else put into the datastore is an error or a value, and never a panic.
+//! Invalid bytes: foreign content of the datastore is an error or a value, and never causes a
+//! panic.
 
 use super::*;
 

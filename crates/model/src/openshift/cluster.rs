@@ -15,7 +15,7 @@ pub struct ClusterNetwork {
     pub service_network: Option<Ipv4Net>,
     /// The UDP port of VXLAN.
     pub vxlan_port: u16,
-    /// The MTU of pods, where it is not found from the underlay.
+    /// The MTU of pods, if it is not derived from the underlay.
     pub mtu: Option<u32>,
     /// How nodes isolate.
     pub mode: IsolationMode,
@@ -32,31 +32,31 @@ pub struct PodNetwork {
     pub host_subnet_length: u8,
 }
 
-/// What network IDs mean.
+/// The meaning of network IDs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IsolationMode {
     /// All pods reach each other.
     Subnet,
     /// Pods of one network ID reach each other.
     Multitenant,
-    /// Policies decide; every namespace has an ID of its own.
+    /// Policies decide; every namespace has its own ID.
     NetworkPolicy,
 }
 
-/// What IANA has for VXLAN, and OpenShift uses unless told otherwise.
+/// The port assigned by IANA, and OpenShift's default.
 pub const VXLAN_PORT: u16 = 4789;
 const KIND: &str = "ClusterNetwork";
 const MODE_PREFIX: &str = "redhat/openshift-ovs-";
-/// Networks of pods that a cluster may have; each is a route and an element of sets.
+/// Limit of the networks of pods; each is a route and an element of sets.
 const NETWORKS_MAX: usize = 64;
-/// What IPv4 demands of a link.
+/// The minimum MTU of an IPv4 link.
 const MTU_MIN_BYTES: u64 = 576;
 const MTU_MAX_BYTES: u64 = 65_535;
 
 // === impl ClusterNetwork ===
 
 impl ClusterNetwork {
-    /// The name of the only one there is.
+    /// The name of the only one.
     pub const DEFAULT: &'static str = "default";
 
     /// Reads what a store holds.
@@ -137,7 +137,7 @@ impl PodNetwork {
 // === impl IsolationMode ===
 
 impl IsolationMode {
-    /// The end of OpenShift's name of the plugin.
+    /// The suffix of OpenShift's name of the plugin.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Subnet => "subnet",

@@ -13,17 +13,17 @@ pub struct Namespace(String);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetId(u32);
 
-/// A number that is no network ID.
+/// A number that is not a network ID.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid network ID {found}: a number from 0 to {max} is wanted", max = NetId::MAX.0)]
 pub struct NetIdError {
-    /// What came, possibly hostile, cut and escaped.
+    /// The refused number, cut and escaped.
     pub found: String,
 }
 
 /// A DNS label's limit.
 const NAMESPACE_MAX_BYTES: usize = 63;
-/// Longest part of a refused number that an error repeats.
+/// Limit of the part of a refused number that an error repeats.
 const SHOWN_MAX_CHARS: usize = 40;
 
 // === impl Namespace ===
@@ -80,9 +80,9 @@ impl fmt::Debug for Namespace {
 // === impl NetId ===
 
 impl NetId {
-    /// May talk to all, and all to it.
+    /// The global ID: reaches all others, and is reached by all.
     pub const GLOBAL: Self = Self(0);
-    /// The lowest that is given out: 1 to 9 are reserved.
+    /// The lowest that is assigned: 1 to 9 are reserved.
     pub const FIRST: Self = Self(10);
     /// The highest.
     pub const MAX: Self = Self((1 << 24) - 1);
@@ -97,12 +97,12 @@ impl NetId {
         self.0
     }
 
-    /// Whether it is everybody's.
+    /// Whether it is the global ID.
     pub const fn is_global(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether no namespace can have it.
+    /// Whether no namespace may have it.
     pub const fn is_reserved(self) -> bool {
         self.0 > 0 && self.0 < Self::FIRST.0
     }

@@ -8,12 +8,12 @@ use russet_addr::NodeName;
 use super::{envelope, network, one_name, open, required};
 use crate::json::{DecodeError, Extra, encode};
 
-/// Which node has which part of the pods' network (cni-runtime.md section 4.3: `HostSubnet`).
+/// The part of the pods' network that a node has (cni-runtime.md section 4.3: `HostSubnet`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSubnet {
     /// The node.
     pub host: NodeName,
-    /// Its address, to which its peers send.
+    /// Its address, to which peers send.
     pub host_ip: Ipv4Addr,
     /// Its pods' addresses.
     pub subnet: Ipv4Net,
@@ -26,7 +26,7 @@ const KIND: &str = "HostSubnet";
 // === impl HostSubnet ===
 
 impl HostSubnet {
-    /// The subnet of a node without anything else.
+    /// The subnet of a node without optional members.
     pub fn new(host: NodeName, host_ip: Ipv4Addr, subnet: Ipv4Net) -> Self {
         Self { host, host_ip, subnet, extra: Extra::new() }
     }
@@ -47,7 +47,7 @@ impl HostSubnet {
         }
         match network(&mut fields, "subnet")? {
             None => Err(fields.error("subnet", "it is missing")),
-            // The network, the gateway, one pod, the broadcast.
+            // The network, the gateway, one pod, the broadcast address.
             Some(subnet) if !(1..=30).contains(&subnet.prefix_len()) => {
                 Err(fields.error("subnet", format!("{subnet} holds no pods and gateway")))
             }
@@ -62,7 +62,7 @@ impl HostSubnet {
         encode(&object.put("subnet", self.subnet.to_string()).finish(&self.extra))
     }
 
-    /// The address that the node itself has in its subnet: the network's, with the last octet's lowest bit set.
+    /// The node's own address in its subnet: the network's, with the last octet's lowest bit set.
     pub fn gateway(&self) -> Ipv4Addr {
         gateway(self.subnet)
     }

@@ -1,4 +1,4 @@
-//! Tenants: which network ID a namespace has, and which namespaces have a network ID.
+//! Tenants: the network ID of a namespace, and the namespaces of a network ID.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -13,14 +13,15 @@ pub struct NetNamespace {
     pub netname: Namespace,
     /// Its network ID; several namespaces may share one.
     pub netid: NetId,
-    /// Addresses that its packets to the outside have as their source. Kept, not programmed.
+    /// Source addresses of its packets to the outside. Kept, not programmed.
     pub egress_ips: Vec<Ipv4Addr>,
     /// Members that we do not know.
     pub extra: Extra,
 }
 
-/// Who has a network ID: the record by which two nodes never give one ID to two namespaces. It names every namespace whose tenant has
-/// the ID, and, for the moment between two steps of a change, perhaps one more.
+/// The users of a network ID: the record that prevents two nodes from assigning one ID to two
+/// namespaces. It names every namespace with the ID, and possibly one more between two steps of a
+/// change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetIdUsers {
     /// The ID.
@@ -30,13 +31,13 @@ pub struct NetIdUsers {
 }
 
 const KIND: &str = "NetNamespace";
-/// Namespaces that may share an ID; bounds the record.
+/// Limit of namespaces with one ID, which bounds the record.
 const USERS_MAX: usize = 10_000;
 
 // === impl NetNamespace ===
 
 impl NetNamespace {
-    /// The tenant of a namespace without anything else.
+    /// The tenant of a namespace without optional members.
     pub fn new(netname: Namespace, netid: NetId) -> Self {
         Self { netname, netid, egress_ips: Vec::new(), extra: Extra::new() }
     }

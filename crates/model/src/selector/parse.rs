@@ -1,10 +1,11 @@
-//! The selector's parser: recursive descent over bytes, with limits on length and depth, for selectors come from anybody who may edit a pool.
+//! The selector's parser: recursive descent over bytes, with limits on length and depth, because
+//! every user who may edit a pool can write one.
 
 use std::collections::BTreeSet;
 
 use super::{Expr, SelectorError};
 
-/// Parentheses and negations may nest this deep; people write three.
+/// Limit of nested parentheses and negations; people use three.
 const DEPTH_MAX: usize = 100;
 /// Longest selector in bytes.
 const TEXT_MAX_BYTES: usize = 64 * 1024;

@@ -8,13 +8,13 @@ use crate::json::Extra;
 use crate::workload::{EndpointPort, IpNat};
 use crate::{WorkloadEndpoint, WorkloadEndpointSpec};
 
-/// The namespace of what is no pod of Kubernetes.
+/// The namespace of workloads that are not Kubernetes pods.
 const NAMESPACE_DEFAULT: &str = "default";
 /// Labels that v3 derives from namespace and orchestrator.
 const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
 const ORCHESTRATOR_LABEL: &str = "projectcalico.org/orchestrator";
 
-/// Where an endpoint belongs in v3: its namespace, its name, and the name of the pod where it is one.
+/// The place of an endpoint in v3: its namespace, its name, and the name of the pod if it is one.
 struct Place {
     namespace: String,
     name: String,
@@ -24,7 +24,8 @@ struct Place {
 // === impl EndpointId ===
 
 impl EndpointId {
-    /// The same endpoint in v3, without UID and creation time. The error says why it can have no name there.
+    /// The same endpoint in v3, without UID and creation time. An error if it can have no name
+    /// there.
     pub fn to_v3(&self, endpoint: &Endpoint) -> Result<WorkloadEndpoint, String> {
         let Place { namespace, name, pod } = self.place()?;
         let other = !matches!(self.orchestrator.as_str(), ORCHESTRATOR_K8S | ORCHESTRATOR_CNI);
@@ -85,7 +86,7 @@ impl EndpointId {
     }
 }
 
-/// The name of an endpoint of an orchestrator that v3 does not know.
+/// The name of an endpoint of an orchestrator that v3 does not have.
 fn other_name(node: &NodeName, orchestrator: &str, workload: &str, endpoint: &str) -> Result<String, String> {
     let prefix = WorkloadEndpointSpec::name_prefix(node, orchestrator, workload);
     let prefix = prefix.map_err(|error| error.to_string())?;

@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use crate::json::{self, DecodeError, Extra, Fields, Object};
 
-/// One interface of one workload. Node, orchestrator, workload and interface stand in the key.
+/// One interface of one workload. Node, orchestrator, workload and interface are in the key.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Endpoint {
-    /// `active`; Felix passes over any other.
+    /// `active`; Felix ignores any other.
     pub state: String,
     /// The interface's name on the node.
     pub name: String,
-    /// The container that has it now: a DEL of an older one leaves it alone.
+    /// The container that has it now: a DEL of an older one does not remove it.
     pub active_instance_id: String,
     /// The interface's MAC in the pod.
     pub mac: Option<Mac>,
@@ -25,29 +25,29 @@ pub struct Endpoint {
     pub ipv4_nets: Vec<IpNet>,
     /// Its addresses as /128.
     pub ipv6_nets: Vec<IpNet>,
-    /// Addresses outside that lead to it.
+    /// External addresses that are translated to it.
     pub ipv4_nat: Vec<Nat>,
     /// The same.
     pub ipv6_nat: Vec<Nat>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// `ipv4_gateway`, `ipv6_gateway`, `ports` and members that we do not know.
+    /// `ipv4_gateway`, `ipv6_gateway`, `ports` and unknown members.
     pub extra: Extra,
 }
 
-/// An address outside that leads to one of the endpoint's.
+/// An external address that is translated to one of the endpoint's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nat {
-    /// The endpoint's.
+    /// The endpoint's address.
     pub internal: IpAddr,
-    /// The one outside.
+    /// The external address.
     pub external: IpAddr,
 }
 
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// What an endpoint in use says in `state`.
+    /// The `state` of an endpoint in use.
     pub const ACTIVE: &'static str = "active";
     /// The label with a pod's namespace.
     pub const NAMESPACE_LABEL: &'static str = "calico/k8s_ns";

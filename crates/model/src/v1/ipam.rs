@@ -1,4 +1,5 @@
-//! Blocks and handles between the two models (calico-ipam.md sections 1.3, 1.6 and 1.9). They lie under the same paths.
+//! Converts blocks and handles between the two models (calico-ipam.md sections 1.3, 1.6 and 1.9).
+//! They have the same paths.
 
 use russet_addr::NodeName;
 use serde_json::Value;
@@ -6,20 +7,21 @@ use serde_json::Value;
 use crate::json::{self, Extra, Object};
 use crate::{Attribute, Block, Handle};
 
-/// A block as v3 has it: `hostAffinity` becomes `affinity`, which v3 readers take for none otherwise. Sequence numbers stay 0, as v3 reads
-/// what has none; the revision guards alone, as they did in v1.
+/// A block in the form of v3: `hostAffinity` becomes `affinity`, which v3 readers would otherwise
+/// take for missing. Sequence numbers stay 0, as v3 reads a missing one; only the revision guards,
+/// as in v1.
 pub fn block_to_v3(block: &Block) -> Block {
     let legacy = block.host_affinity.as_deref().and_then(|node| NodeName::new(node).ok());
     let affinity = block.affinity.clone().or_else(|| legacy.map(|node| Block::affinity_of(&node)));
     Block { affinity, host_affinity: None, ..block.clone() }
 }
 
-/// The bytes of a block as a v1 peer writes them: without sequence numbers, claim time and `deleted`, with `strictAffinity`. Members that
-/// nobody here knows stay.
+/// The bytes of a block as a v1 peer writes them: without sequence numbers, claim time and
+/// `deleted`, with `strictAffinity`. Unknown members stay.
 pub fn block_from_v3(block: &Block) -> Vec<u8> {
     let plain = Block { affinity_claim_time: None, strict_affinity: false, ..block.clone() };
     let Ok(Value::Object(mut members)) = serde_json::from_slice(&plain.encode()) else {
-        // What was just written is an object.
+        // The bytes were just encoded from an object.
         return plain.encode();
     };
     for name in ["sequenceNumber", "sequenceNumberForAllocation", "deleted", "attributes"] {
@@ -37,7 +39,7 @@ pub fn block_from_v3(block: &Block) -> Vec<u8> {
     json::encode(&value)
 }
 
-/// Both members always, null where there is none.
+/// Both members always, null if there is none.
 fn owner_from_v3(owner: &Attribute) -> Value {
     let secondary = owner.secondary.as_ref().map(json::string_map);
     Object::default()

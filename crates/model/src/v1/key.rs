@@ -10,7 +10,7 @@ const BGP_HOST: &str = "/calico/bgp/v1/host/";
 const PROFILE: &str = "/calico/v1/policy/profile/";
 const POOL: &str = "/calico/v1/ipam/";
 const READY: &str = "/calico/v1/Ready";
-/// Longest part of a key: two DNS names and the dot between them.
+/// Limit of a part of a key: two DNS names and the dot between them.
 const PART_MAX_BYTES: usize = 512;
 
 /// What a key of the v1 model names.
@@ -22,31 +22,31 @@ pub enum V1Key {
     Pool(IpNet),
     /// One interface of one workload.
     Endpoint(EndpointId),
-    /// A third of a profile.
+    /// One of the three parts of a profile.
     Profile {
         /// The profile's name.
         name: String,
-        /// Which third.
+        /// The part.
         part: ProfilePart,
     },
-    /// The address that Felix knows a node by: plain text.
+    /// The address under which Felix knows a node: plain text.
     HostIp(NodeName),
-    /// That a node is there: `{}`.
+    /// The existence of a node: `{}`.
     HostMetadata(NodeName),
     /// A node's names with its orchestrators.
     HostOrchestrators(NodeName),
     /// The address of a node's IPIP device: plain text.
     HostTunnel(NodeName),
-    /// One member of what BGP knows of a node: plain text.
+    /// One value of a node for BGP: plain text.
     Bgp {
         /// The node.
         node: NodeName,
-        /// Which member.
+        /// The value.
         member: BgpMember,
     },
 }
 
-/// Where an endpoint lies.
+/// The identity of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EndpointId {
     /// The node, unescaped in the key.
@@ -59,7 +59,7 @@ pub struct EndpointId {
     pub endpoint: String,
 }
 
-/// The three keys of a profile, in the order in which they are written; whoever reads one asks for the first.
+/// The three keys of a profile, in the order of writing; a reader of one requests the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProfilePart {
     /// `["net1"]`.
@@ -70,12 +70,12 @@ pub enum ProfilePart {
     Rules,
 }
 
-/// What BGP knows of a node.
+/// The values of a node for BGP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BgpMember {
     /// Its address of a family.
     Address(Family),
-    /// The network that the address lies in.
+    /// The network that contains the address.
     Network(Family),
     /// Its AS number.
     AsNumber,
@@ -84,7 +84,8 @@ pub enum BgpMember {
 // === impl V1Key ===
 
 impl V1Key {
-    /// Reads a key; none for what this model does not know, or spells differently than we would.
+    /// Decodes a key; none for keys that this model does not have, or another form than Russet
+    /// would write.
     pub fn parse(key: &Key) -> Option<Self> {
         let path = key.as_str();
         if path == READY {
@@ -103,7 +104,7 @@ impl V1Key {
         } else {
             None
         };
-        // Nothing may be read under one key and written under another.
+        // No record may be read under one key and written under another.
         parsed.filter(|parsed| parsed.key() == *key)
     }
 
@@ -125,12 +126,12 @@ impl V1Key {
         })
     }
 
-    /// Everything of the v1 model but what lies under v3's IPAM paths and below `/calico/bgp`.
+    /// Everything of the v1 model except what is under v3's IPAM paths and below `/calico/bgp`.
     pub fn everything() -> Prefix {
         Prefix::from_stored(ROOT)
     }
 
-    /// What BGP knows of nodes.
+    /// The values of all nodes for BGP.
     pub fn bgp_of_nodes() -> Prefix {
         Prefix::from_stored(BGP_HOST)
     }
@@ -168,12 +169,13 @@ fn parse_pool(rest: &str) -> Option<V1Key> {
     (net.trunc() == net).then_some(V1Key::Pool(net))
 }
 
-/// A part as it stands in a key: `%` and `/` escaped, in this order.
+/// A part in the form of a key: `%` and `/` escaped, in this order.
 fn escaped(part: &str) -> String {
     part.replace('%', "%25").replace('/', "%2f")
 }
 
-/// The part that a key's text means; none when it is too long or holds what no name of Calico's may.
+/// The part for a key's text; none if it is too long or has a character that no name of Calico may
+/// have.
 fn unescaped(text: &str) -> Option<String> {
     let part = text.replace("%2f", "/").replace("%25", "%");
     is_part(&part).then_some(part)
@@ -186,7 +188,7 @@ fn is_part(part: &str) -> bool {
 // === impl EndpointId ===
 
 impl EndpointId {
-    /// Checks the parts and puts them together.
+    /// Checks the parts.
     pub fn new(
         node: NodeName,
         orchestrator: &str,
@@ -208,7 +210,8 @@ impl EndpointId {
         Prefix::from_stored(format!("{}/endpoint/", self.workload_path()))
     }
 
-    /// The directories that hold nothing but this workload's endpoints, innermost first: peers remove them when they are empty.
+    /// The directories that contain only this workload's endpoints, innermost first: peers remove
+    /// them when they are empty.
     pub fn own_directories(&self) -> [Key; 2] {
         let workload = self.workload_path();
         [Key::from_stored(format!("{workload}/endpoint")), Key::from_stored(workload)]

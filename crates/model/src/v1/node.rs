@@ -1,4 +1,4 @@
-//! What the v1 model knows of a node: several keys of plain text, and the node that they make in v3.
+//! A node in the v1 model: several keys of plain text, and the v3 node that they make up.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,7 +9,7 @@ use crate::json::{DecodeError, Extra};
 use crate::v1::{BgpMember, V1Key};
 use crate::{NodeBgp, NodeSpec};
 
-/// One node, put together from its keys.
+/// One node, assembled from its keys.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeData {
     /// Its IPv4 address.
@@ -20,18 +20,19 @@ pub struct NodeData {
     pub v6: Option<IpAddr>,
     /// The network of its IPv6 address.
     pub v6_network: Option<IpNet>,
-    /// Its AS number, `64512` or `1.0`, as it came.
+    /// Its AS number, `64512` or `1.0`, unchanged.
     pub as_number: Option<String>,
     /// The address of its IPIP device.
     pub tunnel: Option<Ipv4Addr>,
-    /// Its names with its orchestrators, `[{"orchestrator":"k8s","nodeName":"n1"}]`, as they came.
+    /// Its names with its orchestrators, `[{"orchestrator":"k8s","nodeName":"n1"}]`, unchanged.
     pub orchestrators: Option<Value>,
 }
 
 // === impl NodeData ===
 
 impl NodeData {
-    /// Takes in one of the node's keys. Empty text is as good as no key: Calico clears members that way.
+    /// Adds one of the node's keys. Empty text counts as a missing key: Calico clears values like
+    /// that.
     pub fn read(&mut self, key: &V1Key, bytes: &[u8]) -> Result<(), DecodeError> {
         let text = String::from_utf8_lossy(bytes);
         let text = text.trim();
@@ -39,7 +40,7 @@ impl NodeData {
             return Ok(());
         }
         match key {
-            // The address that Felix knows; that of BGP, if there is one, says the same and is preferred.
+            // The address of Felix; that of BGP, if there is one, is the same and is preferred.
             V1Key::HostIp(_) => self.v4 = self.v4.or(Some(parse(text)?)),
             V1Key::HostTunnel(_) => self.tunnel = Some(parse(text)?),
             V1Key::HostOrchestrators(_) => self.orchestrators = Some(parse(text)?),
@@ -53,7 +54,7 @@ impl NodeData {
         Ok(())
     }
 
-    /// The node in v3. An address without a network stands alone.
+    /// The node in v3. An address without a network has no prefix length.
     pub fn to_v3(&self) -> NodeSpec {
         let with = |address: Option<IpAddr>, network: Option<IpNet>, family| {
             let address = address.filter(|address| Family::of(*address) == family)?;
@@ -93,7 +94,7 @@ where
     })
 }
 
-/// An AS number, also as two halves with a dot.
+/// An AS number, which may also be two halves with a dot.
 fn as_number(text: &str) -> Option<u32> {
     match text.split_once('.') {
         None => text.parse().ok(),

@@ -5,9 +5,9 @@ use russet_addr::{Family, IpNet};
 use crate::json::{self, DecodeError, Extra, Fields, Object};
 use crate::{EncapMode, IpPool, IpPoolSpec};
 
-/// The device that carries IPIP, as its presence is told in `ipip`.
+/// The device of IPIP, whose name in `ipip` means that IPIP is used.
 const TUNNEL: &str = "tunl0";
-/// How `ipip_mode` spells a tunnel that is used between subnets only; empty is always.
+/// The `ipip_mode` of a tunnel that is used between subnets only; empty is always.
 const CROSS_SUBNET: &str = "cross-subnet";
 
 /// A pool. Its blocks are /26 or /122; every node and every pod may have its addresses.
@@ -17,13 +17,13 @@ pub struct Pool {
     pub cidr: IpNet,
     /// The IPIP device, `tunl0`, or empty for none.
     pub ipip: String,
-    /// `cross-subnet`, or empty or `always` for always; of interest only where there is a device.
+    /// `cross-subnet`, or empty or `always` for always; matters only if there is a device.
     pub ipip_mode: String,
     /// Whether traffic that leaves the pools is masqueraded.
     pub masquerade: bool,
     /// Whether the allocator may use it.
     pub ipam: bool,
-    /// Whether it is only there so that its addresses are known.
+    /// Whether it exists only to make its addresses known.
     pub disabled: bool,
     /// Members that we do not know.
     pub extra: Extra,
@@ -45,7 +45,7 @@ impl Pool {
         }
     }
 
-    /// Reads a pool. Older releases left out what was false; `ipam` is true where nobody says otherwise.
+    /// Decodes a pool. Older releases omitted false values; `ipam` is true by default.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut fields = Fields::parse("v1 pool", bytes)?;
         let Some(cidr) = fields.text::<IpNet>("cidr")? else {
@@ -78,12 +78,13 @@ impl Pool {
         json::encode(&value)
     }
 
-    /// The name that the pool gets in v3, where a network cannot be one: `10-1-0-0-24`, `fd80---64`.
+    /// The name of the pool in v3, where a network is not a valid name: `10-1-0-0-24`, `fd80---64`.
     pub fn name_in_v3(&self) -> String {
         self.cidr.to_string().replace(['.', ':', '/'], "-")
     }
 
-    /// The same pool in v3. What the v1 model fixed is said there: the size of blocks, and that every node may have them.
+    /// The same pool in v3, with the fixed properties of v1 made explicit: the size of blocks, and
+    /// that every node may have them.
     pub fn to_v3(&self) -> IpPool {
         let spec = IpPoolSpec {
             ipip_mode: match (self.ipip.as_str(), self.ipip_mode.as_str()) {
@@ -121,7 +122,7 @@ mod tests {
         assert_eq!(pool.metadata.name, "10-1-0-0-24");
         assert_eq!((pool.spec.ipip_mode, pool.spec.nat_outgoing), (EncapMode::CrossSubnet, true));
         assert_eq!((pool.spec.block_prefix_len(), pool.is_enabled()), (26, true));
-        // What we write must be readable as what it is.
+        // What is written must be readable in its meaning.
         assert_eq!(IpPool::decode(&pool.encode()).unwrap(), pool);
         let v6 = Pool::new("fd80:24e2::/64".parse().unwrap()).to_v3();
         assert_eq!((v6.metadata.name.as_str(), v6.spec.block_prefix_len()), ("fd80-24e2---64", 122));

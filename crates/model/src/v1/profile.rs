@@ -1,4 +1,4 @@
-//! The v1 profile, three keys (calico-cni.md sections 2.3 and 4P.1), and its one in v3.
+//! The v1 profile, three keys (calico-cni.md sections 2.3 and 4P.1), and its form in v3.
 
 use std::collections::BTreeMap;
 
@@ -8,27 +8,28 @@ use crate::json::{self, DecodeError, Extra, Fields, Object};
 use crate::v1::ProfilePart;
 use crate::{ProfileRule, ProfileSpec, RuleSide};
 
-/// The names of profiles that follow namespaces, in v1 and in v3.
+/// Prefixes of the names of profiles for namespaces, in v1 and in v3.
 const NAMESPACE_V1: &str = "k8s_ns.";
 const NAMESPACE_V3: &str = "kns.";
 
-/// A profile, put together. A part that is missing is empty.
+/// A profile, assembled from its keys. A missing part is empty.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Profile {
-    /// What its endpoints are known by in rules.
+    /// The names of its endpoints in rules.
     pub tags: Vec<String>,
     /// Labels that its endpoints inherit.
     pub labels: BTreeMap<String, String>,
-    /// Rules for what comes in, snake_case, as they came.
+    /// Rules for incoming packets, snake_case, unchanged.
     pub inbound: Vec<Extra>,
-    /// Rules for what goes out.
+    /// Rules for outgoing packets.
     pub outbound: Vec<Extra>,
 }
 
 // === impl Profile ===
 
 impl Profile {
-    /// The profile that the plugin makes for a network: all may go out; those with the same tag may come in, and with Kubernetes everybody.
+    /// The profile that the plugin creates for a network: outgoing packets are allowed, incoming
+    /// ones from endpoints with the same tag, and with Kubernetes from all.
     pub fn of_network(network: &str, only_from_network: bool) -> Self {
         let allow = || Extra::from_iter([("action".to_owned(), Value::from("allow"))]);
         let mut inbound = allow();
@@ -43,12 +44,12 @@ impl Profile {
         }
     }
 
-    /// Takes in one part as it is stored.
+    /// Adds one part in its stored form.
     pub fn read(&mut self, part: ProfilePart, bytes: &[u8]) -> Result<(), DecodeError> {
         match part {
             ProfilePart::Tags => self.tags = tags(bytes)?,
             ProfilePart::Labels => {
-                // Wrapped, because the readers know members only.
+                // Wrapped in an object, because the decoders handle only members.
                 let wrapped = [br#"{"labels":"#, bytes, b"}"].concat();
                 let mut fields = Fields::parse("v1 profile", &wrapped)?;
                 self.labels = fields.string_map("labels")?.unwrap_or_default();
@@ -82,8 +83,8 @@ impl Profile {
         })
     }
 
-    /// The same profile in v3, where tags are labels without a value. A rule that says what this conversion does not know is an error: a
-    /// rule that lost a condition would let through what it should not.
+    /// The same profile in v3, where tags are labels without a value. A rule with an unknown
+    /// condition is an error: without the condition it would accept packets that it should not.
     pub fn to_v3(&self) -> Result<ProfileSpec, DecodeError> {
         let convert = |rules: &[Extra]| rules.iter().map(rule_to_v3).collect::<Result<Vec<_>, _>>();
         let mut labels = self.labels.clone();
@@ -99,7 +100,7 @@ impl Profile {
     }
 }
 
-/// The name of a profile in v3: those of namespaces changed their prefix.
+/// The name of a profile in v3: those of namespaces have another prefix.
 pub fn profile_name_in_v3(name: &str) -> String {
     match name.strip_prefix(NAMESPACE_V1) {
         Some(namespace) => format!("{NAMESPACE_V3}{namespace}"),
@@ -152,7 +153,7 @@ fn rule_to_v3(rule: &Extra) -> Result<ProfileRule, DecodeError> {
     }
 }
 
-/// v3 spells the names of protocols in capitals; numbers stay.
+/// v3 writes the names of protocols in capitals; numbers stay.
 fn protocol(value: Value) -> Value {
     match value {
         Value::String(name) => Value::from(match name.as_str() {

@@ -78,14 +78,14 @@ proptest! {
     }
 
     #[test]
-    fn only_a_result_without_addresses_on_its_way_to_0_2_fails(result in result(), to in version()) {
+    fn only_the_conversion_of_a_result_without_addresses_to_0_2_fails(result in result(), to in version()) {
         let old = Version::V0_2_0;
         let fails = result.cni_version > old && to <= old && result.ips.is_empty();
         prop_assert_eq!(result.convert(to).is_err(), fails);
     }
 
     #[test]
-    fn a_detour_over_the_middle_changes_nothing(result in result(), to in version()) {
+    fn a_conversion_via_0_4_0_changes_nothing(result in result(), to in version()) {
         // C -> A is C -> 0.4.0 -> A, and A -> C is A -> 0.4.0 -> C
         let middle = result.convert(Version::V0_4_0).unwrap();
         let crosses = result.cni_version.shape() != to.shape();
