@@ -191,7 +191,7 @@ fn send_to_agent(
     match http::post(&socket, HTTP_PATH, &message.encode(), deadline + GRACE) {
         Ok(response) => response.into_outcome(verb).map(AgentAnswer::Answered),
         Err(failure) => {
-            let no_agent = matches!(&failure, http::Failure::Connect(error) if is_no_agent(error.kind()));
+            let no_agent = matches!(&failure, http::Failure::Connect(error) if is_not_listening(error.kind()));
             let error = unanswered(verb, &socket, failure);
             if no_agent { Ok(AgentAnswer::NoAgent(error)) } else { Err(error) }
         }
@@ -200,7 +200,7 @@ fn send_to_agent(
 
 /// Only these two errors mean that there is no agent. Any other may mean a busy agent, which might
 /// then work on the same pod as this process.
-pub fn is_no_agent(kind: ErrorKind) -> bool {
+pub fn is_not_listening(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }
 

@@ -158,7 +158,7 @@ pub(super) fn body(request: &Request, verb: Verb, host_veth: Option<&IfName>) ->
 
 fn request_failure(failure: ExchangeError) -> RequestFailure {
     match failure {
-        ExchangeError::Connect(error) if relay::nobody_listens(error.kind()) => {
+        ExchangeError::Connect(error) if relay::is_not_listening(error.kind()) => {
             RequestFailure::NoListener(CniError::try_again_later("failed to send CNI request", error))
         }
         ExchangeError::Connect(error) => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use russet_agent::Paths;
 use russet_agent::drift::{DRIFT_PATH, DriftReport, Repair};
-use russet_cni_spec::relay::{ExchangeError, nobody_listens, post};
+use russet_cni_spec::relay::{ExchangeError, is_not_listening, post};
 
 use super::{FAILED, Failure, PROBLEMS};
 use crate::cli::drift::DriftArgs;
@@ -47,7 +47,7 @@ fn ask(paths: &Paths) -> Result<DriftReport, DriftError> {
     let path = paths.cni_socket();
     let socket = path.display().to_string();
     let answer = match post(&path, DRIFT_PATH, b"{}", TIMEOUT) {
-        Err(ExchangeError::Connect(error)) if nobody_listens(error.kind()) => {
+        Err(ExchangeError::Connect(error)) if is_not_listening(error.kind()) => {
             return Err(DriftError::NoAgent(socket));
         }
         Err(source) => return Err(DriftError::Exchange { socket, source }),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use russet_agent::repair::{self, Options, REPAIR_PATH, RepairRequest, Report, Seen};
-use russet_cni_spec::relay::{ExchangeError, nobody_listens, post};
+use russet_cni_spec::relay::{ExchangeError, is_not_listening, post};
 
 use super::super::{Failure, PROBLEMS, place};
 use super::Place;
@@ -67,7 +67,7 @@ fn ask_agent(socket: &Path, options: Options) -> Result<Option<Report>, AgentErr
     let request = RepairRequest { grace_ms, dry_run: options.dry_run };
     let body = serde_json::to_vec(&request).map_err(|error| AgentError::NoReport(error.to_string()))?;
     let answer = match post(socket, REPAIR_PATH, &body, options.grace + REPAIR_TIMEOUT) {
-        Err(ExchangeError::Connect(error)) if nobody_listens(error.kind()) => return Ok(None),
+        Err(ExchangeError::Connect(error)) if is_not_listening(error.kind()) => return Ok(None),
         Err(source) => return Err(AgentError::Exchange { socket: socket.display().to_string(), source }),
         Ok(answer) => answer,
     };
