@@ -1,9 +1,10 @@
-//! The floor of `cargo xtask bench cni`: what an executed plugin costs that does nothing but the kernel's work.
+//! The minimum cost for `cargo xtask bench cni`: a plugin process that does only the kernel's work.
 //!
-//! It sends the netlink messages that `attach` sends for a pod with one IPv4 address, in the same order, and nothing
-//! else: no datastore, no addresses to manage, no agent, no sysctls, no undo. Only the benchmark calls it; the address
-//! comes in `CNI_ARGS` (`IP=10.253.0.1`). Its DEL is the deferred one: both ends down and out of the way, the host
-//! end in a group that the benchmark deletes.
+//! It sends the netlink messages that `attach` sends for a pod with one IPv4 address, in the same
+//! order, and nothing else: no datastore, no address management, no agent, no sysctls, no undo.
+//! Only the benchmark calls it; the address comes in `CNI_ARGS` (`IP=10.253.0.1`). Its DEL is the
+//! deferred one: it takes both ends down and puts the host end in a group that the benchmark
+//! deletes.
 
 use std::env;
 use std::error::Error;
@@ -28,10 +29,10 @@ struct Request {
 
 /// The gateway of every pod, calico-cni.md section 3.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
-/// Where DEL puts host ends; `xtask/src/bench/cni/floor.rs` deletes it.
+/// The group of host ends after DEL; `xtask/src/bench/cni/floor.rs` deletes it.
 const DOOMED_GROUP: u32 = 7274;
 /// `attach` creates links in a group of their own, too, until they have their alias.
-const NEWBORN_GROUP: u32 = 7275;
+const PRECREATED_GROUP: u32 = 7275;
 /// As on a 1500-byte underlay below VXLAN.
 const MTU_BYTES: u32 = 1450;
 
@@ -39,7 +40,8 @@ fn main() -> ExitCode {
     match run().and_then(|answer| Ok(io::stdout().write_all(answer.as_bytes())?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Standard output is where CNI errors go; when it is closed there is nobody to tell.
+            // Standard output is where CNI errors go; if it is closed there is no way to report
+            // one.
             let _ = writeln!(io::stdout(), r#"{{"cniVersion":"1.0.0","code":999,"msg":"{error}"}}"#);
             ExitCode::FAILURE
         }
@@ -132,7 +134,7 @@ impl Request {
         Ok(LinkAdd {
             mtu_bytes: Some(MTU_BYTES),
             mac: Some(Mac::GATEWAY),
-            group: Some(NEWBORN_GROUP),
+            group: Some(PRECREATED_GROUP),
             ..LinkAdd::veth(self.host_name()?, peer)
         })
     }

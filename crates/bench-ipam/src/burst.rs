@@ -1,4 +1,4 @@
-//! Pods, and callers that work through them side by side.
+//! Pods, and concurrent callers that handle them.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ pub enum Verb {
 #[derive(Clone, Copy)]
 pub struct Pod(u64);
 
-/// Whoever gives and takes back one address for a pod.
+/// An implementation that assigns and releases one address for a pod.
 pub trait Caller {
     /// CNI ADD's part of the allocator.
     fn add<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<IpAddr>>;
@@ -31,7 +31,8 @@ pub trait Caller {
     fn del<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<()>>;
 }
 
-/// Shares the pods out among the callers, who all begin at once; the time until the last is done, and the addresses.
+/// Distributes the pods among the callers, who all start at once; returns the time until the last
+/// is done, and the addresses.
 pub async fn run(callers: &[Rc<dyn Caller>], verb: Verb, pods: &[Pod]) -> Result<(Duration, Vec<IpAddr>)> {
     let count = callers.len();
     let mut tasks = JoinSet::new();
@@ -70,7 +71,7 @@ impl Pod {
         Self((u64::from(u8::MAX) + node.len() as u64) << 32)
     }
 
-    /// The next `count` pods; this one stands behind them.
+    /// Takes the next `count` pods, and advances past them.
     pub fn take(&mut self, count: usize) -> Vec<Self> {
         let first = self.0;
         self.0 += count as u64;

@@ -1,7 +1,9 @@
-//! The worker of `cargo xtask bench calico`: it fills the benchmark's etcd, and replays the requests of Go's plugins on it.
+//! The worker of `cargo xtask bench calico`: it fills the benchmark's etcd, and replays the
+//! requests of Go's plugins on it.
 //!
-//! Started with `calico URL`. Each line on stdin is answered with a line of JSON. `fill NODE...` makes the etcd a cluster's. `add IMPL COUNT` has so
-//! many callers send the requests of an ADD at once, and says how long that took; `del IMPL COUNT` gives as many back.
+//! Started with `calico URL`. Each line on stdin is answered with a line of JSON. `fill NODE...`
+//! writes the records of a cluster. `add IMPL COUNT` has that many callers send the requests of an
+//! ADD concurrently, and reports the time; `del IMPL COUNT` releases as many.
 
 use std::rc::Rc;
 
@@ -22,7 +24,7 @@ pub const NETWORK: &str = "bench";
 /// What it works with.
 pub struct Worker {
     settings: Settings,
-    /// By implementation and number of callers: made when first asked for, and kept.
+    /// By implementation and number of callers: made on first use, and kept.
     subjects: Vec<Subject>,
     pods: Pod,
 }
@@ -33,7 +35,8 @@ struct Subject {
     added: Vec<Pod>,
 }
 
-/// Makes a store a Calico cluster's: a pool, nodes with pods, and what the main plugin looks for.
+/// Writes the records of a Calico cluster: a pool, nodes with pods, and the main plugin's
+/// prerequisites.
 pub async fn fill(store: &Rc<dyn Store>, nodes: &[&str]) -> Result<()> {
     stage::fill(store, nodes).await?;
     let ready = ClusterInformationSpec { datastore_ready: Some(true), ..ClusterInformationSpec::default() };

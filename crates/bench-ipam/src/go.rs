@@ -1,9 +1,12 @@
-//! The order of requests of Go's `calico-ipam` plugin for an ordinary ADD and DEL on etcd, replayed (calico-ipam.md sections 2.1, 3.4 to 3.10,
-//! 4.2 to 4.4): each read and each transaction where it stands there, one record a request, real blocks, real compare-and-swap, its retries.
+//! The order of requests of Go's `calico-ipam` plugin for an ordinary ADD and DEL on etcd, replayed
+//! (calico-ipam.md sections 2.1, 3.4 to 3.10, 4.2 to 4.4): each read and each transaction in its
+//! position, one record per request, real blocks, real compare-and-swap, its retries.
 //!
-//! It is not the Go program. In Go's favour: no process is started, blocks are decoded by our code, the host lock is a mutex of this process and
-//! not an flock(2), the Namespace that 3.31 asks Kubernetes for is not asked for. Only what warm ADDs need is here: a node without room in a block of
-//! its own is an error. The simulator's model of the Go allocator has the rest, without a clock. What the main plugin asks around it is in `plugin`.
+//! It is not the Go program. In Go's favour: no process is started, blocks are decoded by our code,
+//! the host lock is a mutex of this process and not an flock(2), and the Namespace that 3.31 reads
+//! from Kubernetes is not read. Only warm ADDs are supported: a node without room in a block of its
+//! own is an error. The simulator's model of the Go allocator has the rest, without a clock. The
+//! main plugin's requests around it are in `plugin`.
 
 mod plugin;
 
@@ -28,7 +31,7 @@ use crate::counted::{Counted, Counts};
 use crate::stage::{GO_NODE, Place};
 pub use plugin::Calico;
 
-/// What differs between the variants.
+/// The differences between the variants.
 #[derive(Clone, Copy)]
 pub struct Manner {
     /// Each request has a connection of its own, as each process has.
@@ -55,13 +58,13 @@ struct Kv<T> {
     revision: Revision,
 }
 
-/// One request's way to etcd.
+/// One request's connection to etcd.
 struct Session(Rc<dyn Store>);
 
 /// calico-ipam.md section 2.2: for every loop, without a pause.
 const RETRIES: u32 = 100;
 
-/// Whose blocks it takes from.
+/// The node whose blocks it uses.
 pub fn node() -> Result<NodeName> {
     Ok(GO_NODE.parse()?)
 }

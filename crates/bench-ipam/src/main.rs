@@ -28,7 +28,8 @@ use stage::{Place, Stage};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Addresses that a sample takes and gives back. With the pods that stay they fit into one block: the ordinary ADD claims none.
+/// The addresses of a sample. With the resident pods they fit into one block: the ordinary ADD
+/// claims none.
 const BURST: usize = 32;
 
 /// One implementation on one disk, with all its callers.
@@ -43,7 +44,7 @@ struct Subject {
 /// What samples are taken from.
 struct Worker {
     stage: Stage,
-    /// Made when first asked for, and kept: connections and memory stay warm.
+    /// Made on first use, and kept: connections and caches stay warm.
     subjects: Vec<Subject>,
     pods: Pod,
 }
@@ -98,7 +99,8 @@ impl Worker {
     async fn sample(&mut self, name: &str, disk: &str, callers: usize) -> Result<Value> {
         let which = self.subject(name, disk, callers).await?;
         let subject = &self.subjects[which];
-        // What a sample of another implementation let grow old is read again here, and not in the burst.
+        // Caches that expired during a sample of another implementation are refreshed here, and not
+        // in the burst.
         subject.warm_up(&mut self.pods, 1).await?;
         let pods = self.pods.take(BURST);
         let before = subject.held().await?;
@@ -137,7 +139,7 @@ impl Worker {
             _ => return Err(format!("no implementation {name:?}").into()),
         };
         let subject = Subject { name: full_name, callers: made, counts, place, node };
-        // Every caller once: connections come into being.
+        // Every caller once, to establish connections.
         subject.warm_up(&mut self.pods, callers).await?;
         self.subjects.push(subject);
         Ok(self.subjects.len() - 1)
@@ -147,7 +149,7 @@ impl Worker {
 // === impl Subject ===
 
 impl Subject {
-    /// Not counted: what is remembered is remembered anew.
+    /// Not counted: refreshes caches.
     async fn warm_up(&self, pods: &mut Pod, callers: usize) -> Result<()> {
         let pods = pods.take(callers);
         burst::run(&self.callers[..callers], Verb::Add, &pods).await?;

@@ -1,4 +1,5 @@
-//! Our allocator, made as the agent makes it: one for all callers, remembering, pausing between attempts.
+//! Russet's allocator, made as the agent makes it: one for all callers, with a cache, pausing
+//! between attempts.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -18,7 +19,7 @@ pub struct Russet {
     allocator: Allocator,
     node: NodeName,
     ifname: IfName,
-    /// Everything remembered is forgotten before each ADD: what the first one of a process costs.
+    /// The cache is cleared before each ADD: the cost of a process's first one.
     forgets: bool,
 }
 

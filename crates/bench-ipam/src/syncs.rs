@@ -10,19 +10,20 @@ use crate::Result;
 #[derive(Clone, Copy, Default)]
 pub struct Syncs {
     pub count: u64,
-    /// Their time in seconds, where the store tells.
+    /// Their time in seconds, if the store reports it.
     pub seconds: Option<f64>,
 }
 
-/// Of the log that a transaction waits for; the database behind it is synced ten times a second, and nobody waits.
+/// Syncs of the log, for which a transaction waits; the database is synced ten times a second in
+/// the background.
 const WAL_SYNC: &str = "etcd_disk_wal_fsync_duration_seconds";
 /// etcd answers in milliseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Asks the etcd that listens on `authority`.
 pub fn of_etcd(authority: &str) -> Result<Syncs> {
     let mut stream = TcpStream::connect(authority)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(format!("GET /metrics HTTP/1.0\r\nHost: {authority}\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

@@ -1,4 +1,4 @@
-//! Processor time: what a stream costs, whoever else wants the processor meanwhile.
+//! CPU time: the cost of a stream, independent of other programs.
 
 use std::fs;
 use std::time::Duration;
@@ -8,7 +8,8 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::cores::ONE;
 use crate::{Error, Result};
 
-/// The clocks of those who work for a one-core test: this process with its proxies, and the processor's soft interrupts.
+/// The clocks of all workers of a one-core test: this process with its proxies, and the CPU's soft
+/// interrupts.
 pub struct Clock {
     /// `/proc/PID/schedstat` of `ksoftirqd/1`.
     interrupts: String,

@@ -27,12 +27,12 @@ pub enum Test {
     Small,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
     /// In the unit of the test.
     pub value: f64,
-    /// Processor time of everybody for a KiB of a stream.
+    /// CPU time of all participants for a KiB of a stream.
     pub cpu_ns_per_kib: Option<f64>,
 }
 
@@ -46,7 +46,7 @@ const SMALL_BYTES: usize = 64;
 /// Datagrams that are sent and received in one call.
 const SENT_AT_ONCE: usize = 32;
 const RECEIVED_AT_ONCE: usize = 8;
-/// The kernel's default of this machine paces, which measures its timers.
+/// This machine's default algorithm uses pacing, which would measure its timers.
 const CONGESTION: &str = "cubic";
 
 // === impl Test ===

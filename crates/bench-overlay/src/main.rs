@@ -1,8 +1,10 @@
-//! The worker of `cargo xtask bench overlay`: it holds pairs of nodes in network namespaces, one pair for each way to join their pods, and takes one
-//! sample for each line on stdin.
+//! The worker of `cargo xtask bench overlay`: it holds pairs of nodes in network namespaces, one
+//! pair for each data path between their pods, and takes one sample for each line on stdin.
 //!
-//! A line `sample WAY TEST` is answered with a line of JSON: `{"value": ...}`, in the unit of the test, and for a stream `cpu_ns_per_kib`. It ends with its stdin, and everything that it
-//! made goes with it: namespaces without names, devices in them. Started by xtask/src/bench/overlay.rs; dataplane.md section 2.1 is the method.
+//! A line `sample WAY TEST` is answered with a line of JSON: `{"value": ...}`, in the unit of the
+//! test, and for a stream `cpu_ns_per_kib`. It ends with its stdin, and its unnamed namespaces with
+//! their devices are deleted with it. Started by xtask/src/bench/overlay.rs; dataplane.md section
+//! 2.1 is the method.
 
 mod cores;
 mod cpu;

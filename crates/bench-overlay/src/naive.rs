@@ -1,6 +1,8 @@
-//! The stand-in for flannel's original proxy: one thread, a `poll`, then one packet in each system call until nothing is left (flannel.md section 6.1).
+//! A model of flannel's original proxy: one thread, a `poll`, then one packet per system call until
+//! nothing is left (flannel.md section 6.1).
 //!
-//! It forwards to one peer only and so saves the original its table; everything else costs what it costs there.
+//! It forwards to one peer only and so needs no table; otherwise its costs are those of the
+//! original.
 
 use std::io::IoSlice;
 use std::net::{SocketAddrV4, UdpSocket};

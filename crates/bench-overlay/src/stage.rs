@@ -1,4 +1,4 @@
-//! Two nodes whose pods reach each other in one of the ways that are compared.
+//! Two nodes whose pods reach each other by one of the compared data paths.
 
 use std::net::Ipv4Addr;
 use std::str::FromStr;
@@ -13,10 +13,10 @@ use crate::naive::Naive;
 use crate::node::{HOST_END, Node, mac, name, up};
 use crate::{Error, Result};
 
-/// How packets get from pod to pod.
+/// The path of packets from pod to pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// They do not: the nodes themselves talk.
+    /// Without pods: the nodes themselves are the endpoints.
     Bare,
     /// Routed veth, route to the other node.
     Routed,
@@ -194,7 +194,7 @@ impl Stage {
         Ok(Self { way, nodes, _proxies: proxies })
     }
 
-    /// Where the sender is, and where the receiver, under which address.
+    /// The namespaces of sender and receiver, and the receiver's address.
     pub fn ends(&self) -> (&NetNs, &NetNs, Ipv4Addr) {
         let [one, two] = &self.nodes;
         match self.way {

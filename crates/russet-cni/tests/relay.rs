@@ -229,7 +229,7 @@ fn status_without_an_agent_is_code_50() {
     drop(UnixListener::bind(plugin.path("s")).unwrap());
     let refused = plugin.call("STATUS", json!({}));
     assert_eq!(refused.error_code(), 50);
-    // ADD works all the same: the text says why this node should get no new pods.
+    // ADD works all the same: the message says why this node should get no new pods.
     assert!(refused.stdout.contains("start `russet agent`"), "{}", refused.stdout);
 }
 

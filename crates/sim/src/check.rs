@@ -1,4 +1,4 @@
-//! The rules, checked over the raw records after every step that may have written.
+//! Checks the rules on the raw records after every step that may have written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,8 @@ impl Checker {
         self.check_counts(world)
     }
 
-    /// Peers advertise what is confirmed (calico-ipam.md sections 1.5 and 3.6): a block that is not there, or serves another, must not be.
+    /// Peers advertise confirmed affinities (calico-ipam.md sections 1.5 and 3.6): their block must
+    /// exist, and serve the node.
     fn check_affinities(&self) -> Result<(), Violation> {
         for (node, cidr) in self.confirmed.iter().filter(|(node, _)| self.ours.contains(node)) {
             if !self.blocks.get(cidr).is_some_and(|(_, block)| block.serves(node)) {
@@ -144,7 +145,8 @@ impl Checker {
         Ok(())
     }
 
-    /// What is left when everything was deleted. What the Go model leaked is counted, anything else is a violation.
+    /// Checks that nothing is left when everything was deleted. Leaks of the Go model are counted,
+    /// anything else is a violation.
     pub(crate) fn check_nothing_left(
         &mut self,
         sim: &Sim,

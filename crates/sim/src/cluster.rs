@@ -1,4 +1,5 @@
-//! Plays a plan: sets the store up, lets the nodes work, kills and restarts them, and in the end deletes everything and looks what is left.
+//! Runs a plan: prepares the store, runs the nodes, kills and restarts them, and in the end deletes
+//! everything and checks what is left.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -22,7 +23,7 @@ use crate::wire::{Log, Wire};
 use crate::world::World;
 use crate::{Mode, Stats};
 
-/// How a run ended badly.
+/// The result of a failed run.
 pub(crate) struct End {
     pub(crate) violation: Violation,
     /// What happened, if it was traced.
@@ -46,13 +47,13 @@ struct Cluster<'a> {
 struct NodeState {
     kind: Kind,
     lanes: Vec<Rc<RefCell<Memory>>>,
-    /// Until which step it is down.
+    /// The step until which it is down.
     down_until: Option<u64>,
-    /// What it runs; none before its first start.
+    /// Its process; None before its first start.
     process: Option<Rc<Process>>,
 }
 
-/// Steps that the longest run takes for each of its operations, generously; beyond that somebody goes round in circles.
+/// A generous maximum of steps per operation; beyond it some process loops.
 const STEPS_PER_OP_MAX: u64 = 500;
 /// Steps that a run may take besides: nodes that are down, the last lane's retries.
 const STEPS_BESIDES: u64 = 20_000;
@@ -63,7 +64,7 @@ const JUMP: Duration = Duration::from_secs(61);
 /// How often the repair deletes everything: a runtime repeats what failed.
 const REPAIR_ROUNDS: usize = 3;
 
-/// Plays a plan to its end.
+/// Runs a plan to its end.
 pub(crate) fn play(plan: &Plan, traced: bool) -> Result<Stats, End> {
     let log = Rc::new(Log::new(traced));
     let sim = match plan.mode {
@@ -185,7 +186,7 @@ impl<'a> Cluster<'a> {
                 return Ok(());
             }
             if !polled && self.nodes.iter().all(|node| node.down_until.is_none()) {
-                return Err(Violation::new(ViolationKind::Stuck, "everybody waits for somebody"));
+                return Err(Violation::new(ViolationKind::Stuck, "every task waits for another"));
             }
             if step > steps_max {
                 return Err(Violation::new(ViolationKind::Stuck, "the scripts do not come to an end"));
@@ -193,7 +194,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Checks the rules if anything may have changed.
+    /// Checks the rules if a step may have written.
     fn look(&mut self) -> Result<(), Violation> {
         let world = self.world.borrow();
         if let Some(violation) = &world.violation {
@@ -201,7 +202,7 @@ impl<'a> Cluster<'a> {
         }
         let operations = self.sim.operations();
         let written = self.log.written.replace(false) && operations != self.looked_at;
-        if written || self.log.told.replace(false) {
+        if written || self.log.answered.replace(false) {
             self.looked_at = operations;
             self.checker.check(&self.sim, &world)?;
         }
@@ -228,7 +229,7 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Drops what a lane of ours is at; its process goes on.
+    /// Cancels the current operation of a lane; its process continues.
     fn hang_up(&mut self, node: usize, lane: usize) -> Result<(), Violation> {
         let process = self.nodes.get(node).and_then(|state| state.process.clone());
         if let Some(process) = process.filter(|process| !process.is_go())
@@ -282,7 +283,8 @@ impl<'a> Cluster<'a> {
         Process::new(self.names[index].clone(), kind, wire)
     }
 
-    /// Deletes every container, as a runtime does that comes back and finds none of them. Those of the Go model are deleted by it.
+    /// Deletes every container, like a runtime that has restarted. Those of the Go model are
+    /// deleted by it.
     fn repair(&mut self) -> Result<(), Violation> {
         self.log.note("cluster", || "repair".into());
         self.world.borrow_mut().live.clear();
@@ -306,7 +308,8 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// With everything deleted, each of our nodes can have an address. Where the Go model leaked, the pool may be full.
+    /// With everything deleted, each of our nodes can get an address. If the Go model leaked, the
+    /// pool may be full.
     fn use_again(&mut self) -> Result<(), Violation> {
         if self.nodes.iter().any(|node| matches!(node.kind, Kind::Go(_))) || self.plan.shape.cooldown_s > 0 {
             return Ok(());
@@ -360,7 +363,7 @@ fn always_ours(plan: &Plan, names: &[NodeName]) -> BTreeSet<NodeName> {
     ours.filter_map(|(index, _)| names.get(index).cloned()).collect()
 }
 
-/// What a node becomes that is changed over.
+/// The other implementation, for a node that changes sides.
 fn other_side(kind: Kind) -> Kind {
     match kind {
         Kind::Ours { .. } => Kind::Go(crate::go::Version::V333),

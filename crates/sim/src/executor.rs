@@ -42,12 +42,12 @@ impl Executor {
         self.tasks.push(Task { lane, future: Box::pin(future), awake });
     }
 
-    /// Drops all tasks of a node where they stand.
+    /// Cancels all tasks of a node.
     pub(crate) fn kill(&mut self, node: usize) {
         self.tasks.retain(|task| task.lane.is_none_or(|(of, _)| of != node));
     }
 
-    /// Drops one lane of a node where it stands; false when it has done its work.
+    /// Cancels one lane of a node; returns false if it is done.
     pub(crate) fn hang_up(&mut self, lane: (usize, usize)) -> bool {
         let before = self.tasks.len();
         self.tasks.retain(|task| task.lane != Some(lane));
@@ -59,7 +59,7 @@ impl Executor {
         self.tasks.iter().any(|task| task.lane.is_some())
     }
 
-    /// Polls some task that can go on; false when there is none.
+    /// Polls some task that can make progress; returns false if there is none.
     pub(crate) fn step(&mut self) -> bool {
         let awake: Vec<usize> = (0..self.tasks.len())
             .filter(|index| self.tasks[*index].awake.0.load(Ordering::Relaxed))
@@ -72,14 +72,14 @@ impl Executor {
         task.awake.0.store(false, Ordering::Relaxed);
         let waker = Waker::from(task.awake.clone());
         if let Poll::Ready(()) = task.future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            // Order of the others decides nothing but chance; keep it all the same.
+            // The order of the others only affects random choices; it is kept all the same.
             drop(self.tasks.remove(index));
         }
         true
     }
 }
 
-/// Runs one future to its end, alone; none when it waits for somebody else.
+/// Runs one future to its end, alone; None if it waits for another task.
 pub(crate) fn alone<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut future = std::pin::pin!(future);
     let awake = Arc::new(Awake(AtomicBool::new(true)));

@@ -1,15 +1,15 @@
-//! What a run can find, and how it is told.
+//! The violations that a run can find, and their report.
 
 use std::fmt;
 
 use crate::Options;
 
-/// Which rule was broken (ARCHITECTURE.md, invariants 1 and 2).
+/// The violated rule (ARCHITECTURE.md, invariants 1 and 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ViolationKind {
     /// An address was given to two containers, or to two interfaces.
     TwoOwners,
-    /// An address that a runtime was told of is not stored for it.
+    /// An address of a successful ADD is not stored for its owner.
     NotStored,
     /// A repeated ADD gave another address than the first.
     OtherAddress,
@@ -25,9 +25,9 @@ pub enum ViolationKind {
     OrphanHandle,
     /// With a healthy store and free addresses, an operation fails.
     Refused,
-    /// A watch told something else than what is stored.
+    /// A watch reported other contents than the stored ones.
     Watch,
-    /// Nobody can go on, or nobody comes to an end.
+    /// No task can make progress, or a task does not end.
     Stuck,
     /// The run could not be set up.
     Setup,
@@ -49,13 +49,14 @@ pub struct Failure {
     pub seed: u64,
     /// The kind and size of the run.
     pub options: Options,
-    /// What was broken in the whole run.
+    /// The violation in the whole run.
     pub violation: Violation,
-    /// The smallest run found that still breaks a rule of the same kind: what each lane does, the faults, the crashes.
+    /// The smallest run found that violates a rule of the same kind: the operations of each lane,
+    /// the faults, the crashes.
     pub shrunk: String,
-    /// How many runs it took to get there.
+    /// The number of runs for the reduction.
     pub attempts: usize,
-    /// What happened in the smallest run, step by step, and what was stored in the end.
+    /// The trace of the smallest run, and the records at its end.
     pub trace: Vec<String>,
 }
 

@@ -1,4 +1,5 @@
-//! One lane of a node: a runtime that works through its script, one request at a time. What it remembers survives its node's crashes, as a runtime's disk does.
+//! One lane of a node: a runtime that executes its script, one request at a time. Its memory
+//! survives its node's crashes, like a runtime's disk.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -26,11 +27,11 @@ pub(crate) struct Lane {
     /// The pool that addresses are pinned in.
     pub(crate) pool: IpNet,
     pub(crate) node_names: Rc<Vec<russet_addr::NodeName>>,
-    /// The store answers each request, and truly.
+    /// The store has no faults.
     pub(crate) is_healthy: bool,
 }
 
-/// Where a lane is in its script.
+/// A lane's position in its script.
 pub(crate) struct Memory {
     pub(crate) script: Vec<Op>,
     next: usize,
@@ -77,7 +78,7 @@ impl Lane {
         }
     }
 
-    /// After a crash in the middle of something: the same again, or the container is given up.
+    /// After a crash in the middle of an operation: repeats it, or deletes the container.
     async fn recover(&self, op: Op) {
         match op {
             Op::Add { pod, .. } | Op::Pin { pod, .. } if self.toss() => {
@@ -117,7 +118,7 @@ impl Lane {
         }
     }
 
-    /// Asks until there is an answer, or the container is given up.
+    /// Repeats until there is an answer, or the container is deleted.
     async fn add(&self, pod: u32, interface: &'static str, v4: u32, v6: u32, pinned: Option<IpAddr>) {
         let Some((name, handle)) = self.container(pod) else { return };
         let Ok(ifname) = interface.parse::<IfName>() else { return };
@@ -137,7 +138,7 @@ impl Lane {
             self.tell("add", &name, &result);
             match result {
                 Ok(addresses) => {
-                    self.log.told.set(true);
+                    self.log.answered.set(true);
                     return self.world.borrow_mut().added(&name, interface, addresses);
                 }
                 Err(_) => self.world.borrow_mut().stats.failed_adds += 1,
@@ -177,7 +178,8 @@ impl Lane {
         }
     }
 
-    /// With a healthy store, an ADD that failed has given back whatever it took (ARCHITECTURE.md, invariant 2).
+    /// With a healthy store, an ADD that failed has released its addresses (ARCHITECTURE.md,
+    /// invariant 2).
     fn check_given_back(&self, name: &str, handle: &HandleId) {
         for record in
             self.sim.records().values().filter(|record| matches!(record.key.kind(), KeyKind::Block(_)))

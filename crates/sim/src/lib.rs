@@ -1,8 +1,11 @@
-//! Deterministic simulation of a cluster that allocates addresses: many nodes, one store, one seed (docs/testing.md).
+//! Deterministic simulation of a cluster that allocates addresses: many nodes, one store, one seed
+//! (docs/testing.md).
 //!
-//! Nodes run our allocator or a model of the Go one (`go`) over the simulated store with its faults; a single-threaded executor decides by the seed whose
-//! turn it is, and kills nodes between any two steps. After every write the stored state is compared with what runtimes were told. A seed that fails is
-//! shrunk and told with a trace. Called by `cargo xtask sim`, `cargo xtask soak` and this crate's tests.
+//! Nodes run our allocator or a model of the Go one (`go`) over the simulated store with its
+//! faults; a single-threaded executor decides by the seed which task runs next, and kills nodes
+//! between any two steps. After every write the stored state is compared with the answers that
+//! runtimes got. A failing seed is reduced and reported with a trace. Called by `cargo xtask sim`,
+//! `cargo xtask soak` and this crate's tests.
 
 mod check;
 mod cluster;
@@ -23,7 +26,7 @@ pub use failure::{Failure, Violation, ViolationKind};
 pub use options::{Mode, Options, Writers};
 pub use stats::Stats;
 
-/// Plays one seed. A failure has been shrunk already, and comes with the trace of the smaller run.
+/// Runs one seed. A failure is already reduced, and has the trace of the smaller run.
 pub fn run(seed: u64, options: &Options) -> Result<Stats, Box<Failure>> {
     let plan = plan::Plan::of(seed, options);
     match cluster::play(&plan, false) {

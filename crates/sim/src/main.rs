@@ -1,4 +1,5 @@
-//! `russet-sim`: plays seeds until one fails, and tells how. `cargo xtask sim` and `cargo xtask soak` run it.
+//! `russet-sim`: runs seeds until one fails, and reports the failure. `cargo xtask sim` and `cargo
+//! xtask soak` run it.
 
 use std::cell::Cell;
 use std::process::ExitCode;
@@ -17,8 +18,8 @@ A seed that fails is shrunk and printed with its trace; exit code 1.
 
 /// Seeds of each kind when no number is given.
 const SEEDS: u64 = 200;
-/// How often progress is told.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+/// The interval of progress lines.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 struct Arguments {
     first: u64,
@@ -28,7 +29,7 @@ struct Arguments {
 }
 
 thread_local! {
-    /// What is being played, for whoever has to explain a panic.
+    /// The current seed and options, for the message of a panic.
     static PLAYING: Cell<(u64, Options)> = const { Cell::new((0, Options { writers: Writers::Ours, mode: Mode::Atomic, nodes: 0, lanes: 0, ops: 0 })) };
 }
 
@@ -54,10 +55,10 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Plays the seeds of one kind; answers with how many failed.
+/// Runs the seeds of one kind; returns how many failed.
 fn play(arguments: &Arguments, options: &Options) -> u64 {
     let began = Instant::now();
-    let mut told = began;
+    let mut printed = began;
     let (mut total, mut failed) = (Stats::default(), 0);
     for seed in arguments.first..arguments.first.saturating_add(arguments.seeds) {
         PLAYING.set((seed, *options));
@@ -78,8 +79,8 @@ fn play(arguments: &Arguments, options: &Options) -> u64 {
                 }
             }
         }
-        if told.elapsed() > TELL_EVERY {
-            told = Instant::now();
+        if printed.elapsed() > PROGRESS_INTERVAL {
+            printed = Instant::now();
             println!("{options}: seed {seed} ...");
         }
     }
@@ -87,7 +88,8 @@ fn play(arguments: &Arguments, options: &Options) -> u64 {
     failed + u64::from(is_no_go(arguments, options, &total))
 }
 
-/// Whether the model of the Go allocator was too good to be one: over many seeds it leaks addresses and handles (calico-ipam.md section 3.9).
+/// Whether the model of the Go allocator leaks less than the original: over many seeds it leaks
+/// addresses and handles (calico-ipam.md section 3.9).
 fn is_no_go(arguments: &Arguments, options: &Options, total: &Stats) -> bool {
     /// In 200 seeds it leaks some 30 addresses and 800 handles.
     const MANY: u64 = 100;

@@ -1,4 +1,5 @@
-//! What a run does, decided by its seed beforehand, so that a failing run can be made smaller piece by piece.
+//! The plan of a run, decided by its seed beforehand, so that a failing run can be reduced piece by
+//! piece.
 
 use std::fmt;
 
@@ -10,7 +11,7 @@ use crate::{Mode, Options, Writers};
 /// A whole run.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// Whose turn it is, and which fault when.
+    /// Decides the order of tasks, and the faults.
     pub(crate) seed: u64,
     pub(crate) mode: Mode,
     pub(crate) faults: Faults,
@@ -45,7 +46,7 @@ pub(crate) enum Kind {
     Go(Version),
 }
 
-/// One thing that a runtime, or an operator, asks of a node. Containers are numbered within their lane.
+/// A request of a runtime, or of an operator, to a node. Containers are numbered within their lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Op {
     Add {
@@ -86,7 +87,8 @@ pub(crate) enum Op {
 pub(crate) enum Event {
     /// The node is killed, and comes back later, perhaps with the other implementation.
     Crash { node: usize, down: u64, changes_sides: bool },
-    /// What one lane is at is dropped where it stands, while its process lives on: its client hung up. It begins anew.
+    /// The current operation of one lane is cancelled, while its process continues: its client
+    /// disconnected. The lane restarts.
     HangUp { node: usize, lane: usize },
     /// Time passes, so that idle blocks grow old.
     Jump,
@@ -103,8 +105,8 @@ const STEPS_PER_OP: u64 = 30;
 
 impl Plan {
     pub(crate) fn of(seed: u64, options: &Options) -> Self {
-        let mut chance = Chance::new(seed ^ 0x05ee_d0fa_914a);
-        let mut shape = Shape::of(&mut chance, options);
+        let mut rng = Chance::new(seed ^ 0x05ee_d0fa_914a);
+        let mut shape = Shape::of(&mut rng, options);
         let mut own = Chance::new(seed ^ 0x0b05_1e57_ca7e);
         let options = &match own.below(3) {
             0 => {
@@ -117,9 +119,9 @@ impl Plan {
         let mut nodes: Vec<NodePlan> = (0..count)
             .map(|index| NodePlan {
                 name: NAMES[index],
-                zone: pick(&mut chance, &ZONES),
-                kind: kind(&mut chance, options.writers, index),
-                lanes: (0..options.lanes).map(|_| script(&mut chance, options.ops, count)).collect(),
+                zone: pick(&mut rng, &ZONES),
+                kind: kind(&mut rng, options.writers, index),
+                lanes: (0..options.lanes).map(|_| script(&mut rng, options.ops, count)).collect(),
             })
             .collect();
         if shape.cooldown_s > 0 {
@@ -129,13 +131,13 @@ impl Plan {
             }
         }
         let steps = (count * options.lanes * options.ops) as u64 * STEPS_PER_OP;
-        let mut events = events(&mut chance, steps, count, options.writers);
+        let mut events = events(&mut rng, steps, count, options.writers);
         events.extend(hang_ups(&mut own, steps, count, options.lanes));
         events.sort_by_key(|(step, _)| *step);
-        Self { seed, mode: options.mode, faults: faults(&mut chance), shape, nodes, events }
+        Self { seed, mode: options.mode, faults: faults(&mut rng), shape, nodes, events }
     }
 
-    /// Whether the store answers each request, and truly.
+    /// Whether the store has no faults.
     pub(crate) fn is_healthy(&self) -> bool {
         let Faults { lost_reply, lost_request, unavailable, .. } = self.faults;
         lost_reply + lost_request + unavailable == 0
@@ -143,8 +145,8 @@ impl Plan {
 }
 
 impl Shape {
-    fn of(chance: &mut Chance, options: &Options) -> Self {
-        let pools = match chance.below(6) {
+    fn of(rng: &mut Chance, options: &Options) -> Self {
+        let pools = match rng.below(6) {
             0 => vec![("p", "10.1.0.0/26", 29, None)],
             1 => vec![("p", "10.1.0.0/27", 30, None)],
             2 => vec![("p", "10.1.0.0/28", 30, None)],
@@ -155,12 +157,12 @@ impl Shape {
         let six = [("s", "fd00:1::/123", 125, None)];
         Self {
             pools: pools.into_iter().chain(six).collect(),
-            reserved: match chance.below(4) {
+            reserved: match rng.below(4) {
                 0 => vec!["10.1.0.0/30", "10.1.0.9/32"],
                 _ => Vec::new(),
             },
-            strict: chance.below(5) == 0,
-            cooldown_s: if options.writers == Writers::Mixed && chance.below(6) == 0 { 60 } else { 0 },
+            strict: rng.below(5) == 0,
+            cooldown_s: if options.writers == Writers::Mixed && rng.below(6) == 0 { 60 } else { 0 },
         }
     }
 }
@@ -173,88 +175,89 @@ impl Shape {
     }
 }
 
-fn pick<T: Copy>(chance: &mut Chance, choices: &[T]) -> T {
-    choices[chance.below(choices.len() as u64) as usize]
+fn pick<T: Copy>(rng: &mut Chance, choices: &[T]) -> T {
+    choices[rng.below(choices.len() as u64) as usize]
 }
 
-fn kind(chance: &mut Chance, writers: Writers, index: usize) -> Kind {
+fn kind(rng: &mut Chance, writers: Writers, index: usize) -> Kind {
     let go = match (writers, index) {
         (Writers::Ours, _) | (Writers::Mixed, 0) => false,
         (Writers::Mixed, 1) => true,
-        (Writers::Mixed, _) => chance.below(2) == 0,
+        (Writers::Mixed, _) => rng.below(2) == 0,
     };
     match go {
-        true => Kind::Go(pick(chance, &[Version::V331, Version::V332, Version::V333])),
-        false => Kind::Ours { remembers: chance.below(2) == 0 },
+        true => Kind::Go(pick(rng, &[Version::V331, Version::V332, Version::V333])),
+        false => Kind::Ours { remembers: rng.below(2) == 0 },
     }
 }
 
-fn faults(chance: &mut Chance) -> Faults {
+fn faults(rng: &mut Chance) -> Faults {
     // A third of the runs has no faults: then only the order of steps and the crashes matter.
-    let heavy = [0, 1, 3][chance.below(3) as usize];
+    let heavy = [0, 1, 3][rng.below(3) as usize];
     Faults {
-        conflict: heavy * chance.below(30) as u32,
-        lost_reply: heavy * chance.below(25) as u32,
-        lost_request: heavy * chance.below(20) as u32,
-        unavailable: heavy * chance.below(8) as u32,
+        conflict: heavy * rng.below(30) as u32,
+        lost_reply: heavy * rng.below(25) as u32,
+        lost_request: heavy * rng.below(20) as u32,
+        unavailable: heavy * rng.below(8) as u32,
         delayed_event: 200,
         compaction: 50,
     }
 }
 
-fn events(chance: &mut Chance, steps: u64, nodes: usize, writers: Writers) -> Vec<(u64, Event)> {
+fn events(rng: &mut Chance, steps: u64, nodes: usize, writers: Writers) -> Vec<(u64, Event)> {
     let mut events = Vec::new();
-    for _ in 0..chance.below(8) {
-        let node = chance.below(nodes as u64) as usize;
-        let changes_sides = writers == Writers::Mixed && chance.below(4) == 0;
-        events.push((chance.below(steps), Event::Crash { node, down: chance.below(300), changes_sides }));
+    for _ in 0..rng.below(8) {
+        let node = rng.below(nodes as u64) as usize;
+        let changes_sides = writers == Writers::Mixed && rng.below(4) == 0;
+        events.push((rng.below(steps), Event::Crash { node, down: rng.below(300), changes_sides }));
     }
-    for _ in 0..chance.below(4) {
-        events.push((chance.below(steps), Event::Jump));
+    for _ in 0..rng.below(4) {
+        events.push((rng.below(steps), Event::Jump));
     }
     events
 }
 
-/// Half of the runs has clients that hang up.
-fn hang_ups(chance: &mut Chance, steps: u64, nodes: usize, lanes: usize) -> Vec<(u64, Event)> {
-    let count = if chance.below(2) == 0 { 0 } else { chance.below(4 * lanes as u64) };
+/// In half of the runs clients disconnect.
+fn hang_ups(rng: &mut Chance, steps: u64, nodes: usize, lanes: usize) -> Vec<(u64, Event)> {
+    let count = if rng.below(2) == 0 { 0 } else { rng.below(4 * lanes as u64) };
     let mut hang_up = || {
-        let node = chance.below(nodes as u64) as usize;
-        (chance.below(steps), Event::HangUp { node, lane: chance.below(lanes as u64) as usize })
+        let node = rng.below(nodes as u64) as usize;
+        (rng.below(steps), Event::HangUp { node, lane: rng.below(lanes as u64) as usize })
     };
     (0..count).map(|_| hang_up()).collect()
 }
 
-/// What one lane does. Containers come and go; some are asked for again, some have two interfaces.
-fn script(chance: &mut Chance, ops: usize, nodes: usize) -> Vec<Op> {
+/// The operations of one lane. Containers come and go; some get a repeated ADD, some have two
+/// interfaces.
+fn script(rng: &mut Chance, ops: usize, nodes: usize) -> Vec<Op> {
     let mut script = Vec::new();
     let mut alive: Vec<Op> = Vec::new();
     let mut next = 0;
     while script.len() < ops {
-        let op = match chance.below(26) {
+        let op = match rng.below(26) {
             0..=8 => {
-                let v6 = u32::from(chance.below(4) == 0);
-                let v4 = if chance.below(8) == 0 { 2 } else { 1 };
+                let v6 = u32::from(rng.below(4) == 0);
+                let v4 = if rng.below(8) == 0 { 2 } else { 1 };
                 next += 1;
                 Op::Add { pod: next, interface: "eth0", v4, v6 }
             }
             9 => {
                 next += 1;
-                Op::Pin { pod: next, index: chance.below(64) }
+                Op::Pin { pod: next, index: rng.below(64) }
             }
-            10 | 11 if !alive.is_empty() => alive[chance.below(alive.len() as u64) as usize].clone(),
-            12 | 13 if !alive.is_empty() => match alive[chance.below(alive.len() as u64) as usize] {
+            10 | 11 if !alive.is_empty() => alive[rng.below(alive.len() as u64) as usize].clone(),
+            12 | 13 if !alive.is_empty() => match alive[rng.below(alive.len() as u64) as usize] {
                 Op::Add { pod, v4, v6, .. } => Op::Add { pod, interface: "net1", v4, v6 },
                 ref pin => pin.clone(),
             },
-            14 => Op::ReleaseAffinity { pick: chance.next_u64(), must_be_empty: chance.below(2) == 0 },
-            15 if chance.below(3) == 0 => Op::ReleaseNode,
-            16 if chance.below(3) == 0 => {
-                Op::Relabel { node: chance.below(nodes as u64) as usize, zone: pick(chance, &ZONES) }
+            14 => Op::ReleaseAffinity { pick: rng.next_u64(), must_be_empty: rng.below(2) == 0 },
+            15 if rng.below(3) == 0 => Op::ReleaseNode,
+            16 if rng.below(3) == 0 => {
+                Op::Relabel { node: rng.below(nodes as u64) as usize, zone: pick(rng, &ZONES) }
             }
             _ if !alive.is_empty() => {
-                let (pod, interface) = alive[chance.below(alive.len() as u64) as usize].container();
-                match chance.below(6) {
+                let (pod, interface) = alive[rng.below(alive.len() as u64) as usize].container();
+                match rng.below(6) {
                     0 => Op::DelAddresses { pod },
                     1 => Op::Del { pod, interface: None },
                     _ => Op::Del { pod, interface: Some(interface) },

@@ -1,4 +1,5 @@
-//! The allocating process of one node: ours or a model of Go's, behind one face. It dies with its node, and with it what it remembers.
+//! The allocating process of one node: ours or a model of Go's, behind one interface. It is killed
+//! with its node, and its cache is lost.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -35,10 +36,10 @@ pub(crate) struct Wanted {
     pub(crate) v6: u32,
 }
 
-/// How long the agent's allocator believes what it read of pools, settings and labels.
+/// How long the agent's allocator caches pools, settings and labels.
 const BELIEVED: Duration = Duration::from_secs(10);
 
-/// Why an operation failed; only ever told.
+/// Why an operation failed; only printed.
 pub(crate) type Problem = String;
 
 // === impl Process ===
@@ -65,7 +66,7 @@ impl Process {
     pub(crate) async fn add(&self, wanted: &Wanted) -> Result<Vec<IpAddr>, Problem> {
         match &self.inner {
             Inner::Ours(allocator) => {
-                let assigned = allocator.auto_assign(&self.request(wanted)).await.map_err(told)?;
+                let assigned = allocator.auto_assign(&self.request(wanted)).await.map_err(to_problem)?;
                 Ok(assigned.addresses.iter().map(|net| net.addr()).collect())
             }
             Inner::Go(go) => {
@@ -77,7 +78,8 @@ impl Process {
     pub(crate) async fn pin(&self, wanted: &Wanted, address: IpAddr) -> Result<Vec<IpAddr>, Problem> {
         match &self.inner {
             Inner::Ours(allocator) => {
-                let assigned = allocator.assign_ip(&self.request(wanted), address).await.map_err(told)?;
+                let assigned =
+                    allocator.assign_ip(&self.request(wanted), address).await.map_err(to_problem)?;
                 Ok(assigned.addresses.iter().map(|net| net.addr()).collect())
             }
             Inner::Go(go) => {
@@ -91,7 +93,7 @@ impl Process {
     pub(crate) async fn del(&self, handle: &HandleId, interface: Option<&IfName>) -> Result<(), Problem> {
         match &self.inner {
             Inner::Ours(allocator) => {
-                allocator.release_by_handle(handle, interface).await.map_err(told).map(|_| ())
+                allocator.release_by_handle(handle, interface).await.map_err(to_problem).map(|_| ())
             }
             Inner::Go(go) => go.del(handle).await.map_err(|e| e.to_string()),
         }
@@ -101,7 +103,7 @@ impl Process {
     pub(crate) async fn del_addresses(&self, handle: &HandleId) -> Result<(), Problem> {
         match &self.inner {
             Inner::Ours(allocator) => {
-                let held = allocator.ips_by_handle(handle).await.map_err(told)?;
+                let held = allocator.ips_by_handle(handle).await.map_err(to_problem)?;
                 let options: Vec<ReleaseOptions> = held
                     .into_iter()
                     .map(|held| ReleaseOptions {
@@ -110,7 +112,7 @@ impl Process {
                         sequence_number: Some(held.sequence_number),
                     })
                     .collect();
-                allocator.release_ips(&options).await.map_err(told).map(|_| ())
+                allocator.release_ips(&options).await.map_err(to_problem).map(|_| ())
             }
             Inner::Go(go) => go.del_addresses(handle).await.map_err(|e| e.to_string()),
         }
@@ -131,7 +133,7 @@ impl Process {
         let Some(block) = blocks.get(index).copied() else { return Ok(()) };
         match &self.inner {
             Inner::Ours(allocator) => {
-                allocator.release_affinity(&self.node, block, must_be_empty).await.map_err(told)
+                allocator.release_affinity(&self.node, block, must_be_empty).await.map_err(to_problem)
             }
             Inner::Go(go) => {
                 go.release_affinity(&self.node, block, must_be_empty).await.map_err(|e| e.to_string())
@@ -143,7 +145,7 @@ impl Process {
     pub(crate) async fn release_node(&self) -> Result<(), Problem> {
         match &self.inner {
             Inner::Ours(allocator) => {
-                allocator.release_node_affinities(&self.node, false).await.map_err(told)
+                allocator.release_node_affinities(&self.node, false).await.map_err(to_problem)
             }
             Inner::Go(go) => go.release_node().await.map_err(|e| e.to_string()),
         }
@@ -158,6 +160,6 @@ impl Process {
     }
 }
 
-fn told(error: russet_ipam::IpamError) -> Problem {
+fn to_problem(error: russet_ipam::IpamError) -> Problem {
     error.to_string()
 }

@@ -1,4 +1,5 @@
-//! Makes a failing run smaller: leaves pieces of the plan out as long as a rule of the same kind is broken.
+//! Reduces a failing run: leaves out pieces of the plan as long as a rule of the same kind is
+//! violated.
 
 use russet_store::sim::Faults;
 

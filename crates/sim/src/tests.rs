@@ -12,7 +12,7 @@ const MIXED_ONE_BY_ONE: usize = 3;
 /// Seeds in a plain run.
 const FEW: Range<u64> = 0..8;
 
-/// Names the seed when the allocator panics.
+/// Prints the seed if the allocator panics.
 struct Playing(u64, Options);
 
 impl Drop for Playing {

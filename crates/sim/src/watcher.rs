@@ -1,4 +1,5 @@
-//! One client that follows the whole store through a watch, with its delays and compactions, and must end with what is stored.
+//! A client that follows the whole store through a watch, with its delays and compactions, and must
+//! end with the stored contents.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,7 +10,7 @@ use russet_store::{Event, Revision, Sim, Store, StoreError};
 
 use crate::failure::{Violation, ViolationKind};
 
-/// What the watch told.
+/// The store's contents by the watch.
 #[derive(Default)]
 pub(crate) struct Mirror {
     records: BTreeMap<Key, (Revision, Vec<u8>)>,
@@ -48,12 +49,12 @@ impl Mirror {
             Event::Put(record) => {
                 let before = self.records.insert(record.key.clone(), (record.revision, record.value));
                 if before.is_some_and(|(revision, _)| revision >= record.revision) {
-                    self.complain(format!("{} at {} was told again", record.key, record.revision.0));
+                    self.complain(format!("{} at {} was reported again", record.key, record.revision.0));
                 }
             }
             Event::Deleted { key, .. } => {
                 if self.records.remove(&key).is_none() {
-                    self.complain(format!("{key} was deleted, but never told of"));
+                    self.complain(format!("{key} was deleted, but not reported"));
                 }
             }
         }
@@ -63,7 +64,7 @@ impl Mirror {
         self.violation.get_or_insert(Violation::new(ViolationKind::Watch, text));
     }
 
-    /// Compares with what is stored, once the watch has told everything.
+    /// Compares with the stored contents, once the watch has delivered everything.
     pub(crate) fn compare(&self, sim: &Sim) -> Result<(), Violation> {
         if let Some(violation) = &self.violation {
             return Err(violation.clone());

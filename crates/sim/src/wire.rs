@@ -1,4 +1,5 @@
-//! A node's connection to the simulated store: notes what goes over it, and when something may have been written.
+//! A node's connection to the simulated store: records its operations, and when something may have
+//! been written.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -17,12 +18,12 @@ pub(crate) struct Log {
     lines: RefCell<Vec<String>>,
     pub(crate) step: Cell<u64>,
     now: Cell<Duration>,
-    /// A commit was under way since this was last looked at.
+    /// A commit was in progress since the last check.
     pub(crate) written: Cell<bool>,
     /// Commits of several requests.
     pub(crate) shared_commits: Cell<u64>,
-    /// A runtime was told of addresses since this was last looked at.
-    pub(crate) told: Cell<bool>,
+    /// A runtime got addresses since the last check.
+    pub(crate) answered: Cell<bool>,
 }
 
 /// One connection.
@@ -48,7 +49,7 @@ impl Log {
             step: Cell::new(0),
             now: Cell::new(BEGIN),
             written: Cell::new(false),
-            told: Cell::new(false),
+            answered: Cell::new(false),
             shared_commits: Cell::new(0),
         }
     }
@@ -114,7 +115,7 @@ impl Store for Wire {
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         Box::pin(async move {
             let text: Vec<String> =
-                if self.log.traced { steps.iter().map(told).collect() } else { Vec::new() };
+                if self.log.traced { steps.iter().map(describe).collect() } else { Vec::new() };
             self.log.note(&self.who, || format!("send {}", text.join(" + ")));
             let handles = steps.iter().filter(|step| matches!(step.key().kind(), KeyKind::Handle(_))).count();
             if handles > 1 {
@@ -139,8 +140,8 @@ impl Store for Wire {
     }
 }
 
-/// A step as one reads it: what it does, to what, and the value.
-fn told(step: &Step) -> String {
+/// A step in readable form: operation, subject, and value.
+fn describe(step: &Step) -> String {
     let (verb, guard) = match step {
         Step::Create { .. } => ("create", String::new()),
         Step::Update { revision, .. } => ("update", format!("@{}", revision.0)),

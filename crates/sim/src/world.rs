@@ -1,4 +1,5 @@
-//! What container runtimes know: which addresses they were told of and have not given back. The truth that the store is measured by.
+//! The state of the container runtimes: the addresses that they got and have not released. The
+//! stored state is compared with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,7 +22,7 @@ pub(crate) struct World {
 /// A container that was ever asked for.
 pub(crate) struct Pod {
     pub(crate) handle: HandleId,
-    /// The Go model had a hand in it: what is wrong with its handle afterwards may be its doing.
+    /// The Go model has handled it: faults of its handle may be the model's.
     pub(crate) go: bool,
 }
 
@@ -38,7 +39,7 @@ impl World {
 
     /// Whether the Go model had a hand in what this handle holds.
     pub(crate) fn is_go(&self, handle: &str) -> bool {
-        // A handle that no runtime asked for is nobody's excuse.
+        // A handle that no runtime requested is a violation.
         self.pods.values().any(|pod| pod.go && pod.handle.as_str() == handle)
     }
 
@@ -77,12 +78,13 @@ impl World {
         self.live.insert(owner, given);
     }
 
-    /// The runtime takes an interface away, or the whole container, before it asks for DEL: from now on its addresses are not in use.
+    /// The runtime deletes an interface, or the whole container, before its DEL: from now on its
+    /// addresses are not in use.
     pub(crate) fn gone(&mut self, pod: &str, interface: Option<&str>) {
         self.live.retain(|(name, ifname), _| name != pod || interface.is_some_and(|only| only != ifname));
     }
 
-    /// Ends the run; the first complaint counts.
+    /// Ends the run; the first violation counts.
     pub(crate) fn complain(&mut self, kind: ViolationKind, text: String) {
         self.violation.get_or_insert(Violation::new(kind, text));
     }

@@ -1,11 +1,13 @@
-//! `russet-swarm`: many processes take and give back addresses in one real etcd cluster, whose members are killed one after another; at the end nobody
-//! may own what another owns. The test in `tests/` runs it with 5,000 operations; by hand it runs with as many as one likes (docs/testing.md).
+//! `russet-swarm`: many processes assign and release addresses in one real etcd cluster, whose
+//! members are killed one after another; at the end no address may have two owners. The test in
+//! `tests/` runs it with 5,000 operations; by hand it runs with any number (docs/testing.md).
 //!
-//! The simulator (`russet-sim`) draws every interleaving that a model of a store allows; this shows the same rules on the real one.
+//! The simulator (`russet-sim`) generates every interleaving that a model of a store allows; this
+//! shows the same rules on the real one.
 
-mod belief;
+mod expected_owners;
 mod observed;
-mod referee;
+mod ownership_check;
 mod swarm;
 mod worker;
 
@@ -87,7 +89,8 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     Ok(Command::Swarm(options))
 }
 
-/// `worker LOCATION SEED NUMBER OPERATIONS PAUSE_MS FILE`: what the parent tells its children; not for people.
+/// `worker LOCATION SEED NUMBER OPERATIONS PAUSE_MS FILE`: the parent's arguments for its children;
+/// not for people.
 fn parse_worker(mut parser: lexopt::Parser) -> Result<worker::Options, lexopt::Error> {
     let location = parser.value()?.string()?;
     let seed = parser.value()?.parse()?;

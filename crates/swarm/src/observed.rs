@@ -1,5 +1,5 @@
-//! The store as a worker's allocator sees it, counting what makes a run hard: lost races, and commits whose outcome nobody knew. The allocator settles
-//! nearly all of the latter itself, so that its callers do not hear of them.
+//! A worker's store, with counts of lost races and of commits with an unknown outcome. The
+//! allocator resolves nearly all of the latter itself, so that its callers do not see them.
 
 use std::cell::Cell;
 use std::rc::Rc;

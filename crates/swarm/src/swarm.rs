@@ -1,4 +1,4 @@
-//! The parent: a cluster, processes, a killer, and the verdict.
+//! The parent: starts a cluster and processes, kills members, and checks the result.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,22 +13,22 @@ use russet_store::{Record, Store};
 use russet_store_etcd::Etcd;
 use russet_testkit::etcd::{Cluster, Member};
 
-use crate::belief::{Belief, Tally};
-use crate::referee;
+use crate::expected_owners::{ExpectedOwners, Tally};
+use crate::ownership_check;
 use crate::worker::{POOL_V4, POOL_V6};
 
 /// How many members there are.
 const MEMBERS: usize = 3;
 /// From one kill to the next.
 const KILL_EVERY: Duration = Duration::from_secs(5);
-/// How long a member is away.
+/// How long a member is down.
 const AWAY: Duration = Duration::from_millis(2_500);
-/// Between two looks at the children.
+/// The interval at which the children are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Prefix lengths of blocks: small ones, so that many are claimed, emptied and borrowed from.
 const BLOCK_V4: u8 = 28;
 const BLOCK_V6: u8 = 124;
-/// Lines of the children's logs that are told with a fault.
+/// How many lines of the children's logs are printed with a fault.
 const LINES_MAX: usize = 40;
 
 /// What to run.
@@ -65,7 +65,7 @@ pub enum Failed {
 struct Worker {
     number: u64,
     child: Child,
-    belief: PathBuf,
+    expected_owners: PathBuf,
     log: PathBuf,
 }
 
@@ -95,12 +95,16 @@ pub async fn run(options: &Options) -> Result<(), Failed> {
     }
     killer.finish(&mut cluster);
     let elapsed = began.elapsed();
-    let beliefs = workers.iter_mut().map(Worker::belief).collect::<Result<Vec<_>, _>>()?;
+    let expected_owners = workers.iter_mut().map(Worker::expected_owners).collect::<Result<Vec<_>, _>>()?;
     let records = records(&store).await?;
-    let faults = referee::faults(&records, &beliefs);
+    let faults = ownership_check::faults(&records, &expected_owners);
     let mut total = Tally::default();
-    beliefs.iter().for_each(|belief| total += belief.tally);
-    let owned: usize = beliefs.iter().flat_map(|belief| belief.owned.values()).map(|set| set.len()).sum();
+    expected_owners.iter().for_each(|expected_owners| total += expected_owners.tally);
+    let owned: usize = expected_owners
+        .iter()
+        .flat_map(|expected_owners| expected_owners.owned.values())
+        .map(|set| set.len())
+        .sum();
     println!(
         "{} processes, {} operations in {:.1} s: {total}; {} members killed, {} of them the leader; {owned} addresses owned at the end",
         options.processes,
@@ -129,16 +133,16 @@ fn start(options: &Options, location: &str, directory: &Path) -> Result<Vec<Work
     let own = std::env::current_exe().map_err(|error| Failed::Io("find this program", error))?;
     let each = options.operations.div_ceil(options.processes.max(1));
     let spawn = |number: u64| {
-        let (belief, log) =
+        let (expected_owners, log) =
             (directory.join(format!("{number}.json")), directory.join(format!("{number}.log")));
         let count = each.min(options.operations.saturating_sub(number * each));
         let mut command = Command::new(&own);
         command.args(["worker", location]);
         command.args([options.seed, number, count, options.pause_ms].map(|number| number.to_string()));
-        command.arg(&belief).stdin(Stdio::null()).stdout(Stdio::null());
+        command.arg(&expected_owners).stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(File::create(&log).map_err(|error| Failed::Io("create a log", error))?);
         let child = command.spawn().map_err(|error| Failed::Io("start a process", error))?;
-        Ok(Worker { number, child, belief, log })
+        Ok(Worker { number, child, expected_owners, log })
     };
     (0..options.processes).map(spawn).collect()
 }
@@ -150,7 +154,8 @@ async fn records(store: &Etcd) -> Result<Vec<Record>, Failed> {
     Ok(records)
 }
 
-/// The faults, and what the processes wrote about the addresses and handles in the first of them.
+/// The faults, and the log lines of the processes about the addresses and handles in the first of
+/// them.
 fn explained(mut faults: Vec<String>, workers: &[Worker]) -> Vec<String> {
     let first = faults.first().cloned().unwrap_or_default();
     let words: Vec<&str> = first.split([' ', ':', ',']).filter(|word| word.contains(['.', ':'])).collect();
@@ -180,11 +185,11 @@ impl Worker {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// What it believes, once it has ended well.
-    fn belief(&mut self) -> Result<Belief, Failed> {
+    /// Its record, once it has ended successfully.
+    fn expected_owners(&mut self) -> Result<ExpectedOwners, Failed> {
         let status = self.child.wait().map_err(|error| Failed::Io("wait for a process", error))?;
-        match Belief::read(&self.belief) {
-            Ok(belief) if status.success() => Ok(belief),
+        match ExpectedOwners::read(&self.expected_owners) {
+            Ok(expected_owners) if status.success() => Ok(expected_owners),
             _ => {
                 let log = std::fs::read_to_string(&self.log).unwrap_or_default();
                 let lines: Vec<&str> = log.lines().collect();
@@ -197,7 +202,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It has ended, but for a failure of the parent.
+        // It has ended already, unless the parent failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -225,7 +230,7 @@ impl Killer {
                 self.away = None;
             }
             None if now >= self.next => {
-                // It serves again, or this would be the second that is away.
+                // It must serve again before the next one is killed.
                 cluster.wait();
                 self.kill(cluster);
             }

@@ -1,5 +1,6 @@
-//! One process of the swarm: random operations, and a memory of what it owns that it keeps as a plugin would. After an assign of which it does not know
-//! how it ended it looks up what its handle holds, or releases the handle until that is answered; a release is repeated until it is answered.
+//! One process: random operations, and a record of its addresses that it keeps as a plugin would.
+//! After an assign with an unknown outcome it looks up its handle's addresses, or releases the
+//! handle until that succeeds; a release is repeated until it succeeds.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,24 +15,24 @@ use russet_store::BoxFuture;
 use russet_store::sim::Chance;
 use russet_store_etcd::Etcd;
 
-use crate::belief::Belief;
+use crate::expected_owners::ExpectedOwners;
 use crate::observed::{Counts, Observed};
 
 /// Twice as many addresses as all processes together want, in 64 blocks each: nodes claim, empty and borrow blocks.
 pub const POOL_V4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 244, 0, 0), 22);
 pub const POOL_V6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x10, 0, 0, 0, 0, 0, 0), 118);
-/// Addresses that are asked for by name, at the end of each pool: few, so that many want the same.
+/// Fixed addresses at the end of each pool: few, so that many processes request the same.
 const FIXED: u64 = 24;
 /// Nodes of the cluster: most have two or three processes, as an agent beside a plugin, or an agent beside its predecessor.
 const NODES: u64 = 8;
 /// Most pods that one process has at a time.
 const PODS_MAX: usize = 25;
-/// How long the agent believes in what it remembers of pools and settings.
+/// How long the agent caches pools and settings.
 const CACHE_AGE: Duration = Duration::from_secs(10);
-/// Longest time for one operation with all its repetitions; elections take seconds, not minutes.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Longest time for one operation with all its retries; elections take seconds, not minutes.
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// What the parent tells.
+/// The parent's arguments.
 #[derive(Debug)]
 pub struct Options {
     pub location: String,
@@ -51,7 +52,7 @@ pub enum Failed {
     Name(#[from] russet_addr::NameError),
     #[error("write {0}: {1}")]
     Write(String, std::io::Error),
-    #[error("{0}: no answer within {PATIENCE:?}; the last error: {1}")]
+    #[error("{0}: no answer within {OPERATION_TIMEOUT:?}; the last error: {1}")]
     TooLong(String, IpamError),
     #[error("{0}: {1}")]
     Unexpected(String, IpamError),
@@ -65,7 +66,7 @@ struct Worker {
     counts: Rc<Counts>,
     node: NodeName,
     chance: Chance,
-    belief: Belief,
+    expected_owners: ExpectedOwners,
     pods: u64,
 }
 
@@ -87,10 +88,10 @@ pub async fn run(options: Options) -> Result<(), Failed> {
         tokio::time::sleep(Duration::from_millis(pause)).await;
         worker.operation().await?;
     }
-    let tally = &mut worker.belief.tally;
+    let tally = &mut worker.expected_owners.tally;
     (tally.commits_unknown, tally.races_lost) = (worker.counts.unknown.get(), worker.counts.lost_races.get());
     let file = &worker.options.file;
-    worker.belief.write(file).map_err(|error| Failed::Write(file.display().to_string(), error))
+    worker.expected_owners.write(file).map_err(|error| Failed::Write(file.display().to_string(), error))
 }
 
 // === impl Worker ===
@@ -107,11 +108,19 @@ impl Worker {
             if options.number.is_multiple_of(2) { allocator } else { allocator.with_cache(CACHE_AGE) };
         let node = NodeName::new(format!("node-{}", options.number % NODES))?;
         let chance = Chance::new(seed);
-        Ok(Self { options, allocator, counts, node, chance, belief: Belief::default(), pods: 0 })
+        Ok(Self {
+            options,
+            allocator,
+            counts,
+            node,
+            chance,
+            expected_owners: ExpectedOwners::default(),
+            pods: 0,
+        })
     }
 
     async fn operation(&mut self) -> Result<(), Failed> {
-        let pods = self.belief.owned.len();
+        let pods = self.expected_owners.owned.len();
         let drawn = self.chance.below(100);
         match drawn {
             _ if pods >= PODS_MAX => self.release_handle().await,
@@ -149,13 +158,13 @@ impl Worker {
         };
         match result {
             Ok(assigned) => {
-                self.belief.tally.assigned += 1;
+                self.expected_owners.tally.assigned += 1;
                 self.own(&handle, &assigned.addresses);
                 Ok(())
             }
             Err(error @ IpamError::AlreadyAssigned { .. }) if fixed.is_some() => {
                 self.note(&handle, &format!("refused: {error}"));
-                self.belief.tally.taken += 1;
+                self.expected_owners.tally.taken += 1;
                 Ok(())
             }
             Err(error) => self.after_failure(&handle, error).await,
@@ -175,7 +184,7 @@ impl Worker {
         if self.chance.below(2) == 0 {
             return self.release_until_answered(handle).await;
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + OPERATION_TIMEOUT;
         let held = loop {
             match self.allocator.ips_by_handle(handle).await {
                 Ok(held) => break held,
@@ -192,14 +201,14 @@ impl Worker {
         let Some((handle, addresses)) = self.random_pod() else { return Ok(()) };
         let count = |v4: bool| addresses.iter().filter(|address| address.is_ipv4() == v4).count() as u32;
         let request = Request { v4: count(true), v6: count(false), ..self.request(&handle) };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + OPERATION_TIMEOUT;
         let assigned = loop {
             match self.allocator.auto_assign(&request).await {
                 Ok(assigned) => break assigned,
                 Err(error) => self.retry("repeat", &handle, error, deadline)?,
             }
         };
-        self.belief.tally.repeated += 1;
+        self.expected_owners.tally.repeated += 1;
         let given: BTreeSet<IpAddr> = assigned.addresses.iter().map(IpNet::addr).collect();
         if given != addresses {
             return Err(Failed::Other(handle, addresses, given));
@@ -211,17 +220,17 @@ impl Worker {
 
     async fn release_handle(&mut self) -> Result<(), Failed> {
         let Some((handle, _)) = self.random_pod() else { return Ok(()) };
-        self.belief.tally.released += 1;
+        self.expected_owners.tally.released += 1;
         self.release_until_answered(&handle).await
     }
 
     async fn release_until_answered(&mut self, handle: &HandleId) -> Result<(), Failed> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + OPERATION_TIMEOUT;
         loop {
             match self.allocator.release_by_handle(handle, None).await {
                 Ok(released) => {
                     self.note(handle, &format!("released {:?}", released.addresses));
-                    self.belief.owned.remove(handle.as_str());
+                    self.expected_owners.owned.remove(handle.as_str());
                     return Ok(());
                 }
                 Err(error) => self.retry("release", handle, error, deadline)?,
@@ -234,9 +243,9 @@ impl Worker {
         let Some(&address) = addresses.iter().nth(self.chance.below(addresses.len() as u64) as usize) else {
             return self.release_until_answered(&handle).await;
         };
-        self.belief.tally.released += 1;
+        self.expected_owners.tally.released += 1;
         let options = ReleaseOptions { address, handle: Some(handle.clone()), sequence_number: None };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + OPERATION_TIMEOUT;
         let mut doubt = false;
         loop {
             match self.allocator.release_ips(std::slice::from_ref(&options)).await {
@@ -244,7 +253,7 @@ impl Worker {
                     self.note(&handle, &format!("gave back {address}: {released:?}"));
                     break;
                 }
-                // The first try had worked, and somebody else has the address by now.
+                // The first try had worked, and another process has the address by now.
                 Err(IpamError::BadHandle { .. }) if doubt => break,
                 Err(error) => {
                     self.retry("give back", &handle, error, deadline)?;
@@ -252,9 +261,9 @@ impl Worker {
                 }
             }
         }
-        let left = self.belief.owned.get_mut(handle.as_str());
+        let left = self.expected_owners.owned.get_mut(handle.as_str());
         if left.is_some_and(|left| left.remove(&address) && left.is_empty()) {
-            self.belief.owned.remove(handle.as_str());
+            self.expected_owners.owned.remove(handle.as_str());
         }
         Ok(())
     }
@@ -262,20 +271,22 @@ impl Worker {
     // === memory ===
 
     fn random_pod(&mut self) -> Option<(HandleId, BTreeSet<IpAddr>)> {
-        let pods = self.belief.owned.len() as u64;
+        let pods = self.expected_owners.owned.len() as u64;
         let index = if pods == 0 { 0 } else { self.chance.below(pods) };
-        let (handle, addresses) = self.belief.owned.iter().nth(index as usize)?;
+        let (handle, addresses) = self.expected_owners.owned.iter().nth(index as usize)?;
         Some((HandleId::new(handle.clone()).ok()?, addresses.clone()))
     }
 
     fn own(&mut self, handle: &HandleId, addresses: &[IpNet]) {
         self.note(handle, &format!("has {addresses:?}"));
         if !addresses.is_empty() {
-            self.belief.owned.insert(handle.to_string(), addresses.iter().map(IpNet::addr).collect());
+            self.expected_owners
+                .owned
+                .insert(handle.to_string(), addresses.iter().map(IpNet::addr).collect());
         }
     }
 
-    /// A line for whoever has to explain a fault.
+    /// A log line for the analysis of a fault.
     fn note(&self, handle: &HandleId, what: &str) {
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         eprintln!("{}.{:06} {} {handle} {what}", now.as_secs(), now.subsec_micros(), self.node);
@@ -284,9 +295,13 @@ impl Worker {
     /// Counts an error that a living cluster may give; any other ends the run.
     fn expect(&mut self, operation: &str, error: &IpamError) -> Result<(), Failed> {
         match error {
-            IpamError::Store { source, .. } if source.outcome_unknown() => self.belief.tally.unknown += 1,
-            IpamError::Store { source, .. } if source.retryable() => self.belief.tally.unavailable += 1,
-            IpamError::Contended { .. } => self.belief.tally.unavailable += 1,
+            IpamError::Store { source, .. } if source.outcome_unknown() => {
+                self.expected_owners.tally.unknown += 1
+            }
+            IpamError::Store { source, .. } if source.retryable() => {
+                self.expected_owners.tally.unavailable += 1
+            }
+            IpamError::Contended { .. } => self.expected_owners.tally.unavailable += 1,
             error => {
                 return Err(Failed::Unexpected(operation.to_owned(), IpamError::Invalid(error.to_string())));
             }

@@ -74,10 +74,10 @@ fn child(task: &str, cluster: &Cluster) -> usize {
     child.args(["--exact", NAME, "--include-ignored", "--nocapture"]);
     child.env(TASK, task).env(LOCATION, cluster.location()).stderr(Stdio::inherit());
     let output = child.output().unwrap();
-    let told = String::from_utf8(output.stdout).unwrap();
-    println!("{told}");
+    let output_text = String::from_utf8(output.stdout).unwrap();
+    println!("{output_text}");
     assert!(output.status.success(), "{task} failed");
-    let peak = told.lines().find_map(|line| line.strip_prefix("peak MiB: "));
+    let peak = output_text.lines().find_map(|line| line.strip_prefix("peak MiB: "));
     peak.expect("the child did its task").parse().unwrap()
 }
 
@@ -142,7 +142,13 @@ async fn one_lost_handle_among_many_blocks_is_found_and_named() {
     let handle = key.as_str().rsplit('/').next().unwrap();
     let ordinal =
         (0..64).find(|n| block.attribute(*n).unwrap().handle_id.as_deref() == Some(handle)).unwrap();
-    let told = findings[0].to_string();
-    assert!(told.starts_with(&format!("{}: its handle has no record", lost.cidr.address(ordinal).unwrap())));
-    assert!(told.contains(handle) && told.contains("node worker-0030.eu-central.example.net"), "{told}");
+    let output_text = findings[0].to_string();
+    assert!(
+        output_text
+            .starts_with(&format!("{}: its handle has no record", lost.cidr.address(ordinal).unwrap()))
+    );
+    assert!(
+        output_text.contains(handle) && output_text.contains("node worker-0030.eu-central.example.net"),
+        "{output_text}"
+    );
 }

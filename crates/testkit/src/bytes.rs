@@ -11,9 +11,9 @@ mod tree;
 const INPUTS: u64 = 4000;
 /// As many changes in one input at most.
 const CHANGES_MAX: usize = 5;
-/// Larger ones are cut: limits on size are other tests' affair.
+/// Larger ones are truncated: other tests check limits on size.
 const INPUT_MAX_BYTES: usize = 64 * 1024;
-/// Words that readers of JSON, of versions and of lists of pairs have reasons to trip over.
+/// Words that are likely to break parsers of JSON, of versions and of lists of pairs.
 const WORDS: [&str; 40] = [
     "{",
     "}",
@@ -57,7 +57,7 @@ const WORDS: [&str; 40] = [
     "10.0.0.1/33",
 ];
 
-/// What became of the inputs; a target says of each whether it could be read.
+/// The results; a target returns for each input whether it could be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replayed {
     /// Files of the corpus.
@@ -70,8 +70,9 @@ pub struct Replayed {
     pub inputs_read: usize,
 }
 
-/// Gives `target` every file of `corpus`, and then inputs made of them by chance; panics as `target` does, with the seed and the input. The seed is
-/// `RUSSET_SEED`, or else always the same one; how many inputs, `RUSSET_INPUTS`.
+/// Calls `target` with every file of `corpus`, and then with random changes of them; panics as
+/// `target` does, with the seed and the input. `RUSSET_SEED` sets the seed, which is otherwise
+/// constant, and `RUSSET_INPUTS` the number of inputs.
 pub fn replay(corpus: &Path, target: impl Fn(&[u8]) -> bool) -> Replayed {
     let files = read(corpus);
     let reads = |(path, bytes): &&(PathBuf, Vec<u8>)| attempt(&target, bytes, &path.display().to_string());
@@ -188,7 +189,7 @@ mod tests {
         let mut different = inputs;
         different.sort();
         different.dedup();
-        // Many changes of a short text come to the same.
+        // Many changes of a short text are equal.
         assert!(different.len() > 1000, "{}", different.len());
     }
 

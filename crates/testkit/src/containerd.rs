@@ -15,7 +15,7 @@ use crate::{eventually, require_tool};
 
 pub use proxy::{Answer, Proxy};
 
-/// One that runs.
+/// A running containerd.
 #[derive(Debug)]
 pub struct Containerd {
     directory: TempDir,
@@ -23,7 +23,7 @@ pub struct Containerd {
 }
 
 /// Start and end of a daemon on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 // === impl Containerd ===
 
@@ -63,14 +63,14 @@ impl Containerd {
         }
     }
 
-    /// Starts it again, on what it has written.
+    /// Starts it again, on its existing data.
     pub fn run(&mut self) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("log")).unwrap();
         let mut command = Command::new(require_tool("containerd"));
         command.arg("--config").arg(self.path("config.toml"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.server = Some(command.spawn().unwrap());
-        eventually(PATIENCE, || self.ctr_works(&["version"]));
+        eventually(TIMEOUT, || self.ctr_works(&["version"]));
     }
 
     /// What `ctr` prints of a namespace.
@@ -80,7 +80,7 @@ impl Containerd {
         crate::run("ctr", &[&["-a", socket.to_str().unwrap(), "-n", namespace], args].concat())
     }
 
-    /// The processes that keep its containers.
+    /// The shim processes of its containers.
     pub fn shims(&self) -> Vec<u32> {
         let socket = self.socket();
         let is_shim = |pid: &u32| {

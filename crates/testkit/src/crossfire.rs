@@ -1,4 +1,5 @@
-//! Pods that all send to each other while a test changes who may: what arrives is judged by when it was sent.
+//! Pods that all send to each other while a test changes the permissions: each arrival is checked
+//! against the time when it was sent.
 
 #![allow(clippy::unwrap_used, reason = "a broken test bench fails the test")]
 
@@ -13,7 +14,8 @@ use russet_linux::NetNs;
 
 use crate::{eventually, let_pass};
 
-/// Pods that send to each other, each datagram with its sender's number and its time, until they are told to stop.
+/// Pods that send to each other, each datagram with its sender's number and its time, until they
+/// are stopped.
 pub struct Crossfire {
     began: Instant,
     stop: Arc<AtomicBool>,
@@ -21,12 +23,12 @@ pub struct Crossfire {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// One datagram that arrived. Pods have the numbers of their places among those that were given.
+/// One datagram that arrived. Pods are numbered in the order in which they were given.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
-    /// Who sent it.
+    /// The sender's number.
     pub from: u8,
-    /// Who has it.
+    /// The receiver's number.
     pub to: u8,
     /// When it was sent, by [`Crossfire::now`].
     pub sent_ns: u64,
@@ -35,9 +37,9 @@ pub struct Arrival {
 const PORT: u16 = 5000;
 /// Between two rounds of one sender.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Datagrams that every pair that may has to bring across.
+/// How many datagrams must arrive from every permitted pair.
 const ENOUGH: usize = 40;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The ordered pairs of so many pods for which `wanted` holds.
 pub fn pairs(pods: u8, wanted: impl Fn(u8, u8) -> bool) -> BTreeSet<(u8, u8)> {
@@ -48,7 +50,8 @@ pub fn pairs(pods: u8, wanted: impl Fn(u8, u8) -> bool) -> BTreeSet<(u8, u8)> {
 // === impl Crossfire ===
 
 impl Crossfire {
-    /// Everybody sends to everybody else: pods by the names of their namespaces and by their addresses.
+    /// Every pod sends to every other: pods by the names of their namespaces and by their
+    /// addresses.
     pub fn start<'p>(pods: impl IntoIterator<Item = (&'p str, Ipv4Addr)>) -> Self {
         let pods: Vec<_> = pods.into_iter().collect();
         let (stop, arrivals) = (Arc::new(AtomicBool::new(false)), Arc::default());
@@ -70,7 +73,7 @@ impl Crossfire {
                 for other in &others {
                     let mut packet = [index; 9];
                     packet[1..].copy_from_slice(&since(began).to_be_bytes());
-                    // A full queue loses packets, and nothing else.
+                    // A full queue loses packets, and has no other effect.
                     let _ = sender.send_to(&packet, (*other, PORT));
                 }
                 let_pass(PAUSE);
@@ -88,15 +91,16 @@ impl Crossfire {
         }));
     }
 
-    /// The time by which arrivals are judged.
+    /// The clock of the arrivals.
     pub fn now(&self) -> u64 {
         since(self.began)
     }
 
-    /// Waits until every one of these pairs brought enough across that was sent after `since`.
+    /// Waits until enough datagrams that were sent after `since` have arrived from each of these
+    /// pairs.
     #[track_caller]
     pub fn flows(&self, pairs: &BTreeSet<(u8, u8)>, since: u64) {
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             let arrivals = self.arrivals.lock().unwrap();
             let came = |pair: &(u8, u8)| {
                 let of_pair = |a: &&Arrival| (a.from, a.to) == *pair && a.sent_ns > since;
@@ -106,7 +110,7 @@ impl Crossfire {
         });
     }
 
-    /// Stops, and gives everything that arrived.
+    /// Stops, and returns everything that arrived.
     pub fn end(mut self) -> Vec<Arrival> {
         self.stop.store(true, Ordering::Relaxed);
         self.threads.drain(..).for_each(|thread| thread.join().unwrap());

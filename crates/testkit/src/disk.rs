@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::run;
 
-/// The disk; dropping it takes it away, with what is on it.
+/// The disk; dropping it deletes it, with its contents.
 pub struct Disk {
     dir: TempDir,
     place: PathBuf,
@@ -48,9 +48,10 @@ impl Disk {
         run("mount", &["-o", &format!("loop,{options}"), &self.image(), &self.place.display().to_string()]);
     }
 
-    /// Mounts what reached it, and replays what its journal has.
+    /// Mounts the image, and replays the file system's journal.
     ///
-    /// On a copy: a mount namespace that somebody made meanwhile holds the file system whose power was cut, and would make this one the same.
+    /// On a copy: another mount namespace may still hold the file system whose power was cut, and
+    /// the kernel would mount the same one again.
     pub fn power_on(&mut self, options: &str) {
         let before = self.image();
         self.boots += 1;
@@ -59,7 +60,7 @@ impl Disk {
         self.mount(options);
     }
 
-    /// From now on nothing reaches the disk, and everybody who tries is told of an error.
+    /// From now on nothing reaches the disk, and every access fails.
     pub fn cut_power(&self) {
         let top = File::open(&self.place).expect("open the disk's top directory");
         let flags = NO_LOG_FLUSH;
@@ -68,7 +69,7 @@ impl Disk {
         assert_eq!(done, 0, "EXT4_IOC_SHUTDOWN: {}", std::io::Error::last_os_error());
     }
 
-    /// Unmounts it; nobody may have a file open there any more.
+    /// Unmounts it; no file may be open there any more.
     pub fn power_off(&self) {
         run("umount", &[&self.place.display().to_string()]);
     }
@@ -76,7 +77,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // It may be off, and a process that a failed test left may be on it.
+        // It may be off, and a process of a failed test may still use it.
         let _ = std::process::Command::new("umount").args(["--lazy", "--quiet"]).arg(&self.place).status();
     }
 }

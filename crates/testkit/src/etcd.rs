@@ -22,11 +22,11 @@ pub struct Member {
     name: String,
     directory: PathBuf,
     arguments: Vec<String>,
-    /// Where clients find it: `127.0.0.1:port`.
+    /// The address for clients: `127.0.0.1:port`.
     pub client: String,
     scheme: &'static str,
     running: Option<Child>,
-    /// What etcdctl needs to be let in.
+    /// etcdctl's credentials.
     pub etcdctl_arguments: Vec<String>,
 }
 
@@ -38,11 +38,13 @@ pub struct Cluster {
     directory: TempDir,
 }
 
-/// Below the range from which the kernel gives ports to connections: one of those could take a member's port while it is killed.
+/// Below the kernel's range of ephemeral ports: a connection could take a member's port while it is
+/// killed.
 const PORTS: std::ops::Range<u32> = 12_000..32_000;
 static NEXT_PORT: AtomicU32 = AtomicU32::new(0);
 
-/// Ports that nobody listens on now. Test processes begin at different places, and none gives the same port twice.
+/// Ports without a listener. Test processes start at different numbers, and none returns the same
+/// port twice.
 fn free_ports(count: usize) -> Vec<u16> {
     let size = PORTS.end - PORTS.start;
     let candidates = std::iter::repeat_with(|| {
@@ -83,17 +85,17 @@ impl Member {
         }
     }
 
-    /// Lets it stand still, connections open.
+    /// Stops the process, connections open.
     pub fn stop(&self) {
         self.signal("STOP");
     }
 
-    /// Lets it go on.
+    /// Continues the process.
     pub fn resume(&self) {
         self.signal("CONT");
     }
 
-    /// The end of what it has to say.
+    /// The end of its log.
     fn log(&self) -> String {
         let log = std::fs::read_to_string(self.directory.join(format!("{}.log", self.name))).unwrap();
         let lines: Vec<&str> = log.lines().collect();
@@ -119,12 +121,12 @@ impl Member {
         self.try_etcdctl(arguments).unwrap_or_else(|| panic!("etcdctl {} failed", arguments.join(" ")))
     }
 
-    /// Forgets everything but the present.
+    /// Compacts all earlier revisions.
     pub fn compact(&self) {
         let status = self.etcdctl(&["endpoint", "status", "--write-out=json"]);
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
         let revision = status[0]["Status"]["header"]["revision"].as_u64().unwrap();
-        // Fails when nothing was written since the last time, and then there is nothing to forget.
+        // Fails if nothing was written since the last time, and then there is nothing to compact.
         let _ = self.try_etcdctl(&["compact", "--physical", &revision.to_string()]);
     }
 }
@@ -204,9 +206,14 @@ impl Cluster {
     /// Waits until one member serves, which needs a majority.
     pub fn wait_for(&self, index: usize) {
         let member = &self.members[index];
-        let begun = std::time::Instant::now();
+        let started = std::time::Instant::now();
         while member.try_etcdctl(&["endpoint", "health"]).is_none() {
-            assert!(begun.elapsed() < PATIENCE, "{} is not healthy; its log:\n{}", member.name, member.log());
+            assert!(
+                started.elapsed() < PATIENCE,
+                "{} is not healthy; its log:\n{}",
+                member.name,
+                member.log()
+            );
         }
     }
 
@@ -215,7 +222,7 @@ impl Cluster {
         self.directory.path()
     }
 
-    /// Where the engine finds it: `etcd:http://127.0.0.1:p1,http://127.0.0.1:p2`.
+    /// The store's location for the engine: `etcd:http://127.0.0.1:p1,http://127.0.0.1:p2`.
     pub fn location(&self) -> String {
         let urls: Vec<String> = self.members.iter().map(Member::url).collect();
         format!("etcd:{}", urls.join(","))

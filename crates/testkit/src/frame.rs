@@ -1,4 +1,5 @@
-//! Packets as bytes, for tests that send what no kernel would send for them: inner packets with any source, and VXLAN around them.
+//! Packets as bytes, for tests that send what a kernel would not: inner packets with any source,
+//! and VXLAN around them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

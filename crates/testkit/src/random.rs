@@ -1,5 +1,5 @@
-//! A test's luck: the same numbers for the same seed, everywhere. Every random test of the workspace takes its numbers from here; simulations have the
-//! store's (`russet_store::sim`).
+//! Random numbers for tests: the same numbers for the same seed, everywhere. Every random test of
+//! the workspace uses this; simulations have the store's (`russet_store::sim`).
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ impl Random {
         Self(seed)
     }
 
-    /// The luck of one thread of many that share a seed.
+    /// The random numbers of one thread of many that share a seed.
     pub fn of_thread(seed: u64, thread: u64) -> Self {
         let mut random = Self(seed ^ thread.wrapping_mul(0xd6e8_feb8_6659_fd93));
         random.next_u64();

@@ -1,5 +1,5 @@
-//! A registry of images on loopback, in plain HTTP (the OCI distribution specification): open, or for those with a password, or for those with a token that it
-//! gives for one. It writes down who asked for what.
+//! A registry of images on loopback, in plain HTTP (the OCI distribution specification): open, with
+//! a password, or with a token that it issues for a password. It records all requests.
 
 #![allow(clippy::unwrap_used, reason = "a broken test bench fails the test")]
 
@@ -15,24 +15,24 @@ use serde_json::{Value, json};
 
 use crate::{require_tool, run};
 
-/// Who is let in.
+/// The required credentials.
 #[derive(Debug, Clone, Default)]
 pub enum Access {
-    /// Everybody.
+    /// None.
     #[default]
     Open,
-    /// Who has this name and password.
+    /// This user name and password.
     Basic(&'static str, &'static str),
-    /// Who has a token, which is given to who has this name and password.
+    /// A token, which is issued for this user name and password.
     Bearer(&'static str, &'static str),
 }
 
-/// A request as it was answered.
+/// A request and its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     /// The path, as in `/v2/pause/manifests/1`.
     pub path: String,
-    /// `user:password` or `token`, as it was told; none where nothing was.
+    /// `user:password` or `token`, if the request had one.
     pub by: Option<String>,
     /// The answer's status.
     pub status: u16,
@@ -52,7 +52,7 @@ struct Inside {
     /// Media type and bytes under the path.
     content: BTreeMap<String, (String, Vec<u8>)>,
     asked: Vec<Asked>,
-    /// Blobs are elsewhere, where nobody is to tell who asks.
+    /// Blobs are on another server, to which no credentials must be sent.
     sends_on: bool,
     ends: bool,
 }
@@ -170,7 +170,7 @@ impl Registry {
 impl Drop for Registry {
     fn drop(&mut self) {
         self.inside().ends = true;
-        // It looks when somebody comes.
+        // Its thread checks this on the next connection.
         drop(TcpStream::connect(self.address));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -186,7 +186,7 @@ impl Inside {
         if let Some(blob) = path.strip_prefix("/elsewhere") {
             return match request.authorization {
                 None => self.content(blob),
-                Some(_) => Reply::of(400, "it was told who asks"),
+                Some(_) => Reply::of(400, "it received credentials"),
             };
         }
         if path.starts_with("/token?") {

@@ -1,7 +1,9 @@
-//! The order of requests of Go's main plugin `calico` with `calico-ipam`, for a container that Kubernetes does not know (calico-cni.md sections 2.1,
-//! 2.3 and 3.6): what the main plugin asks, and between it, from a process and thus a session of its own, what `calico-ipam` asks.
+//! The order of requests of Go's main plugin `calico` with `calico-ipam`, for a container that
+//! Kubernetes does not know (calico-cni.md sections 2.1, 2.3 and 3.6): the main plugin's requests,
+//! and between them, from a process and thus a session of its own, those of `calico-ipam`.
 //!
-//! Requests alone: no process is started, no namespace is touched, no interface is made. Only what an ordinary ADD and DEL need is here.
+//! Requests alone: no process is started, no namespace is touched, no interface is made. Only an
+//! ordinary ADD and DEL are supported.
 
 use std::net::IpAddr;
 use std::rc::Rc;

@@ -41,7 +41,7 @@ impl Go {
         }
     }
 
-    /// On an error, somebody else's confirmation is as good.
+    /// On an error, another process's confirmation suffices.
     async fn confirm(&self, cidr: BlockCidr, aff: &Kv<Affinity>) -> Result<()> {
         let Err(error) = self.update_affinity(&self.host, cidr, aff, AffinityState::Confirmed).await else {
             return Ok(());
@@ -149,7 +149,7 @@ impl Go {
     }
 
     async fn try_ensure_consistent(&self, block: &Block) -> Result<()> {
-        let owner = block.node().ok_or(GoError::Other("the block serves nobody"))?;
+        let owner = block.node().ok_or(GoError::Other("the block has no affinity"))?;
         let node = self.get(&Key::node(&owner), Node::decode).await?.value;
         let pools = self.enabled_pools(block.cidr.family()).await?;
         let Some(pool) = pools.iter().find(|pool| pool.spec.cidr.contains(&block.cidr.net())) else {

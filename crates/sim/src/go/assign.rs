@@ -136,7 +136,7 @@ impl Go {
         Ok(ordinals.into_iter().filter_map(|ordinal| cidr.address(ordinal)).collect())
     }
 
-    /// From anybody's blocks.
+    /// From blocks of any node.
     async fn borrow(&self, count: usize, ask: &Ask<'_>, search: &Search) -> Result<Vec<IpAddr>> {
         let mut taken = Vec::new();
         for cidr in search.pools.iter().flat_map(|pool| self.walk(pool)) {

@@ -205,7 +205,7 @@ pub(super) fn free_cooled(block: &mut Block, now: SystemTime, cooldown_s: u64) {
     }
 }
 
-/// Removes attributes that nobody refers to; indexes above them shift down.
+/// Removes attributes without references; indexes above them shift down.
 fn compact(block: &mut Block) {
     let count = block.attributes().len();
     for index in (0..count).rev() {

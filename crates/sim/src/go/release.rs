@@ -107,7 +107,7 @@ impl Go {
         Err(GoError::Other("release: too many retries"))
     }
 
-    /// An empty block that serves nobody goes away.
+    /// An empty block without affinity is deleted.
     async fn write_or_delete(&self, found: Kv<Block>) -> Result<()> {
         if found.value.is_empty() && found.value.affinity.is_none() {
             return self.delete(Key::block(found.value.cidr), found.revision).await;

@@ -93,7 +93,7 @@ fn an_old_release_drops_what_it_does_not_know_and_spells_none_out() {
     let text = bench.block_text();
     assert!(text.contains(r#"{"handle_id":null,"secondary":null}"#), "{text}");
     assert!(!text.contains("claim_time") && !text.contains("releasedAt"), "{text}");
-    assert_eq!(bench.block().allocations[0], Some(0), "nobody's, and not free");
+    assert_eq!(bench.block().allocations[0], Some(0), "without an owner, and not free");
 }
 
 #[test]

@@ -1,11 +1,12 @@
-//! Changes in JSON that leave it JSON: what gets past the parser, to whoever reads the members.
+//! Changes JSON into other JSON, to get past the parser to the readers of members.
 
 use serde_json::Value;
 
 use super::WORDS;
 use crate::Random;
 
-/// `text` with changes by chance, each of one value: it goes, comes twice, becomes another of this or another document, or a word. None where it is no JSON.
+/// `text` with random changes of one value each: it is deleted, duplicated, or replaced by a word
+/// or by another value of this or another document. None if it is not JSON.
 pub(super) fn changed(random: &mut Random, text: &[u8], corpus: &[&[u8]], changes: usize) -> Option<Vec<u8>> {
     let mut tree: Value = serde_json::from_slice(text).ok()?;
     for _ in 0..changes {

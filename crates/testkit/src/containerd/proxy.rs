@@ -1,5 +1,5 @@
-//! Stands before containerd and passes everything on, but for the calls that a test wants answered otherwise: there are states of containerd that only
-//! a race or a broken disk brings about.
+//! A proxy in front of containerd that forwards everything but the calls that a test wants to
+//! answer otherwise: some states of containerd come only from a race or a broken disk.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -17,7 +17,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
-/// What is answered instead of containerd.
+/// An answer in place of containerd's.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// The call, as in `/containerd.services.images.v1.Images/Get`.
@@ -58,12 +58,13 @@ impl Proxy {
         self.directory.path().join("p.sock")
     }
 
-    /// The next calls of these names are answered so, in this order for each name; those after them are passed on again.
+    /// The next calls of these names get these answers, in this order for each name; later ones are
+    /// forwarded again.
     pub fn answer(&self, answers: &[Answer]) {
         self.instead.lock().unwrap_or_else(PoisonError::into_inner).extend(answers.iter().cloned());
     }
 
-    /// What was to be answered and has not been asked for.
+    /// The number of answers that no call has used.
     pub fn unasked(&self) -> usize {
         self.instead.lock().unwrap_or_else(PoisonError::into_inner).len()
     }

@@ -1,4 +1,5 @@
-//! What one process believes at its end: which addresses it owns, and what it met. It writes this down for the parent to compare.
+//! A process's final record of the addresses that it owns, and of its operations. It writes this to
+//! a file for the parent to compare.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -6,39 +7,40 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// One process's testimony.
+/// One process's record.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Belief {
+pub struct ExpectedOwners {
     /// Addresses by handle.
     pub owned: BTreeMap<String, BTreeSet<IpAddr>>,
-    /// How its operations went.
+    /// The results of its operations.
     pub tally: Tally,
 }
 
-/// How often what happened.
+/// Counts of results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Assigns that were answered with addresses.
     pub assigned: u64,
-    /// Assigns of one fixed address that somebody else had.
+    /// Assigns of one fixed address that another handle had.
     pub taken: u64,
     /// Assigns that were repeated and had to be answered with the same addresses.
     pub repeated: u64,
     /// Releases, by handle and by address.
     pub released: u64,
-    /// Answers of the allocator that left the outcome open, so that the handle had to be looked up.
+    /// Answers of the allocator with an unknown outcome, after which the handle had to be looked
+    /// up.
     pub unknown: u64,
     /// Answers of the allocator that the store is away or too contended.
     pub unavailable: u64,
-    /// Commits whose outcome the store could not tell. The allocator settles nearly all of them.
+    /// Commits with an unknown outcome. The allocator resolves nearly all of them.
     pub commits_unknown: u64,
-    /// Commits before which somebody else had written.
+    /// Commits that lost a race.
     pub races_lost: u64,
 }
 
-// === impl Belief ===
+// === impl ExpectedOwners ===
 
-impl Belief {
+impl ExpectedOwners {
     /// Writes it to `path`.
     pub fn write(&self, path: &Path) -> std::io::Result<()> {
         std::fs::write(path, serde_json::to_vec(self)?)
