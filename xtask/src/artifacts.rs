@@ -39,8 +39,9 @@ pub fn dynamic(package: &str, profile: Profile) -> Result<PathBuf> {
     Ok(dynamic_path(package, profile))
 }
 
-/// Builds an executable that needs no dynamic linker and returns its path: with musl where its target is installed, for glibc asks the processor for all it
-/// has before main, which takes 0.6 ms in a virtual machine.
+/// Builds an executable that needs no dynamic linker and returns its path. With musl where its
+/// target is installed: before main, glibc queries the processor's features, which takes 0.6 ms in
+/// a virtual machine.
 pub fn statically(package: &str, profile: Profile) -> Result<PathBuf> {
     // An explicit target, even the host's, keeps the flag away from build scripts and procedural macros.
     let mut build = build(package, profile);
@@ -66,7 +67,7 @@ fn build(package: &str, profile: Profile) -> Command {
     build
 }
 
-/// The host's own, or its sister with musl where that is installed.
+/// The host's own target, or the same with musl where that is installed.
 pub fn static_triple() -> Result<String> {
     let host = host_triple()?;
     let Some(musl) = host.strip_suffix("-gnu").map(|start| format!("{start}-musl")) else { return Ok(host) };
@@ -92,8 +93,8 @@ impl Profile {
         }
     }
 
-    /// Nothing is shared between the dist profile and the others, and cargo's own files have no place in target/dist,
-    /// which holds what users get.
+    /// The dist profile shares nothing with the others, and target/dist contains only what users
+    /// get.
     fn target_dir(self) -> PathBuf {
         match self {
             Self::Release => target_dir(),

@@ -1,6 +1,7 @@
-//! `cargo xtask bench NAME`: what an operation costs, ours beside others', measured in the same minutes by the same caller.
+//! `cargo xtask bench NAME`: measures the cost of operations, ours beside those of other programs,
+//! in the same minutes and by the same caller.
 //!
-//! A benchmark answers with what it [found](Printed); this module prints it, as a table or as JSON.
+//! A benchmark returns its [findings](Printed); this module prints them, as a table or as JSON.
 
 mod calico;
 mod cni;
@@ -24,7 +25,7 @@ use serde_json::Value as Json;
 
 use crate::error::{Error, Result};
 
-/// What the command line asks for.
+/// The parsed command line.
 pub struct Options {
     bench: Bench,
     json: bool,
@@ -33,11 +34,12 @@ pub struct Options {
     only: Vec<String>,
     /// Parts of the benchmark to run; all when empty.
     parts: Vec<String>,
-    /// Executables are there from an earlier run.
+    /// Uses the executables of an earlier run.
     no_build: bool,
-    /// Waits for no quiet machine; the report says how it was.
+    /// Does not wait for a quiet machine; the report says how busy it was.
     busy: bool,
-    /// Set when the benchmark started itself again inside its own namespaces: where it may write.
+    /// Set when the benchmark started itself again inside its own namespaces: the directory where
+    /// it may write.
     inside: Option<PathBuf>,
 }
 
@@ -45,19 +47,19 @@ pub struct Options {
 #[derive(Clone, Copy)]
 struct Bench {
     name: &'static str,
-    /// What can be run by itself, with `--only`.
+    /// The parts that can be run alone, with `--only`.
     parts: &'static [&'static str],
-    run: fn(&Options) -> Result<Found>,
+    run: fn(&Options) -> Result<FoundReport>,
 }
 
-/// What a benchmark found: as a table for people, by its `Display`, and for programs.
+/// The findings of a benchmark: a table for people by `Display`, and JSON for programs.
 trait Printed: fmt::Display {
     /// The report for programs.
     fn json(&self) -> Json;
 }
 
-/// None when the benchmark started itself again, and the report has been printed there.
-type Found = Option<Box<dyn Printed>>;
+/// None when the benchmark started itself again, and that process has printed the report.
+type FoundReport = Option<Box<dyn Printed>>;
 
 const BENCHES: &[Bench] = &[
     Bench { name: "cni", parts: &cni::PARTS, run: cni::run },
@@ -68,7 +70,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "flanneld", parts: &[], run: flanneld::run },
 ];
 
-/// Below this many rounds the order of a lucky shuffle shows.
+/// With fewer rounds, one lucky order shows in the result.
 const MIN_ROUNDS: u32 = 5;
 
 /// Runs the benchmark and prints its report on standard output; progress goes to standard error.
@@ -85,7 +87,7 @@ pub fn run(options: &Options) -> Result<bool> {
 // === impl Options ===
 
 impl Options {
-    /// Reads what follows `bench`.
+    /// Parses the arguments after `bench`.
     pub fn parse(mut parser: lexopt::Parser) -> Result<Self> {
         let mut bench = None;
         let (mut json, mut rounds, mut only, mut parts) = (false, MIN_ROUNDS, Vec::new(), Vec::new());

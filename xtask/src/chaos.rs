@@ -1,7 +1,8 @@
 //! `cargo xtask chaos`, and parts of `cargo xtask soak`: kill -9 at random and power cuts in real clusters.
 //!
-//! The whole-program tests of the package `russet` do it; what is asked for reaches them as environment variables. They print the seed first, and the
-//! operations, the difference and the place of the artefacts when something is wrong.
+//! The whole-program tests of the package `russet` do it; the options reach them as environment
+//! variables. They print the seed first, and after a failure the operations, the difference and the
+//! directory of the artefacts.
 
 use std::process::Command;
 
@@ -12,20 +13,20 @@ use crate::error::{Error, Result};
 use crate::packages;
 use crate::process;
 
-/// What the command line asks for.
+/// The parsed command line.
 pub struct Options {
     ops: u64,
     kills: u64,
     cuts: u64,
     seed: Option<u64>,
-    /// Where; everywhere when empty.
+    /// The places of the trials; all when empty.
     fields: Vec<&'static Field>,
 }
 
 /// Where a trial takes place.
 struct Field {
     name: &'static str,
-    /// What its tests have in their names.
+    /// The part of its tests' names.
     filter: &'static str,
 }
 
@@ -33,9 +34,9 @@ struct Field {
 const OPS: u64 = 10_000;
 const KILLS: u64 = 500;
 const CUTS: u64 = 40;
-/// Moments at which something is killed in a storm of ADD and DEL, for each plugin.
+/// Moments of a burst of ADD and DEL at which a process is killed, for each plugin.
 const MOMENTS: &str = "200";
-/// What those tests have in their names.
+/// The part of these tests' names.
 const STORM: &str = "chaos::chaos_kill_minus_nine";
 
 const FIELDS: &[Field] = &[
@@ -74,7 +75,7 @@ pub fn run(options: &Options) -> Result<bool> {
     all_well(&mut tests)
 }
 
-/// Storms of ADD and DEL with kills at moments.
+/// Bursts of ADD and DEL with kills at moments.
 pub fn moments() -> Result<bool> {
     let mut tests = tests();
     tests.arg(STORM).env("RUSSET_CHAOS_MOMENTS", MOMENTS);
@@ -84,7 +85,7 @@ pub fn moments() -> Result<bool> {
 fn all_well(tests: &mut Command) -> Result<bool> {
     match process::run(tests) {
         Ok(()) => Ok(true),
-        // The test has told its seed.
+        // The test has printed its seed.
         Err(Error::Program { .. }) => Ok(false),
         Err(error) => Err(error),
     }
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_filter_names_a_test_that_there_is() {
-        // Asked for a name that nobody has, the harness runs nothing, and says that all is well.
+        // With a name that matches no test, the harness runs nothing and reports success.
         let dir = artifacts::workspace().join("crates/russet/tests/whole");
         let files = ["chaos.rs", "chaos/trial.rs", "chaos/trial/power.rs"];
         let text: String =

@@ -1,4 +1,5 @@
-//! docs/compatibility.md: which of the behaviours that other programs define we have, told by the names of the tests that prove them.
+//! docs/compatibility.md: which of the behaviours that other programs define Russet has, with the
+//! names of the tests that prove them.
 //!
 //! `tests/compatibility/*.toml` lists the behaviours by number; a test carries the number in its name, or in the comment that it begins with where
 //! the list says so. `cargo xtask gen` writes the page. xtask's own test includes this file and fails while the page is not what would be written, or

@@ -121,8 +121,9 @@ fn memory_table(demo: &[u8]) -> Result<TextTable> {
     for (node, pid) in agents(demo)? {
         let path = format!("/proc/{pid}/status");
         let status = fs::read_to_string(&path).map_err(Error::io(format!("read {path}")))?;
-        let memory = Memory::parse(&status)
-            .ok_or_else(|| Error::Found(format!("{path} tells no memory: the agent of {node} has ended")))?;
+        let memory = Memory::parse(&status).ok_or_else(|| {
+            Error::Found(format!("{path} has no memory figures: the agent of {node} has ended"))
+        })?;
         let verdict = if memory.meets_the_goals() { "met" } else { "missed" };
         let megabytes = |bytes: u64| format!("{:.2}", bytes as f64 / 1e6);
         let numbers = [megabytes(memory.rss_bytes), megabytes(memory.rss_anon_bytes)];

@@ -1,4 +1,4 @@
-//! `cargo xtask`: what the workspace does to itself: its tests, its benchmarks, its release files.
+//! `cargo xtask`: tasks of the workspace: its tests, benchmarks and release files.
 //!
 //! People call it, and `.ci/run`. It depends on no crate of ours, so that it still runs, and reports, when one
 //! of them does not compile.

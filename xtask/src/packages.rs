@@ -83,7 +83,8 @@ const PACKAGES: &[Package] = &[
 const PROGRAM_DIRS: [&str; 6] =
     ["/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin"];
 
-/// Installs what is missing, and says so on standard error: standard output may be somebody's JSON. Needs root only when something is missing.
+/// Installs missing packages, and reports that on standard error, because standard output may be
+/// JSON. Needs root only if something is missing.
 pub fn ensure() -> Result<()> {
     let missing: Vec<&Package> = PACKAGES.iter().filter(|package| !package.present()).collect();
     if missing.is_empty() {

@@ -1,4 +1,4 @@
-//! Running other programs: with their output passed on line by line, and never hung for ever.
+//! Runs other programs: passes on their output line by line, and ends those that hang.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub enum Ended {
     /// By itself.
     Exit(ExitStatus),
-    /// It and all its children were killed: it said nothing for this long.
+    /// It and all its children were killed, because it printed nothing for this long.
     Silence(Duration),
 }
 
@@ -45,9 +45,9 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>> {
     Err(Error::Program { command: shown(command), why })
 }
 
-/// Runs `command`, hands each line of its standard output to `on_line` as it comes, and kills it with all that
-/// it started when none has come for `limit`. However long its work takes, it goes on for as long as it gets on; the
-/// line that it was in when it was killed is handed over, too.
+/// Runs `command`, passes each line of its standard output to `on_line` as it arrives, and kills it
+/// with all its children when none arrives for `limit`. Its total time is unlimited as long as it
+/// prints; the unfinished line at a kill is passed on, too.
 pub fn watch(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Ended> {
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(Error::io(shown(command)))?;
     let pid = child.id();
@@ -65,7 +65,7 @@ pub fn watch(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&st
         }
     });
     let heard = |line: &str| {
-        // Nobody listens any more once it was killed.
+        // The receiver is gone after a kill.
         let _ = progress.send(());
         on_line(line);
     };
@@ -92,7 +92,7 @@ pub fn kill_tree(root: u32) {
     let mut kill = Command::new("sh");
     kill.args(["-c", "kill -KILL \"$@\"", "sh"])
         .args(descendants(root, &parents()).iter().map(u32::to_string));
-    // What has ended by itself meanwhile makes `kill` complain; there is nothing to do about it.
+    // `kill` complains about processes that ended meanwhile, which is harmless.
     let _ = kill.stderr(Stdio::null()).status();
 }
 
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn descendants_are_found_at_every_depth_and_strangers_are_not() {
+    fn descendants_are_found_at_every_depth_and_other_processes_are_not() {
         let parents = BTreeMap::from([(2, 1), (3, 2), (4, 3), (9, 1)]);
         assert_eq!(descendants(2, &parents), [2, 3, 4]);
     }
 
     #[test]
-    fn a_program_that_hangs_is_killed_with_its_children_and_what_it_was_at_is_told() {
+    fn a_program_that_hangs_is_killed_with_its_children_and_its_last_line_is_reported() {
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 600 & echo $!; printf 'test hangs ... '; wait"]);
         let mut lines = Vec::new();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_gets_on_may_take_longer_than_the_limit() {
+    fn a_program_that_keeps_printing_may_take_longer_than_the_limit() {
         let mut command = Command::new("sh");
         command.args(["-c", "for i in 1 2 3 4 5 6; do sleep 1; echo $i; done"]);
         let mut lines = 0;

@@ -22,7 +22,7 @@ pub struct Options(Vec<OsString>);
 pub fn run(options: &Options) -> Result<bool> {
     match process::run(&mut command(&options.0)) {
         Ok(()) => Ok(true),
-        // The program has told which seed, and how to repeat it.
+        // The program has printed the seed, and how to repeat it.
         Err(Error::Program { .. }) => Ok(false),
         Err(error) => Err(error),
     }

@@ -1,11 +1,12 @@
-//! `cargo xtask soak`: what takes longer than `test` may: simulated clusters, then kill -9 at random in real ones.
+//! `cargo xtask soak`: tests that take longer than `test` may: simulated clusters, then kill -9 at
+//! random in real ones.
 
 use crate::chaos;
 use crate::error::{Error, Result};
 use crate::packages;
 use crate::sim;
 
-/// Runs all of it, the rest even if the first finds something; true when nothing did.
+/// Runs all of it, also after a failure; true if nothing failed.
 pub fn run(options: &sim::Options) -> Result<bool> {
     if !packages::is_root() {
         return Err(Error::Found(

@@ -170,10 +170,10 @@ fn reached(root: &str, ours: &Graph, locked: &Graph) -> BTreeMap<String, String>
 
 #[test]
 fn every_crate_has_its_floor() {
-    let strangers: Vec<String> = manifests().into_keys().filter(|name| layer_of(name).is_none()).collect();
+    let unlisted: Vec<String> = manifests().into_keys().filter(|name| layer_of(name).is_none()).collect();
     assert!(
-        strangers.is_empty(),
-        "{strangers:?}: not in LAYERS of xtask/tests/arrows.rs. Decide which layer of ARCHITECTURE.md it belongs to \
+        unlisted.is_empty(),
+        "{unlisted:?}: not in LAYERS of xtask/tests/arrows.rs. Decide which layer of ARCHITECTURE.md it belongs to \
          (what does it need, who needs it?), add the line there and to ARCHITECTURE.md."
     );
 }
@@ -227,7 +227,7 @@ fn the_rules_object_to_what_they_should() {
 }
 
 #[test]
-fn a_dependency_of_a_dependency_is_reached_and_its_path_told() {
+fn a_dependency_of_a_dependency_is_found_and_its_path_reported() {
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
     let ours = Graph::from([("a".to_owned(), set(&["b"])), ("b".to_owned(), set(&["c"]))]);
     let locked = Graph::from([("b".to_owned(), set(&["only-for-tests"])), ("c".to_owned(), set(&["tokio"]))]);

@@ -1,8 +1,10 @@
-//! `cargo xtask bench calico`: ADD and DEL of `calico` with `calico-ipam` on a real etcd, of one pod and of 20 at once, by us with and without the
-//! agent; and the requests of Go's plugins, in their order, on the same etcd. What etcd was asked for is counted by etcd itself.
+//! `cargo xtask bench calico`: ADD and DEL of `calico` with `calico-ipam` on a real etcd, of one
+//! pod and of 20 at once, by Russet with and without the agent; and the requests of Go's plugins,
+//! in their order, on the same etcd. etcd itself counts the requests.
 //!
-//! Ours are real pods: `russet-cni` under the name `calico`, as installed, called as runtimes call it, in namespaces of the benchmark's own. Go's are
-//! requests alone, sent by crates/bench-ipam. Within a round all take turns in shuffled order, on the same etcd.
+//! Ours are real pods: `russet-cni` under the name `calico`, as installed, called as runtimes call
+//! it, in namespaces of the benchmark's own. Go's are requests only, sent by crates/bench-ipam. In
+//! each round all take turns in shuffled order, on the same etcd.
 
 pub(super) mod cluster;
 mod findings;
@@ -23,7 +25,7 @@ use crate::bench::ipam::etcd;
 use crate::bench::ipam::worker::Worker;
 use crate::bench::quiet::Quiet;
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{Found, Options, inside};
+use crate::bench::{FoundReport, Options, inside};
 use crate::error::{Error, Result};
 use crate::packages;
 
@@ -34,7 +36,8 @@ const BURSTS: usize = 3;
 const BURST: usize = 20;
 /// ADDs after a pause in a round.
 const PAUSES: usize = 2;
-/// The agent believes for a second that the datastore is not locked and that the network has its profile.
+/// For a second, the agent assumes that the datastore is not locked and that the network has its
+/// profile.
 const PAUSE: Duration = Duration::from_millis(1200);
 
 const ADD: &str = "add";
@@ -52,7 +55,7 @@ const SUBJECTS: [&str; 4] = [AGENT, DIRECT, GO, GO_CONNECT];
 /// The nodes as the datastore knows them: ours, and the worker's.
 const NODES: &str = "bench-agent bench-direct bench-go";
 
-/// What people must know to read the table.
+/// Notes that explain the table.
 const NOTES: [&str; 5] = [
     "a container that Kubernetes does not know, policy.type empty, one IPv4 pool, nodes with 16 pods; add20 and del20 are one sample from the first start to the last end, so that their p99 is the slowest of few",
     "calico-*: whole ADDs and DELs of real pods: process, kernel, etcd; calico-agent through the agent, calico-direct without one: russet-cni executes russet, which connects anew",
@@ -67,21 +70,21 @@ struct Run<'a> {
     cluster: &'a Cluster,
     worker: Worker,
     sides: Vec<Side>,
-    /// One for each side, added to and deleted from when nobody measures.
+    /// One for each side, added and deleted outside of measurements.
     spare: Vec<Sandbox>,
     shuffler: Shuffler,
     quiet: Quiet,
     findings: Findings,
 }
 
-/// Who takes turns.
+/// The implementations that take turns.
 enum Side {
     Plugin { node: Node, subject: Box<dyn Subject> },
     Replay(&'static str),
 }
 
 /// Builds what is measured, then starts itself again in namespaces of its own; there, measures.
-pub fn run(options: &Options) -> Result<Found> {
+pub fn run(options: &Options) -> Result<FoundReport> {
     if let Some(name) = options.only.iter().find(|name| !SUBJECTS.contains(&name.as_str())) {
         return Err(Error::Usage(format!("no impl {name:?}; there are: {}", SUBJECTS.join(", "))));
     }
@@ -121,7 +124,7 @@ fn measure(options: &Options, directory: &Path) -> Result<Findings> {
     let Run { mut findings, quiet, .. } = run;
     let mut notes = vec![format!("{} rounds, seed {seed}", options.rounds)];
     notes.extend(NOTES.map(str::to_owned));
-    notes.extend(quiet.told());
+    notes.extend(quiet.summary());
     findings.finish(notes, quiet.foreign);
     Ok(findings)
 }
@@ -195,7 +198,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What the agent has to ask again because the last ADD is long ago.
+    /// Includes the reads that the agent repeats because the last ADD was long ago.
     fn after_pauses(&mut self, pods: &[Sandbox]) -> Result<()> {
         let Some(agent) = self.sides.iter().position(|side| side.name() == AGENT) else { return Ok(()) };
         for pod in pods {
@@ -207,7 +210,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// One pod, not counted: connections are opened, what is remembered is remembered anew. A replay has a connection for each caller.
+    /// One pod, not counted: opens connections and fills caches. A replay has a connection for each
+    /// caller.
     fn warm_up(&mut self, which: usize, callers: usize) -> Result<()> {
         let spare = self.spare[which].clone();
         let pods = match self.sides[which] {
@@ -243,7 +247,7 @@ impl Run<'_> {
         }
     }
 
-    /// What a DEL leaves for later is its side's own affair: the next one must not pay for it.
+    /// Work that a DEL defers belongs to its side: it must not slow the next one.
     fn settle(&self, which: usize) -> Result<()> {
         match &self.sides[which] {
             Side::Plugin { node, subject } => {

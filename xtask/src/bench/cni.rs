@@ -1,10 +1,12 @@
-//! `cargo xtask bench cni`: ADD and DEL of one pod, of 30 and of 100 at once, by us and by others (dataplane.md section 3.2); on a node with 500 pods,
-//! on a disk with slow syncs, beside bulk work on the kernel; and what an agent costs that has nothing to do.
+//! `cargo xtask bench cni`: ADD and DEL of one pod, of 30 and of 100 at once, by Russet and by
+//! others (dataplane.md section 3.2); on a node with 500 pods, on a disk with slow syncs, beside
+//! bulk work on the kernel; and the cost of an idle agent.
 //!
-//! The caller is the same for all: spawn with `CNI_*` and the configuration on stdin, read stdout to its end, wait.
-//! Every sample has a fresh named namespace. Within a round the implementations take turns in shuffled order; the
-//! namespaces go all at once at the round's end, so that no sample runs beside the teardown of another. Everything
-//! happens in network and mount namespaces made for the benchmark, each implementation on a node of its own.
+//! The caller is the same for all: spawn with `CNI_*` and the configuration on stdin, read stdout
+//! to its end, wait. Every sample has a fresh named namespace. In each round the implementations
+//! take turns in shuffled order; the namespaces are removed together at the round's end, so that no
+//! sample runs beside the teardown of another. Everything happens in network and mount namespaces
+//! made for the benchmark, each implementation on a node of its own.
 
 pub(super) mod agent;
 mod bulk;
@@ -35,7 +37,7 @@ use crate::bench::ipam::etcd;
 use crate::bench::quiet::Quiet;
 use crate::bench::report::Report;
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{Found, Options, inside};
+use crate::bench::{FoundReport, Options, inside};
 use crate::error::{Error, Result};
 use crate::packages;
 
@@ -57,11 +59,11 @@ const IDLE: &str = "idle";
 /// What `--only` takes.
 pub(super) const PARTS: [&str; 6] = [ROUNDS, FULL, SLOW, BULK, STATUS, IDLE];
 
-/// What people must know to read the table.
+/// Notes that explain the table.
 const NOTES: [&str; 6] = [
     "add, del: one pod, from spawn to exit of the plugin; add30, add100 and so on: as many at once, one sample from the first spawn to the last exit, so that their p99 is the slowest of few",
     "@0, @500: on nodes with no and with 500 pods, turn by turn; @5ms: each fdatasync and fsync of the agent and of etcd takes 5 ms more (strace's injection)",
-    "@routes: ADDs while the agent programs 15,000 routes that somebody removed; @group: ADDs while it deletes the links of 200 pods; @calm: ADDs on the same nodes while it has nothing to do",
+    "@routes: ADDs while the agent programs 15,000 routes that were removed; @group: ADDs while it deletes the links of 200 pods; @calm: ADDs on the same nodes while it has nothing to do",
     "floor: one static process that sends the same netlink messages and does nothing else: no addresses, no agent, no store",
     "version: the plugin's own answer to VERSION, without the agent: what its process costs",
     "rss, anon: VmRSS and RssAnon of /proc/PID/status; idle: processor time of all threads (/proc/PID/task/*/schedstat) over a minute; of the release build, RUSSET_BENCH_DAEMON=PATH measures another one",
@@ -89,9 +91,9 @@ struct Side {
     subject: Box<dyn Subject>,
 }
 
-/// Builds what is measured, then starts itself again in namespaces of its own; there, measures. The report is
-/// printed by whoever has it.
-pub fn run(options: &Options) -> Result<Found> {
+/// Builds what is measured, then starts itself again in namespaces of its own; there, measures. The
+/// process that has the report prints it.
+pub fn run(options: &Options) -> Result<FoundReport> {
     if let Some(name) = options.only.iter().find(|name| !SUBJECTS.contains(&name.as_str())) {
         return Err(Error::Usage(format!("no impl {name:?}; there are: {}", SUBJECTS.join(", "))));
     }
@@ -140,15 +142,15 @@ fn measure(options: &Options, directory: &Path) -> Result<Report> {
     report.sort(&goals::OPS, &SUBJECTS);
     report.notes.push(format!("{} rounds, seed {seed}, {}", options.rounds, binaries.russet.display()));
     report.notes.extend(NOTES.map(str::to_owned));
-    report.notes.extend(quiet.told());
+    report.notes.extend(quiet.summary());
     report.foreign_cpu = quiet.foreign;
     Ok(report)
 }
 
-type Part = fn(&mut Run<'_>) -> Result<()>;
+type PartFn = fn(&mut Run<'_>) -> Result<()>;
 
 /// Each part and what it does.
-fn parts() -> [(&'static str, Part); PARTS.len()] {
+fn parts() -> [(&'static str, PartFn); PARTS.len()] {
     [
         (ROUNDS, rounds::measure),
         (FULL, full::measure),
@@ -200,7 +202,8 @@ impl Run<'_> {
         Ok((self.world.node(&format!("node{number}"))?, own))
     }
 
-    /// One pod, not counted: files come into memory, bridges and blocks come into being. An agent refuses it until it has its first pools.
+    /// One pod, not counted: loads files into memory, and creates bridges and blocks. An agent
+    /// refuses it until it has its first pools.
     fn warm_up(&mut self, side: &Side) -> Result<()> {
         let pods = self.pods(1)?;
         if !until(READY_LIMIT, || Ok(side.call(Verb::Add, &pods).is_ok()))? {
@@ -225,7 +228,8 @@ impl Run<'_> {
         Ok(took)
     }
 
-    /// Turn by turn, each side once, in an order that differs from turn to turn; what DELs leave for later is done at each turn's end.
+    /// Turn by turn, each side once, in an order that differs from turn to turn; work that DELs
+    /// defer is done at each turn's end.
     fn turns(&mut self, ops: [&'static str; 2], sides: &[Side], pods: &[Vec<Sandbox>]) -> Result<()> {
         let named: Vec<_> = sides.iter().map(|side| (ops, side)).collect();
         self.named_turns(&named, pods)
@@ -255,7 +259,7 @@ impl Run<'_> {
         self.settle([side])
     }
 
-    /// The group delete is its side's own affair: the next one must not pay for it.
+    /// The group delete belongs to its side: it must not slow the next one.
     fn settle<'s>(&self, sides: impl IntoIterator<Item = &'s Side>) -> Result<()> {
         sides.into_iter().try_for_each(Side::settle)?;
         self.world.enter()?;

@@ -1,7 +1,7 @@
 //! `cargo xtask bench cri`: 200 sandboxes made and taken down through CRI, 20 at a time, by `russet cri` with its built-in engine: on our plugin and
 //! agent, and on Debian's `bridge` with `host-local`.
 //!
-//! The caller is a gRPC client of its own process (`russet-cri-storm`), as kubelet is; its time counts, too. Each server has a node of its own with a
+//! The caller is a gRPC client of its own process (`russet-cri-run_sandboxes`), as kubelet is; its time counts, too. Each server has a node of its own with a
 //! tmpfs on `/run`, as nodes have. Within a round they take turns in shuffled order.
 
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ use crate::bench::ipam::etcd;
 use crate::bench::quiet::Quiet;
 use crate::bench::report::{Goal, Of, Report};
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{Found, Options, inside};
+use crate::bench::{FoundReport, Options, inside};
 use crate::error::{Error, Result};
 use crate::{packages, process};
 
@@ -46,7 +46,7 @@ const GOALS: &[Goal] = &[
     Goal { ours: Of::median(END_ALL, RUSSET), theirs: Of::median(END_ALL, GO_BRIDGE), at_most: 0.5 },
 ];
 
-/// What people must know to read the table.
+/// Notes that explain the table.
 const NOTES: [&str; 4] = [
     "run: one RunPodSandbox, with 19 others under way; end: StopPodSandbox and RemovePodSandbox of one",
     "run200/200, end200/200: the time of all 200, divided by 200; one sample a round",
@@ -58,7 +58,7 @@ const NOTES: [&str; 4] = [
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// What the kernel and the agent do after the last answer.
 const SETTLE_LIMIT: Duration = Duration::from_secs(10);
-/// Where a server keeps what there is of a sandbox; all of it is empty when none is left.
+/// The server's directories for sandboxes; all are empty when no sandbox is left.
 const PLACES: [&str; 6] = [
     "run/russet/cri/netns",
     "run/russet/cri/engine",
@@ -68,7 +68,7 @@ const PLACES: [&str; 6] = [
     "var/lib/cni/results",
 ];
 
-/// A server on its node; it ends with this value.
+/// A server on its node; it ends when this value is dropped.
 struct Server {
     name: &'static str,
     node: Node,
@@ -79,7 +79,7 @@ struct Server {
 }
 
 /// Builds what is measured, then starts itself again in namespaces of its own; there, measures.
-pub fn run(options: &Options) -> Result<Found> {
+pub fn run(options: &Options) -> Result<FoundReport> {
     if let Some(name) = options.only.iter().find(|name| !SUBJECTS.contains(&name.as_str())) {
         return Err(Error::Usage(format!("no impl {name:?}; there are: {}", SUBJECTS.join(", "))));
     }
@@ -113,7 +113,7 @@ fn measure(options: &Options, directory: &Path) -> Result<Report> {
     eprintln!("cri: {} rounds, seed {seed}", options.rounds);
     for server in &servers {
         // Not counted: files come into memory, bridges and blocks come into being.
-        server.storm(AT_ONCE)?;
+        server.run_sandboxes(AT_ONCE)?;
     }
     for number in 1..=options.rounds {
         for which in shuffler.order(servers.len()) {
@@ -128,7 +128,7 @@ fn measure(options: &Options, directory: &Path) -> Result<Report> {
     report.sort(&OPS, &SUBJECTS);
     report.notes.push(format!("{} rounds, seed {seed}, {}", options.rounds, binaries.russet.display()));
     report.notes.extend(NOTES.map(str::to_owned));
-    report.notes.extend(quiet.told());
+    report.notes.extend(quiet.summary());
     report.foreign_cpu = quiet.foreign;
     Ok(report)
 }
@@ -182,26 +182,27 @@ impl Server {
     }
 
     fn round(&self, report: &mut Report) -> Result<()> {
-        let told = self.storm(SANDBOXES)?;
+        let result = self.run_sandboxes(SANDBOXES)?;
         for (phase, each_op, all_op) in [("run", RUN, RUN_ALL), ("end", END, END_ALL)] {
-            for us in told[phase]["each_us"].as_array().into_iter().flatten().filter_map(Value::as_u64) {
+            for us in result[phase]["each_us"].as_array().into_iter().flatten().filter_map(Value::as_u64) {
                 report.add(each_op, self.name, Duration::from_micros(us));
             }
-            let all = told[phase]["all_us"].as_u64();
-            let all = all.ok_or_else(|| Error::Found(format!("the storm told no all_us: {told}")))?;
+            let all = result[phase]["all_us"].as_u64();
+            let all =
+                all.ok_or_else(|| Error::Found(format!("russet-cri-storm reported no all_us: {result}")))?;
             report.add(all_op, self.name, Duration::from_micros(all / u64::from(SANDBOXES)));
         }
         Ok(())
     }
 
-    /// So many sandboxes come and go, and leave nothing.
-    fn storm(&self, count: u32) -> Result<Value> {
-        let mut storm = Command::new(artifacts::dynamic_path("russet-cri-storm", Profile::Release));
-        storm.arg(self.socket()).args([count, AT_ONCE].map(|number| number.to_string()));
-        let output = self.node.inside(|| process::output(&mut storm));
+    /// Creates and removes this many sandboxes, and checks that nothing is left.
+    fn run_sandboxes(&self, count: u32) -> Result<Value> {
+        let mut command = Command::new(artifacts::dynamic_path("russet-cri-storm", Profile::Release));
+        command.arg(self.socket()).args([count, AT_ONCE].map(|number| number.to_string()));
+        let output = self.node.inside(|| process::output(&mut command));
         let output = output.inspect_err(|_| eprintln!("{}", self.log()))?;
-        let told = serde_json::from_slice(&output)
-            .map_err(|error| Error::Found(format!("the storm told no JSON: {error}")))?;
+        let result = serde_json::from_slice(&output)
+            .map_err(|error| Error::Found(format!("russet-cri-storm printed no JSON: {error}")))?;
         if let Some(agent) = &self.agent {
             agent.settle()?;
         }
@@ -209,7 +210,7 @@ impl Server {
             PLACES.iter().flat_map(|place| fs::read_dir(self.root.join(place)).into_iter().flatten()).count()
         };
         match until(SETTLE_LIMIT, || Ok(left() == 0))? {
-            true => Ok(told),
+            true => Ok(result),
             false => Err(Error::Found(format!("{}: {} files are left of sandboxes", self.name, left()))),
         }
     }
@@ -217,9 +218,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Sandboxes are no children of the server, and none is left unless the storm could not remove it.
+        // Sandboxes are not children of the server, and none is left unless russet-cri-storm could not remove it.
         process::kill_tree(self.process.id());
-        // It was killed; how it ended tells nothing.
+        // It was killed; its exit status is irrelevant.
         let _ = self.process.wait();
     }
 }

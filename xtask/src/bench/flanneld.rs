@@ -19,7 +19,7 @@ use crate::bench::flanneld::findings::Findings;
 use crate::bench::flanneld::leases::Leases;
 use crate::bench::ipam::etcd;
 use crate::bench::quiet::Quiet;
-use crate::bench::{Found, Options, inside};
+use crate::bench::{FoundReport, Options, inside};
 use crate::error::{Error, Result};
 use crate::packages;
 
@@ -31,7 +31,7 @@ const SNAPSHOTS: [usize; 2] = [5_000, 15_000];
 const LARGE: usize = 5_000;
 /// Leases put one by one in a round.
 const PUTS: usize = 50;
-/// From one put to the next: far enough apart that none rides with another.
+/// Interval of puts: long enough that each is processed by itself.
 const PUT_PAUSE: Duration = Duration::from_millis(50);
 /// The daemon's own heartbeat, 5 s after its start, is over, and what was freed is given back.
 const SETTLED: Duration = Duration::from_secs(7);
@@ -50,7 +50,7 @@ pub(super) const PEAK: [&str; 2] = ["peak-2", "peak-5000"];
 pub(super) const ONE_MORE: &str = "one-more";
 pub(super) const IDLE: &str = "idle";
 
-/// What people must know to read the table.
+/// Notes that explain the table.
 const NOTES: [&str; 6] = [
     "start: from before fork and exec until subnet.env is there (inotify): a node without device, rules or lease, other starts' leases deleted before; vxlan, --ip-masq, etcd over plain http",
     "program-N: from before fork and exec until the kernel has a route to each of N leases that were there before; looked at every 5 ms. -ready: the part of it after subnet.env; -cpu: the daemon's processor time by then",
@@ -76,7 +76,7 @@ struct Run<'a> {
 }
 
 /// Builds the daemon, then starts itself again in namespaces of its own; there, measures.
-pub fn run(options: &Options) -> Result<Found> {
+pub fn run(options: &Options) -> Result<FoundReport> {
     if let Some(name) = options.only.first() {
         return Err(Error::Usage(format!("no impl {name:?}: bench flanneld measures one daemon")));
     }
@@ -114,7 +114,7 @@ fn measure(options: &Options, directory: &Path) -> Result<Findings> {
     let Run { mut findings, quiet, .. } = run;
     findings.notes.push(format!("{} rounds of {}", options.rounds, executable().display()));
     findings.notes.extend(NOTES.map(str::to_owned));
-    findings.notes.extend(quiet.told());
+    findings.notes.extend(quiet.summary());
     findings.foreign_cpu = quiet.foreign;
     Ok(findings)
 }

@@ -18,7 +18,7 @@ pub fn enter(options: &Options, build: impl FnOnce() -> Result<()>) -> Result<()
         build()?;
     }
     let directory = artifacts::target_dir().join("bench").join(name);
-    // What a killed run left; that there is nothing is the usual case.
+    // Leftovers of a killed run; usually there are none.
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
     let program = std::env::current_exe().map_err(Error::io("find this program"))?;

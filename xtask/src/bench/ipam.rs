@@ -20,13 +20,13 @@ use crate::bench::ipam::findings::{Findings, Row};
 use crate::bench::ipam::worker::Worker;
 use crate::bench::quiet::Quiet;
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{Found, Options};
+use crate::bench::{FoundReport, Options};
 use crate::error::{Error, Result};
 use crate::packages;
 
 /// Samples that each implementation gives in a round, on each disk and with each number of callers.
 const TURNS: u32 = 4;
-/// How much longer a sync takes on the slow disk: edge flash.
+/// Additional time of a sync on the slow disk: edge flash.
 pub(super) const SYNC_DELAY_US: u64 = 5000;
 
 const LOOPBACK: &str = "127.0.0.1";
@@ -51,7 +51,7 @@ const SUBJECTS: [(&str, &[u32]); 6] = [
     (GO_UNLOCKED, &[32]),
 ];
 
-/// What people must know to read the table.
+/// Notes that explain the table.
 const NOTES: [&str; 7] = [
     "a sample: 32 addresses for 32 pods of a node that has 16; 1 caller asks for one after the other, 32 callers ask once each and all at the same time",
     "russet-*: the agent's allocator, one for all callers, with its memory; warm: it has served an ADD before",
@@ -80,7 +80,7 @@ struct Case {
 }
 
 /// Builds the worker, starts two etcds, measures.
-pub fn run(options: &Options) -> Result<Found> {
+pub fn run(options: &Options) -> Result<FoundReport> {
     let names = || SUBJECTS.iter().map(|(name, _)| *name);
     if let Some(name) = options.only.iter().find(|name| !names().any(|known| known == name.as_str())) {
         let names = names().collect::<Vec<_>>().join(", ");
@@ -91,7 +91,7 @@ pub fn run(options: &Options) -> Result<Found> {
         artifacts::dynamic("russet-bench-ipam", Profile::Release)?;
     }
     let directory = artifacts::target_dir().join("bench/ipam");
-    // What a killed run left; that there is nothing is the usual case.
+    // Leftovers of a killed run; usually there are none.
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
     etcd::refuse_memory(&directory)?;
@@ -127,7 +127,7 @@ fn measure(options: &Options, directory: &Path) -> Result<Findings> {
     let Run { mut findings, quiet, .. } = run;
     findings.notes.push(format!("{} rounds of {TURNS} samples, seed {seed}", options.rounds));
     findings.notes.extend(NOTES.map(str::to_owned));
-    findings.notes.extend(quiet.told());
+    findings.notes.extend(quiet.summary());
     findings.foreign_cpu = quiet.foreign;
     Ok(findings)
 }

@@ -1,7 +1,10 @@
-//! `cargo xtask bench overlay`: what it costs to reach a pod on another node, by each way to join them, against the nodes themselves without pods.
+//! `cargo xtask bench overlay`: the cost of reaching a pod on another node, with each backend,
+//! against the nodes themselves without pods.
 //!
-//! The work is done by crates/bench-overlay, one sample at a time; this side decides the order and reports. dataplane.md section 2.1 is the method: one
-//! core, so that throughput is one over the cost; all ways take turns in shuffled order within a test, and medians of the rounds are compared.
+//! crates/bench-overlay does the work, one sample at a time; this side decides the order and
+//! reports. The method is that of dataplane.md section 2.1: one core, so that throughput is one
+//! over the cost; all backends take turns in shuffled order within a test, and medians of the
+//! rounds are compared.
 
 mod findings;
 
@@ -12,7 +15,7 @@ use crate::bench::ipam::worker::Worker;
 use crate::bench::overlay::findings::Findings;
 use crate::bench::quiet::Quiet;
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{Found, Options};
+use crate::bench::{FoundReport, Options};
 use crate::error::{Error, Result};
 use crate::packages;
 
@@ -47,7 +50,7 @@ const SMALL: &str = "u64";
 
 const TESTS: [&str; 4] = [STREAM, ROUND_TRIP, CONNECT, SMALL];
 
-/// What people must know to read the table.
+/// Notes that explain the table.
 const NOTES: [&str; 10] = [
     "t1c: one TCP stream, everything on one core; cpu: its processor time, of both ends, the proxies and ksoftirqd, which others' load disturbs less",
     "rr1c: 64 bytes there and back over TCP, one core; crr1c: connect, one byte there and back, reset, one core; medians of about a second",
@@ -62,7 +65,7 @@ const NOTES: [&str; 10] = [
 ];
 
 /// Builds the worker, measures.
-pub fn run(options: &Options) -> Result<Found> {
+pub fn run(options: &Options) -> Result<FoundReport> {
     if let Some(name) = options.only.iter().find(|name| !WAYS.contains(&name.as_str())) {
         return Err(Error::Usage(format!("no impl {name:?}; there are: {}", WAYS.join(", "))));
     }
@@ -96,7 +99,7 @@ pub fn run(options: &Options) -> Result<Found> {
     }
     findings.notes.push(format!("{} rounds, seed {seed}", options.rounds));
     findings.notes.extend(NOTES.map(str::to_owned));
-    findings.notes.extend(quiet.told());
+    findings.notes.extend(quiet.summary());
     findings.foreign_cpu = quiet.foreign;
     Ok(Some(Box::new(findings)))
 }

@@ -1,4 +1,4 @@
-//! A daemon under a benchmark, by what /proc tells of it.
+//! A daemon under a benchmark, as /proc describes it.
 
 use std::fs;
 use std::time::Duration;

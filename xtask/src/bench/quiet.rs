@@ -1,16 +1,17 @@
-//! Waiting until nobody else uses the machine (dataplane.md section 2.1: foreign CPU below 15 %).
+//! Waits until no other process uses the machine (dataplane.md section 2.1: foreign CPU below 15
+//! %).
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Above this share of all cores, others disturb us.
+/// Above this share of all cores, other processes disturb measurements.
 const FOREIGN_MAX: f64 = 0.15;
-/// How long one look at the machine lasts.
+/// Duration of one measurement of the machine's load.
 const LOOK: Duration = Duration::from_millis(400);
-/// A machine that is still busy now will be busy in a minute, too: measure, and say so.
-const PATIENCE: Duration = Duration::from_secs(25);
+/// Limit of a wait: a machine that is busy for so long stays busy, and the report says so.
+const WAIT_MAX: Duration = Duration::from_secs(25);
 
-/// What the waits found, for the report.
+/// The results of the waits, for the report.
 #[derive(Default)]
 pub struct Quiet {
     /// The share of all cores that others used, at the end of each wait.
@@ -20,20 +21,20 @@ pub struct Quiet {
 }
 
 /// The sum of all waits; a busy machine must not turn minutes into an hour.
-const PATIENCE_IN_ALL: Duration = Duration::from_secs(150);
+const TOTAL_WAIT_MAX: Duration = Duration::from_secs(150);
 
 // === impl Quiet ===
 
 impl Quiet {
-    /// Looks at the machine, and measures however busy it is.
+    /// Measures the load once, without waiting.
     pub fn impatient() -> Self {
-        Self { spent: PATIENCE_IN_ALL, ..Self::default() }
+        Self { spent: TOTAL_WAIT_MAX, ..Self::default() }
     }
 
-    /// Waits, while nothing of ours runs, until the machine is quiet or patience ends.
+    /// Waits, while nothing of ours runs, until the machine is quiet or the limit is reached.
     pub fn wait(&mut self) {
         let began = Instant::now();
-        let limit = PATIENCE.min(PATIENCE_IN_ALL.saturating_sub(self.spent));
+        let limit = WAIT_MAX.min(TOTAL_WAIT_MAX.saturating_sub(self.spent));
         let share = loop {
             let share = busy_share(LOOK);
             if share < FOREIGN_MAX || began.elapsed() >= limit {
@@ -45,7 +46,7 @@ impl Quiet {
     }
 
     /// One line for people, `None` before the first wait.
-    pub fn told(&self) -> Option<String> {
+    pub fn summary(&self) -> Option<String> {
         let mut sorted = self.foreign.clone();
         sorted.sort_by(f64::total_cmp);
         let (median, most) = (sorted.get(sorted.len() / 2)?, sorted.last()?);

@@ -1,4 +1,5 @@
-//! What a benchmark found: samples by operation and implementation, their quantiles and the ratios between them.
+//! The findings of a benchmark: samples by operation and implementation, their quantiles and the
+//! ratios between them.
 
 use std::fmt;
 use std::time::Duration;
@@ -42,7 +43,7 @@ pub struct Goal {
     pub at_most: f64,
 }
 
-/// Something that is no time of many samples.
+/// A value that is not a time of many samples.
 struct Figure {
     name: String,
     value: f64,
@@ -70,7 +71,7 @@ impl Report {
         }
     }
 
-    /// Adds something that is no time of many samples, with its goal if it has one.
+    /// Adds a value that is not a time of many samples, with its goal if it has one.
     pub fn figure(&mut self, name: impl Into<String>, value: f64, unit: &'static str, at_most: Option<f64>) {
         self.figures.push(Figure { name: name.into(), value: rounded(value, 4), unit, at_most });
     }

@@ -1,4 +1,4 @@
-//! The layers of `cargo xtask test`, in the order in which they run: cheap and telling ones first.
+//! The layers of `cargo xtask test`, in the order in which they run: cheap and informative ones first.
 
 use std::cell::OnceCell;
 use std::process::Command;

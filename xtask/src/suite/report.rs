@@ -54,7 +54,7 @@ impl Tally {
         Reader { tally: self, failed: 0, named: 0, in_successes: false, skipped: BTreeSet::new() }
     }
 
-    /// Takes skipped tests out of the passed ones, and fails those that nobody has listed.
+    /// Takes skipped tests out of the passed ones, and fails those that are not listed.
     pub fn judge_skips(&mut self, allowed: &Allowed) {
         self.passed = self.passed.saturating_sub(self.skipped);
         let (listed, unlisted) =
@@ -69,7 +69,7 @@ impl Tally {
 // === impl Reader ===
 
 impl Reader<'_> {
-    /// Takes in a line; false when it is what a passing test printed, which nobody wants to see.
+    /// Processes a line; false for the output of a passing test, which is not shown.
     pub fn read(&mut self, line: &str) -> bool {
         if let Some(skip) = Skip::parse(line) {
             self.skipped.insert(skip.test.clone());
@@ -186,7 +186,7 @@ test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn a_skip_that_nobody_listed_fails() {
+    fn an_unlisted_skip_fails() {
         let (mut tally, ..) = tally_of(OUTPUT);
         tally.judge_skips(&Allowed::parse("").unwrap());
         assert_eq!((tally.passed, tally.failed(), tally.skips.len()), (1, 3, 0));

@@ -30,7 +30,7 @@ impl Allowed {
         lines.map(entry).collect::<Result<_>>().map(Self)
     }
 
-    /// Whether somebody wrote down that this skip may happen.
+    /// Whether the list permits this skip.
     pub fn lists(&self, skip: &Skip) -> bool {
         self.0.contains_key(&skip.feature)
     }

@@ -1,4 +1,5 @@
-//! The layer about what others wrote: where dependencies come from, which are refused, their licences, and what is known about their faults.
+//! The layer about dependencies: their sources, refused crates, licences, and known
+//! vulnerabilities.
 //!
 //! Sources and refused crates are read from Cargo.lock here, without any tool. The rest is cargo-deny's: it is not installed by the suite, because building it
 //! takes longer than most layers, and its database of advisories has to be fetched; without either the layer says so and skips, which tests/skips.txt lists.

@@ -120,7 +120,7 @@ impl StoreWatch {
                 }
                 Ok(Change::Deleted { key, .. }) => self.ready.extend(self.believed.forget(&key)),
                 Err(error) => {
-                    tracing::warn!(%error, "watch leases: opened anew");
+                    tracing::warn!(%error, "watch leases: opening the watch again");
                     self.watch = None;
                     tokio::time::sleep(RETRY).await;
                 }

@@ -217,17 +217,17 @@ fn seeds() -> std::ops::Range<u64> {
 fn no_two_nodes_ever_own_an_address_in_a_network_that_is_almost_too_small() {
     // 3 subnets of /28 for two nodes, so that their leftovers are in each other's way.
     let lost: u32 = seeds().map(|seed| run(storm(seed, SMALL, 2))).sum();
-    assert!(lost > 0, "nobody ever lost a lease");
+    assert!(lost > 0, "no lease was ever lost");
 }
 
 #[test]
 fn no_two_nodes_ever_own_an_address_with_ipv4_alone() {
     let lost: u32 = seeds().map(|seed| run(storm(seed, ROOMY, 8))).sum();
-    assert!(lost > 0, "nobody ever lost a lease");
+    assert!(lost > 0, "no lease was ever lost");
 }
 
 #[test]
 fn no_two_nodes_ever_own_an_address_with_both_families() {
     let lost: u32 = seeds().map(|seed| run(storm(seed, SMALL_DUAL, 6))).sum();
-    assert!(lost > 0, "nobody ever lost a lease");
+    assert!(lost > 0, "no lease was ever lost");
 }

@@ -25,7 +25,7 @@ impl ObservedLeases {
                 let before = self.0.insert(lease.key, lease.attributes.clone());
                 assert_ne!(before, Some(lease.attributes), "reported twice");
             }
-            Event::Gone(subnet) => assert!(self.0.remove(&subnet).is_some(), "{subnet} was never told of"),
+            Event::Gone(subnet) => assert!(self.0.remove(&subnet).is_some(), "{subnet} was never reported"),
         }
     }
 

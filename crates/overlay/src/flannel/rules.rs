@@ -82,7 +82,7 @@ impl Rules {
         Some(path.map(|path| Claim { subnet, path }).map_err(refuse))
     }
 
-    /// Anybody who can write to the store chooses the content of a lease, so it must not claim our
+    /// Every client that can write to the store chooses the content of leases, so a lease must not claim our
     /// own subnet or cut us off from the peers.
     pub(crate) fn check_subnet(&self, subnet: IpNet) -> Result<(), Reason> {
         let family = Family::of_net(&subnet);

@@ -359,7 +359,7 @@ fn a_table_owned_by_a_process_is_reported_and_the_others_are_repaired() {
         assert_eq!(marked("iptables-save"), accepts("FORWARD"));
         assert!(sh("nft list ruleset").contains("table ip6 flannel-ipv6"));
         // Reported once, not at every comparison.
-        sh("nft add table ip somebody");
+        sh("nft add table ip unrelated");
         assert!(firewall.apply(&wanted()).is_quiet());
     });
 }

@@ -89,8 +89,8 @@ fn t38_deleted_and_added_objects_are_detected_and_repaired() {
             "delete table ip flannel-ipv4",
             "flush ruleset",
             "insert rule ip flannel-ipv4 forward drop",
-            "add chain ip flannel-ipv4 stranger",
-            "add chain ip flannel-ipv4 stranger { type filter hook forward priority 0; policy drop; }",
+            "add chain ip flannel-ipv4 foreign",
+            "add chain ip flannel-ipv4 foreign { type filter hook forward priority 0; policy drop; }",
             "add chain ip flannel-ipv4 forward { policy drop; }",
             "add table ip flannel-ipv4 { flags dormant; }",
         ] {
@@ -124,11 +124,11 @@ fn a_restart_changes_nothing_and_unrelated_commits_are_ignored() {
         assert!(apply(&mut firewall, &wanted()).is_quiet());
         assert_eq!(monitor.next(Duration::ZERO).unwrap(), None, "nothing was committed");
         assert_eq!(sh("nft -a list ruleset"), before);
-        sh("nft add table ip somebody");
-        sh("nft add chain ip somebody else");
+        sh("nft add table ip unrelated");
+        sh("nft add chain ip unrelated first");
         assert!(firewall.changed(Duration::from_secs(10)).unwrap(), "a new table may have anything in it");
-        sh("nft add chain ip somebody more");
-        sh("nft add rule ip somebody else jump more");
+        sh("nft add chain ip unrelated more");
+        sh("nft add rule ip unrelated first jump more");
         assert!(!firewall.changed(Duration::ZERO).unwrap());
         assert!(apply(&mut firewall, &wanted()).is_quiet());
         // Our own commits do not count as foreign.

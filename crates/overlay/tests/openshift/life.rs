@@ -62,13 +62,13 @@ fn every_removed_object_is_restored() {
             "ip -n n1 route replace 10.128.2.10/32 dev lo",
         ] {
             sh(harm);
-            let told = nodes[0].run(Sdn::differences);
-            assert!(!told.what.is_empty() && told.report.is_quiet(), "{harm}: {told:?}");
+            let found = nodes[0].run(Sdn::differences);
+            assert!(!found.what.is_empty() && found.report.is_quiet(), "{harm}: {found:?}");
             let Outcome { report, what } = nodes[0].run(Sdn::restore);
             assert_eq!(report.failed, 0, "{harm}: {:?}", report.errors);
             assert!(!report.is_quiet(), "{harm} was not seen");
             // Without the device, what it lacks is not known.
-            assert!(told.what == what || harm.contains("link del"), "{harm}: {told:?}, {what:?}");
+            assert!(found.what == what || harm.contains("link del"), "{harm}: {found:?}, {what:?}");
             let again = nodes[0].run(Sdn::restore);
             assert!(again.report.is_quiet(), "{harm}: {again:?}");
             blue.assert_reaches(&far);
@@ -127,9 +127,9 @@ fn a_pods_bandwidth_limit_coexists_with_its_guard() {
         for look in [Sdn::restore, Sdn::differences, Sdn::restore] {
             let Outcome { report, what } = nodes[0].run(look);
             assert!(report.is_quiet() && what.is_empty(), "it concerns one pod only: {report:?}, {what:?}");
-            let told: Vec<String> = report.refusals.iter().map(ToString::to_string).collect();
+            let found: Vec<String> = report.refusals.iter().map(ToString::to_string).collect();
             let why = "is not programmed: the link has qdisc ingress in place of clsact; recreate the pod";
-            assert_eq!(told, [format!("guard of link veth1000000a {why}")]);
+            assert_eq!(found, [format!("guard of link veth1000000a {why}")]);
             blue.assert_reaches(&far);
             red.assert_apart(&blue);
         }

@@ -38,8 +38,8 @@ fn no_packet_crosses_between_isolated_tenants_while_they_change_under_traffic() 
     with_nodes(NODES, |nodes| {
         let blue: Vec<Pod> = nodes.iter_mut().map(|node| node.pod(10, 10)).collect();
         let red: Vec<Pod> = nodes.iter_mut().map(|node| node.pod(11, 11)).collect();
-        let everybody = blue.iter().zip(&red).flat_map(|(blue, red)| [blue, red]);
-        let traffic = Crossfire::start(everybody.map(|pod| (pod.name.as_str(), pod.port.address)));
+        let all_pods = blue.iter().zip(&red).flat_map(|(blue, red)| [blue, red]);
+        let traffic = Crossfire::start(all_pods.map(|pod| (pod.name.as_str(), pod.port.address)));
         let mut windows = vec![change(nodes, &red, &traffic, 11, false)];
         for round in 0..5 {
             windows.push(change(nodes, &red, &traffic, 10, true));

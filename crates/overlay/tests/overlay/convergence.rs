@@ -205,13 +205,13 @@ fn a_device_without_our_mark_is_not_removed() {
 fn foreign_entries_on_our_device_and_surplus_routes_are_removed() {
     let (inputs, mut kernel) = programmed();
     let index = kernel.all.devices[&Family::V4].ifindex;
-    let stranger = Mac([2, 0, 0, 0, 0, 9]);
-    kernel.all.neighbours.insert(ip("10.1.7.7"), Neighbour::permanent(index, ip("10.1.7.7"), stranger));
+    let foreign = Mac([2, 0, 0, 0, 0, 9]);
+    kernel.all.neighbours.insert(ip("10.1.7.7"), Neighbour::permanent(index, ip("10.1.7.7"), foreign));
     let entries = vec![
-        FdbEntry::remote(index, stranger, ip("192.168.77.8")),
-        FdbEntry::remote(index, stranger, ip("192.168.77.9")),
+        FdbEntry::remote(index, foreign, ip("192.168.77.8")),
+        FdbEntry::remote(index, foreign, ip("192.168.77.9")),
     ];
-    kernel.all.fdb.insert((Family::V4, stranger), entries);
+    kernel.all.fdb.insert((Family::V4, foreign), entries);
     let spare = Route {
         metric: Some(50),
         kind: RouteKind::Unreachable,

@@ -42,8 +42,8 @@ fn the_table_has_the_specified_rules_and_is_repaired() {
             "add element inet russet overlay-nat4 { 192.0.2.0/24 }",
             "flush set inet russet overlay-pools4",
             "insert rule inet russet overlay-postrouting accept",
-            "add chain inet russet overlay-stranger",
-            "add set inet russet overlay-stranger { type mark; }",
+            "add chain inet russet overlay-foreign",
+            "add set inet russet overlay-foreign { type mark; }",
             "delete element inet russet overlay-nat6 { fd10::/48 }",
         ] {
             sh(&format!("ip netns exec n1 nft {damage}"));

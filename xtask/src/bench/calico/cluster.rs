@@ -12,7 +12,7 @@ use crate::bench::ipam::etcd::Etcd;
 use crate::error::{Error, Result};
 use crate::process;
 
-/// The etcd ends with this value.
+/// The etcd ends when this value is dropped.
 pub struct Cluster {
     etcd: Etcd,
 }
@@ -21,7 +21,7 @@ const BRIDGE: &str = "fabric0";
 /// On the bridge (RFC 5737). Nodes come behind it.
 const ETCD: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 const FIRST_NODE: u32 = 10;
-/// The namespace is the benchmark's own: nobody else listens.
+/// The namespace is the benchmark's own, so the ports are free.
 const PORTS: [u16; 2] = [2379, 2380];
 /// etcd serves a second after its start; a busy machine takes longer.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -44,7 +44,7 @@ impl Cluster {
         }
     }
 
-    /// Where clients find it.
+    /// The URL for clients.
     pub fn url(&self) -> &str {
         &self.etcd.url
     }
@@ -59,7 +59,7 @@ impl Cluster {
         Ok(node)
     }
 
-    /// What etcd has been asked for since it was started.
+    /// The requests that etcd has counted since its start.
     pub fn requests(&self) -> Result<Requests> {
         let failed = || Error::io(format!("ask {} for its metrics", self.url()));
         let address = SocketAddr::from((ETCD, PORTS[0]));

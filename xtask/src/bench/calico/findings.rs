@@ -1,4 +1,4 @@
-//! What the benchmark found: times as any report has them, and what each operation asked of etcd.
+//! The findings: times as in any report, and the requests of each operation to etcd.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub struct Findings {
     rows: Vec<Row>,
 }
 
-/// What one operation of one implementation asked for.
+/// The requests of one operation of one implementation.
 struct Row {
     op: &'static str,
     subject: &'static str,

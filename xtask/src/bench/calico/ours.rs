@@ -19,7 +19,7 @@ struct Calico {
     agent: Option<Running>,
 }
 
-/// Installs the plugin below `root`, and starts an agent where there is to be one.
+/// Installs the plugin below `root`, and starts an agent if the subject needs one.
 pub fn subject(name: &'static str, binaries: &Binaries, root: &Path, url: &str) -> Result<Box<dyn Subject>> {
     let plugin = install(binaries, root)?;
     let node = if name == AGENT { "bench-agent" } else { "bench-direct" };
@@ -33,7 +33,7 @@ pub fn subject(name: &'static str, binaries: &Binaries, root: &Path, url: &str) 
         "datastore_type": "etcdv3", "etcd_endpoints": url,
         "nodename": node, "nodename_file_optional": true, "mtu": 1500,
         "ipam": { "type": "calico-ipam" },
-        // Ours alone: where files lie that Calico has at fixed places.
+        // Extensions of ours: paths that Calico has fixed.
         "agent_socket": socket(root), "root": root, "russet_path": binaries.russet,
     });
     Ok(Box::new(Calico { name, plugin, config: config.to_string(), agent }))
@@ -70,7 +70,8 @@ impl Subject for Calico {
     }
 }
 
-/// An ID as containerd's: 64 hexadecimal digits. The host end is called after the first 11, so these must differ from pod to pod.
+/// An ID like containerd's: 64 hexadecimal digits. The host end is named after the first 11, so
+/// these must differ between pods.
 fn container(name: &str) -> String {
     // FNV-1a, and then the finalizer of SplitMix64, so that all digits depend on all of the name.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

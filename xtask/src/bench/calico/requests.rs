@@ -1,4 +1,4 @@
-//! What etcd was asked for, by its own count.
+//! Requests to etcd, by its own counters.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ impl Requests {
         if known { Ok(Self(found)) } else { Err(Error::Found(format!("etcd's metrics have no {COUNTER}"))) }
     }
 
-    /// What has been asked for since then.
+    /// The requests since then.
     pub fn since(&self, before: &Self) -> Self {
         let earlier = |method: &String| before.0.get(method).copied().unwrap_or_default();
         let grown =
@@ -45,14 +45,12 @@ impl Requests {
         Self(grown.filter(|(_, count)| *count > 0).collect())
     }
 
-    /// Both together.
     pub fn add(&mut self, other: &Self) {
         for (method, count) in &other.0 {
             *self.0.entry(method.clone()).or_default() += count;
         }
     }
 
-    /// All of them.
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
@@ -86,7 +84,7 @@ grpc_server_handled_total{grpc_code="OK",grpc_method="Range",grpc_service="etcds
         assert_eq!(requests.shares(2), json!({ "Range": 6.0, "Txn": 750_000.0 }));
         assert!(
             Requests::parse("etcd_up 1\n").is_err(),
-            "a server without the counter is not one that nobody asks"
+            "a server without the counter is an error, not a server without requests"
         );
     }
 

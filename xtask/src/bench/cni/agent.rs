@@ -40,25 +40,25 @@ pub enum Store {
     /// An etcd of its own on the node's loopback.
     Etcd,
     SlowEtcd,
-    /// [`Etcd`](Self::Etcd) in which a peer says to own thousands of blocks.
+    /// [`Etcd`](Self::Etcd) in which a peer claims thousands of blocks.
     CrowdedEtcd,
 }
 
-/// A running agent; it ends with this value.
+/// A running agent; it ends when this value is dropped.
 pub struct Running {
     process: Child,
 }
 
 /// The group of links that a DEL has left to the agent (ARCHITECTURE.md, "Names and places").
 const DOOMED_GROUP: &str = "7273";
-/// What their names begin with.
+/// The prefix of their names.
 const DOOMED_NAME: &str = "rsx";
 /// Opening a fresh store and claiming a block takes milliseconds; a busy machine takes longer.
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// The agent deletes the group at once; slower than this is a bug, and would disturb the next sample.
 const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 
-/// The node's own loopback: nobody else listens there.
+/// The node's own loopback, so the ports are free.
 const ETCD: &str = "127.0.0.1";
 const ETCD_PORTS: [u16; 2] = [2379, 2380];
 
@@ -174,7 +174,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         process::kill_tree(self.process.id());
-        // It was killed; how it ended tells nothing.
+        // It was killed; its exit status is irrelevant.
         let _ = self.process.wait();
     }
 }

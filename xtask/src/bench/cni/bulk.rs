@@ -1,4 +1,4 @@
-//! Whether bulk work on the kernel holds up an ADD: 15,000 routes that are programmed anew, and the links of 200 pods that are deleted.
+//! Whether bulk work on the kernel holds up an ADD: 15,000 routes that are programmed again, and the links of 200 pods that are deleted.
 
 use std::path::Path;
 use std::process::Command;
@@ -65,7 +65,7 @@ fn flush(run: &mut Run<'_>, side: &Side, turn: usize) -> Result<Vec<Sandbox>> {
     side.node.inside(|| {
         process::run(Command::new("ip").args(["route", "flush", "via", crowd::PEER]))?;
         let url = side.subject.etcd_url();
-        // The agent compares when it is told of something.
+        // An event makes the agent compare.
         crowd::claim_one(url.ok_or_else(|| Error::Found("no etcd".to_owned()))?, count)
     })?;
     let mut used = 0;

@@ -18,8 +18,8 @@ pub enum Verb {
     Version,
 }
 
-/// What a subject is told of a pod in its own words; found out before the clock runs.
-struct Said {
+/// The subject's arguments for a pod; prepared before the measurement begins.
+struct PodArguments {
     container: String,
     arguments: String,
 }
@@ -29,13 +29,13 @@ const CNI_PATH: &str = "/usr/lib/cni";
 
 /// Calls for all pods before reading any answer; the time until the last has ended. An error when a plugin answers with one.
 pub fn call_at_once(subject: &dyn Subject, verb: Verb, pods: &[Sandbox]) -> Result<Duration> {
-    let said: Vec<Said> = pods.iter().map(|pod| Said::by(subject, pod)).collect();
+    let arguments: Vec<PodArguments> = pods.iter().map(|pod| PodArguments::by(subject, pod)).collect();
     let failed = |source| Error::Io { operation: format!("{}: {}", subject.name(), verb.name()), source };
     let began = Instant::now();
     let children: Vec<Child> = pods
         .iter()
-        .zip(&said)
-        .map(|(pod, said)| spawn(subject, verb, pod, said))
+        .zip(&arguments)
+        .map(|(pod, arguments)| spawn(subject, verb, pod, arguments))
         .collect::<std::io::Result<_>>()
         .map_err(failed)?;
     let answers: Vec<(bool, Vec<u8>)> =
@@ -45,8 +45,13 @@ pub fn call_at_once(subject: &dyn Subject, verb: Verb, pods: &[Sandbox]) -> Resu
     Ok(took)
 }
 
-fn spawn(subject: &dyn Subject, verb: Verb, pod: &Sandbox, said: &Said) -> std::io::Result<Child> {
-    let Said { container, arguments } = said;
+fn spawn(
+    subject: &dyn Subject,
+    verb: Verb,
+    pod: &Sandbox,
+    arguments: &PodArguments,
+) -> std::io::Result<Child> {
+    let PodArguments { container, arguments } = arguments;
     let mut command = Command::new(subject.plugin());
     command.env_clear().env("CNI_COMMAND", verb.name()).env("CNI_CONTAINERID", container);
     command.env("CNI_NETNS", &pod.netns).env("CNI_IFNAME", "eth0");
@@ -86,7 +91,7 @@ fn check(subject: &dyn Subject, verb: Verb, succeeded: bool, answer: &[u8]) -> R
 
 // === impl Said ===
 
-impl Said {
+impl PodArguments {
     fn by(subject: &dyn Subject, pod: &Sandbox) -> Self {
         Self { container: subject.container(pod), arguments: subject.arguments(pod) }
     }

@@ -1,4 +1,4 @@
-//! A large cluster around the benchmark's node: one peer that says to own 15,000 blocks.
+//! A large cluster around the benchmark's node: one peer that claims 15,000 blocks.
 
 use crate::bench::gateway::Gateway;
 use crate::error::Result;
@@ -10,7 +10,8 @@ pub const PEER: &str = "192.0.2.2";
 
 const RESOURCES: &str = "/calico/resources/v3/projectcalico.org";
 
-/// Writes the peer, its blocks, and the pools: nobody allocates from the one that the peer's blocks are in, so that the node's own lie elsewhere.
+/// Writes the peer, its blocks, and the pools: the pool of the peer's blocks is disabled, so that
+/// the node's own blocks are in another.
 pub fn write(url: &str) -> Result<()> {
     let etcd = Gateway::new(url)?;
     let mut records = vec![

@@ -9,7 +9,7 @@ use crate::bench::cni::DIRECT;
 use crate::bench::cni::subject::{Binaries, Subject};
 use crate::error::{Error, Result};
 
-/// `russet-cni` with a socket that nobody serves.
+/// `russet-cni` with a socket on which no agent listens.
 pub struct Direct {
     plugin: PathBuf,
     config: String,
@@ -46,7 +46,7 @@ impl Subject for Direct {
     }
 }
 
-/// The settings of a node of the benchmark: IPv4 only, like everybody else's here.
+/// The settings of a node of the benchmark: IPv4 only, like those of all subjects.
 pub fn write_settings(root: &Path, ipv4_pool: &str) -> Result<()> {
     let directory = root.join("etc/russet");
     let file = directory.join("russet.toml");

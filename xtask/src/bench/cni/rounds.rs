@@ -1,4 +1,4 @@
-//! ADD and DEL of one pod, of 30 and of 100 at once, by everybody in turns.
+//! ADD and DEL of one pod, of 30 and of 100 at once, by all subjects in turns.
 
 use crate::bench::cni::goals::{AT_ONCE_30, AT_ONCE_100, SINGLE};
 use crate::bench::cni::scratch::Sandbox;

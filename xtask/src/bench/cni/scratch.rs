@@ -1,5 +1,6 @@
-//! The benchmark's own world: a network and a mount namespace (made by `unshare`, before we were started), in it a
-//! node for each implementation, and pods' namespaces that no other process of the machine sees.
+//! The benchmark's own world: a network and a mount namespace (made by `unshare`, before this
+//! process was started), in it a node for each implementation, and pods' namespaces that no other
+//! process of the machine sees.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -36,7 +37,7 @@ pub struct Sandbox {
 }
 
 const SET_UP: &[&str] = &[
-    // A /run of our own, so that `ip netns` keeps its names where nobody else looks; and a /sys of this namespace.
+    // A /run of our own, so that `ip netns` keeps its names out of sight of other programs; and a /sys of this namespace.
     "mount -t tmpfs -o mode=0755 russet-bench /run",
     "mount -t sysfs russet-bench /sys",
     "ip link set lo up",

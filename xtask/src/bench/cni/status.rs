@@ -1,4 +1,5 @@
-//! STATUS, which runtimes ask every few seconds: the whole process, and beside it the same process that asks nobody.
+//! STATUS, which runtimes call every few seconds: the whole process, and beside it the same process
+//! without a request to the agent.
 
 use crate::bench::cni::caller::Verb;
 use crate::bench::cni::goals::{STATUS, VERSION};

@@ -1,4 +1,4 @@
-//! What every implementation under the benchmark is to its caller.
+//! The interface of an implementation to the benchmark's caller.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ pub trait Subject {
         let _ = pod;
         String::new()
     }
-    /// Waits for what a DEL left for later, or does it. Nobody's time is taken meanwhile.
+    /// Waits for work that a DEL deferred, or does it. This time is not measured.
     fn settle(&self) -> Result<()> {
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! A running `russet flanneld`, looked at from outside: by its file, by /proc, and by what the kernel of its node has.
+//! A running `russet flanneld`, observed from outside: by its file, by /proc, and by its node's
+//! kernel.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -15,7 +16,7 @@ use crate::bench::proc;
 use crate::error::{Error, Result};
 use crate::process;
 
-/// The daemon; it ends with this value.
+/// The daemon; it ends when this value is dropped.
 pub struct Daemon {
     process: Child,
     node: String,
@@ -23,7 +24,7 @@ pub struct Daemon {
     pub begun: Instant,
     /// From then until `subnet.env` was there.
     pub ready: Duration,
-    /// What it said.
+    /// Its output.
     pub log: PathBuf,
     /// Prefixes in the node's main table besides those of leases.
     others: usize,
@@ -110,7 +111,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended by itself; how it ended tells nothing.
+        // It may have ended by itself; its exit status is irrelevant.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

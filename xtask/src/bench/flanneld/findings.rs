@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_are_judged_and_what_was_not_measured_is_left_out() {
+    fn medians_are_compared_with_goals_and_missing_ones_left_out() {
         let mut findings = Findings::default();
         for ms in [10.0, 14.0, 90.0] {
             findings.add(START, ms);

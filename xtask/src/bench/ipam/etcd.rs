@@ -10,7 +10,7 @@ use rustix::fs::statfs;
 use crate::error::{Error, Result};
 use crate::process;
 
-/// A running member; it ends with this value.
+/// A running member; it ends when this value is dropped.
 pub struct Etcd {
     process: Child,
     /// Where clients find it.
@@ -63,7 +63,7 @@ impl Drop for Etcd {
     fn drop(&mut self) {
         // With strace, etcd is its child.
         process::kill_tree(self.process.id());
-        // It was killed; how it ended tells nothing.
+        // It was killed; its exit status is irrelevant.
         let _ = self.process.wait();
     }
 }
@@ -85,7 +85,7 @@ pub fn slow_syncs(delay_us: u64) -> Command {
     strace
 }
 
-/// Ports for a client and a peer address of two members, on which nobody listens now.
+/// Free ports for a client and a peer address of two members.
 pub fn free_ports() -> Result<[[u16; 2]; 2]> {
     let offset = (std::process::id() % u32::from(PORTS.end - PORTS.start)) as u16;
     let candidates = (PORTS.start + offset..PORTS.end).chain(PORTS.start..PORTS.start + offset);

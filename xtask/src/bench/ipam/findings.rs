@@ -51,7 +51,7 @@ const COMMITS_AT_MOST: f64 = 1.0;
 // === impl Findings ===
 
 impl Findings {
-    /// Adds what the worker said of one burst of ADDs and of DELs.
+    /// Adds the worker's result of one burst of ADDs and of DELs.
     pub fn add(&mut self, disk: &str, callers: u32, subject: &str, sample: &Value) -> Result<()> {
         let ops = number(sample, "burst")?;
         for row in &mut self.rows {
@@ -151,13 +151,13 @@ impl fmt::Display for Findings {
             let verdict = if goal.met { "met" } else { "MISSED" };
             writeln!(f, "goal {}: {:.2}, {verdict}", goal.text, goal.found)?;
         }
-        self.probes.iter().try_for_each(|probe| writeln!(f, "{}", told(probe)))?;
+        self.probes.iter().try_for_each(|probe| writeln!(f, "{}", describe_probe(probe)))?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }
 
 /// A probe as a line for people.
-fn told(probe: &Value) -> String {
+fn describe_probe(probe: &Value) -> String {
     let ms = |name: &str| probe[name].as_f64().map(|us| format!("{:.2} ms", us / 1000.0));
     let word = |name: &str| probe[name].as_str().unwrap_or_default().to_owned();
     let sync = ms("sync_us").map_or_else(String::new, |ms| format!(", each {ms} by etcd's own clock"));

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::process;
 
-/// It ends with this value.
+/// It ends when this value is dropped.
 pub struct Worker {
     process: Child,
     input: Option<ChildStdin>,
@@ -20,7 +20,7 @@ pub struct Worker {
 // === impl Worker ===
 
 impl Worker {
-    /// Starts it; what it is told depends on the benchmark.
+    /// Starts it; its input depends on the benchmark.
     pub fn start(binary: &Path, arguments: &[&OsStr]) -> Result<Self> {
         let mut command = Command::new(binary);
         command.args(arguments);
@@ -31,7 +31,7 @@ impl Worker {
         Ok(Self { process, input, output: BufReader::new(output) })
     }
 
-    /// Waits for the answer; what goes wrong is on the worker's standard error, which is ours.
+    /// Waits for the answer; the worker's standard error is ours.
     pub fn ask(&mut self, line: &str) -> Result<Value> {
         let failed = || Error::io(format!("ask the worker for {line:?}"));
         if let Some(input) = &mut self.input {
@@ -48,10 +48,10 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It ends when there is nobody to ask it.
+        // It ends when its input is closed.
         self.input = None;
         process::kill_tree(self.process.id());
-        // How it ended tells nothing.
+        // Its exit status is irrelevant.
         let _ = self.process.wait();
     }
 }

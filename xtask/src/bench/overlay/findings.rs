@@ -75,7 +75,7 @@ impl Findings {
         Self { rows, notes: Vec::new(), foreign_cpu: Vec::new() }
     }
 
-    /// Adds what the worker said of one sample.
+    /// Adds the worker's result of one sample.
     pub fn add(&mut self, test: &str, way: &str, sample: &Value) -> Result<()> {
         let number = |name: &str| {
             let missing = || Error::Found(format!("the worker's {sample} has no number {name:?}"));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_without_samples_are_left_out_and_others_judged() {
+    fn goals_without_samples_are_left_out() {
         let json = findings().json();
         let goals: Vec<(&str, bool)> = json["goals"]
             .as_array()
