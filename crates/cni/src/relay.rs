@@ -191,7 +191,8 @@ fn send_to_agent(
     match http::post(&socket, HTTP_PATH, &message.encode(), deadline + GRACE) {
         Ok(response) => response.into_outcome(verb).map(AgentAnswer::Answered),
         Err(failure) => {
-            let no_agent = matches!(&failure, http::Failure::Connect(error) if is_not_listening(error.kind()));
+            let no_agent =
+                matches!(&failure, http::Failure::Connect(error) if is_not_listening(error.kind()));
             let error = unanswered(verb, &socket, failure);
             if no_agent { Ok(AgentAnswer::NoAgent(error)) } else { Err(error) }
         }
