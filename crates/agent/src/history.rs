@@ -151,7 +151,7 @@ impl History {
     }
 
     /// The containers that had an address, oldest first, as far as this node remembers.
-    pub fn of(path: &Path, address: IpAddr) -> io::Result<Vec<Tenure>> {
+    pub fn tenures(path: &Path, address: IpAddr) -> io::Result<Vec<Tenure>> {
         let mut found: Vec<Tenure> = Vec::new();
         let wanted = format!("\"{address}\"");
         for path in [older(path), path.to_owned()] {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     fn tenures_of(history: &History, address: &str) -> Vec<(String, String, Option<String>)> {
-        let tenures = History::of(&history.path, address.parse().unwrap()).unwrap();
+        let tenures = History::tenures(&history.path, address.parse().unwrap()).unwrap();
         tenures.into_iter().map(|tenure| (tenure.container, tenure.from, tenure.until)).collect()
     }
 

@@ -40,7 +40,7 @@ pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {
 /// Called at start before the first request: deletes precreated interfaces that a killed agent or
 /// plugin left. The caller holds the node lock, so no other process is precreating one now.
 pub async fn delete_precreated(node: &Node) {
-    match node.wiring.reap_newborn().await {
+    match node.wiring.reap_precreated().await {
         Ok(0) => {}
         Ok(links) => tracing::info!(links, "unfinished interfaces of interrupted requests were removed"),
         Err(error) => {

@@ -36,7 +36,7 @@ use russet_store::{BoxFuture, Store};
 pub use allocations::AllocationsError;
 pub use machine::MachineError;
 pub use report::{Finding, Outcome, Report, Seen, Subject};
-pub use rounds::{REPAIR_PATH, RepairRequest, alone, gone_nodes};
+pub use rounds::{REPAIR_PATH, RepairRequest, gone_nodes, run_without_agent};
 pub(crate) use rounds::{RepairJob, RepairQueue, Repairs};
 pub use unheld::{Unheld, unheld_here, user_of};
 pub(crate) use unheld::{UnheldQueue, answer as answer_unheld_queries};

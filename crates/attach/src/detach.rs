@@ -121,7 +121,7 @@ pub fn detach_with(
     // A host end that was found may have been doomed by an earlier DEL: then the pod's end belongs
     // to a later ADD that was killed.
     if !met {
-        errors.note(delete_newborn(host, what, pod_link.as_ref()));
+        errors.note(delete_leftover_precreated(host, what, pod_link.as_ref()));
     }
     if !met && what.dialect == Dialect::Calico {
         errors.note(delete_calicos(host, pod.as_mut()));
@@ -215,7 +215,11 @@ fn find(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> Result<Vec<
 /// Deletes what an ADD left that was killed before it could write its owner: found by its peer in
 /// the pod, or by a name that no other pod's interface has. A reaper would not find it without an
 /// owner, so it is deleted at once.
-fn delete_newborn(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> Result<(), NetlinkError> {
+fn delete_leftover_precreated(
+    host: &mut Socket,
+    what: &Detachment,
+    pod: Option<&Link>,
+) -> Result<(), NetlinkError> {
     let peer = match pod.and_then(|pod| Some((pod, pod.link?))) {
         Some((pod, index)) => inspect::by_index(host, index)?.filter(|link| inspect::is_pair(link, pod)),
         None => None,
@@ -226,7 +230,7 @@ fn delete_newborn(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> R
         Some(name) if what.dialect == Dialect::Native => inspect::by_name(host, name)?,
         _ => None,
     };
-    match [peer, named].into_iter().flatten().find(inspect::is_newborn) {
+    match [peer, named].into_iter().flatten().find(inspect::is_precreated) {
         Some(link) => delete(host, link.index),
         None => Ok(()),
     }

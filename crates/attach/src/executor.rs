@@ -19,9 +19,9 @@ use russet_linux::sysctl::SysctlError;
 use russet_linux::{NetNs, NetNsError};
 use russet_netlink::{NetlinkError, Socket};
 
-use crate::birth::Newborn;
 use crate::owner::Owner;
 use crate::plan::{Plan, Step};
+use crate::precreate::PrecreatedVeth;
 
 pub(crate) use bridge::prepare_bridge;
 pub(crate) use create::create_veth;
@@ -31,7 +31,7 @@ pub(crate) use request::{push, wire_route};
 #[derive(Debug)]
 pub struct Executor<'s> {
     host: &'s mut Socket,
-    newborn: Option<Newborn>,
+    precreated: Option<PrecreatedVeth>,
 }
 
 /// The caller's part in an attachment.
@@ -186,12 +186,12 @@ impl<'s> Executor<'s> {
     /// An executor that works through `host`, a route socket of the node's namespace. The thread that calls
     /// [`attach`](Self::attach) must be in that namespace, too: sysctls follow the thread.
     pub fn new(host: &'s mut Socket) -> Self {
-        Self { host, newborn: None }
+        Self { host, precreated: None }
     }
 
     /// Uses the veth that was precreated for the next attachment, if there is one.
-    pub fn go_on_with(self, newborn: Option<Newborn>) -> Self {
-        Self { newborn, ..self }
+    pub fn with_precreated(self, precreated: Option<PrecreatedVeth>) -> Self {
+        Self { precreated, ..self }
     }
 
     /// Executes `plan` in the pod's namespace `netns`.
@@ -209,7 +209,7 @@ impl<'s> Executor<'s> {
         netns: &NetNs,
         hooks: &mut dyn Hooks,
     ) -> Result<Attached, AttachError> {
-        let mut run = run::Run::new(self.host, plan, netns, self.newborn.take());
+        let mut run = run::Run::new(self.host, plan, netns, self.precreated.take());
         run.carry_out(hooks).map_err(|(step, cause)| AttachError {
             owner: plan.owner.clone(),
             step: step.name(),

@@ -10,7 +10,7 @@ use crate::{DOOMED_GROUP, naming};
 /// The group of precreated veths. Creation cannot set the alias, so a process that dies between
 /// creation and writing the owner leaves a link of this group, which no request uses and which may
 /// be removed.
-pub(crate) const NEWBORN_GROUP: u32 = DOOMED_GROUP - 1;
+pub(crate) const PRECREATED_GROUP: u32 = DOOMED_GROUP - 1;
 
 /// The link called `name`, if there is one.
 pub(crate) fn by_name(socket: &mut Socket, name: &IfName) -> Result<Option<Link>, NetlinkError> {
@@ -56,8 +56,8 @@ pub(crate) fn is_doomed(link: &Link) -> bool {
 
 /// Whether the link was precreated and has no owner yet, for callers that recognise it by its name
 /// or its peer. It may have been set up since.
-pub(crate) fn is_newborn(link: &Link) -> bool {
-    link.group == NEWBORN_GROUP
+pub(crate) fn is_precreated(link: &Link) -> bool {
+    link.group == PRECREATED_GROUP
         && link.alias.is_none()
         && link.mac == Some(Mac::GATEWAY)
         && link.kind.as_deref() == Some("veth")
@@ -65,6 +65,6 @@ pub(crate) fn is_newborn(link: &Link) -> bool {
 
 /// The same for callers that know nothing else of it: it must be exactly as it was created, because
 /// another program may use the same group by coincidence.
-pub(crate) fn is_untouched_newborn(link: &Link) -> bool {
-    is_newborn(link) && !link.is_up() && link.master.is_none() && link.link_netnsid.is_some()
+pub(crate) fn is_untouched_precreated(link: &Link) -> bool {
+    is_precreated(link) && !link.is_up() && link.master.is_none() && link.link_netnsid.is_some()
 }

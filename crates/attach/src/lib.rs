@@ -14,19 +14,19 @@
 
 mod adopt;
 mod attachment;
-mod birth;
 mod check;
 mod detach;
 mod executor;
 mod inspect;
 pub mod loopback;
+pub mod marked;
 pub mod naming;
 pub mod nat;
 mod owner;
 mod plan;
 mod port;
+mod precreate;
 mod reap;
-pub mod remains;
 pub mod restore;
 mod rules;
 pub mod sdn;
@@ -36,7 +36,6 @@ mod wired;
 
 pub use adopt::{Adopted, adopt};
 pub use attachment::{Attachment, AttachmentError, Dialect, Pod, PodRoutes};
-pub use birth::{Newborn, bear, forsake};
 pub use check::{CheckError, Mismatch, check, check_plan};
 pub use detach::{
     DetachError, Detached, Detachment, Removal, detach, detach_owned, detach_owned_with, detach_with,
@@ -47,7 +46,8 @@ pub use plan::{
     Bridge, Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, SourceRule, Step, Via, When, plan,
 };
 pub use port::{Port, SourceCheck, detach_port, has_interface, plan_port};
-pub use reap::{OwnedLink, Reaped, list, reap, reap_newborn, reap_unless_gone};
+pub use precreate::{PrecreatedVeth, delete_precreated, precreate_veth};
+pub use reap::{OwnedLink, Reaped, list, reap, reap_precreated, reap_unless_gone};
 pub use shape::{Limit, Shape, ShapeError, check_shape, collect_shapes, shape, shaped, unshape};
 pub use wired::Wired;
 

@@ -1,6 +1,6 @@
 //! Deletes, all at once, what deferred removals left; and lists what is ours.
 //!
-//! The agent calls all: `reap` a moment after a DEL and at its start, `reap_newborn` at its start, `list` for GC and `russet owned`. Plugins without an
+//! The agent calls all: `reap` a moment after a DEL and at its start, `reap_precreated` at its start, `list` for GC and `russet owned`. Plugins without an
 //! agent call `reap_unless_gone` at the end of a DEL or GC.
 
 use russet_netlink::{Batch, Link, LinkDel, NetlinkError, Socket};
@@ -79,9 +79,9 @@ pub fn reap_unless_gone(host: &mut Socket, own: &[u32]) -> Result<Reaped, Netlin
 
 /// Deletes what ADDs left that were killed before they could write an owner on their link, and tells how many. Only for whoever knows that no ADD is
 /// under way on the node.
-pub fn reap_newborn(host: &mut Socket) -> Result<usize, NetlinkError> {
-    let mut newborn = host.links()?;
-    newborn.retain(inspect::is_untouched_newborn);
-    newborn.iter().try_for_each(|link| detach::delete(host, link.index))?;
-    Ok(newborn.len())
+pub fn reap_precreated(host: &mut Socket) -> Result<usize, NetlinkError> {
+    let mut precreated = host.links()?;
+    precreated.retain(inspect::is_untouched_precreated);
+    precreated.iter().try_for_each(|link| detach::delete(host, link.index))?;
+    Ok(precreated.len())
 }

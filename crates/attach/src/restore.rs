@@ -88,7 +88,7 @@ fn link_of<'t>(plan: &Plan, tables: &'t Tables) -> Option<&'t Link> {
     let ours = |link: &&Link| match inspect::owner(link) {
         Some(owner) => owner == plan.owner && !inspect::is_doomed(link),
         // The alias may have been removed; a link that is just being created has none yet.
-        None => link.alias.is_none() && is_host_end(link) && !inspect::is_newborn(link),
+        None => link.alias.is_none() && is_host_end(link) && !inspect::is_precreated(link),
     };
     let named = tables.link(&plan.host_name);
     match named {

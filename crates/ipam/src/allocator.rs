@@ -190,7 +190,7 @@ impl Allocator {
     pub(crate) async fn repaired_block(&self, block: BlockCidr) -> Result<Option<Stored<Block>>, IpamError> {
         let key = Key::block(block);
         self.read(&key, |bytes| {
-            let (decoded, fault) = Block::decode_mended(bytes)?;
+            let (decoded, fault) = Block::decode_repaired(bytes)?;
             if let Some(fault) = fault {
                 let reason = format!("{}: {fault}", fault.at());
                 russet_store::refused(

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{Ipv4Net, Ipv6Net};
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_store::Record;
-use russet_store::sim::Chance;
+use russet_store::sim::Rng;
 
 use crate::{LeaseError, Wish};
 
@@ -49,7 +49,7 @@ pub(crate) fn plan(
     config: &NetworkConfig,
     wish: &Wish,
     listed: &[Listed],
-    chance: &mut Chance,
+    chance: &mut Rng,
 ) -> Result<Plan, LeaseError> {
     let ours = |one: &&Listed| {
         let theirs = one.attributes.as_ref();
@@ -105,7 +105,7 @@ fn choose(
     config: &NetworkConfig,
     previous: &SubnetKey,
     listed: &[Listed],
-    chance: &mut Chance,
+    chance: &mut Rng,
 ) -> Result<SubnetKey, LeaseError> {
     let mut key = SubnetKey::default();
     if config.enable_ipv4 {
@@ -129,7 +129,7 @@ fn choose(
     Ok(key)
 }
 
-fn draw_v4(config: &NetworkConfig, taken: &[Ipv4Net], chance: &mut Chance) -> Result<Ipv4Net, LeaseError> {
+fn draw_v4(config: &NetworkConfig, taken: &[Ipv4Net], chance: &mut Rng) -> Result<Ipv4Net, LeaseError> {
     let (first, last) = (config.subnet_min, config.subnet_max);
     let bounds = |net: &Ipv4Net| (net.network().to_bits().into(), net.broadcast().to_bits().into());
     let size = 1 << (32 - u32::from(config.subnet_len));
@@ -143,7 +143,7 @@ fn draw_v4(config: &NetworkConfig, taken: &[Ipv4Net], chance: &mut Chance) -> Re
     })
 }
 
-fn draw_v6(config: &NetworkConfig, taken: &[Ipv6Net], chance: &mut Chance) -> Result<Ipv6Net, LeaseError> {
+fn draw_v6(config: &NetworkConfig, taken: &[Ipv6Net], chance: &mut Rng) -> Result<Ipv6Net, LeaseError> {
     let (first, last) = (config.ipv6_subnet_min, config.ipv6_subnet_max);
     let bounds = |net: &Ipv6Net| (net.network().to_bits(), net.broadcast().to_bits());
     let size = 1 << (128 - u32::from(config.ipv6_subnet_len));
@@ -157,7 +157,7 @@ fn draw_v6(config: &NetworkConfig, taken: &[Ipv6Net], chance: &mut Chance) -> Re
     })
 }
 
-fn draw(free: &[u128], chance: &mut Chance) -> Option<u128> {
+fn draw(free: &[u128], chance: &mut Rng) -> Option<u128> {
     let place = usize::try_from(chance.below(u64::try_from(free.len()).ok()?)).ok()?;
     free.get(place).copied()
 }

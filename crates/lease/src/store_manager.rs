@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
-use russet_store::sim::Chance;
+use russet_store::sim::Rng;
 use russet_store::{LeaseId, Record, Revision, Store, StoreError};
 use tokio::time::Instant;
 
@@ -37,7 +37,7 @@ pub struct Settings {
 pub struct StoreManager {
     store: Rc<dyn Store>,
     paths: Paths,
-    chance: RefCell<Chance>,
+    chance: RefCell<Rng>,
     pace: Pace,
     held: RefCell<Option<Held>>,
     /// Leases of the store that may still be attached to an abandoned record; revoked when the
@@ -101,7 +101,7 @@ impl StoreManager {
         Self {
             store,
             paths: Paths::new(&settings.prefix),
-            chance: RefCell::new(Chance::new(seed)),
+            chance: RefCell::new(Rng::new(seed)),
             pace: Pace::default(),
             held: RefCell::default(),
             strays: RefCell::default(),

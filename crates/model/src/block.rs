@@ -78,10 +78,10 @@ impl Block {
     }
 
     /// Decodes a block for reading or releasing: only its allocations and owners have to be valid,
-    /// and the rest is [repaired](Self::mend). Returns also what was wrong, if anything was.
-    pub fn decode_mended(bytes: &[u8]) -> Result<(Self, Option<BlockFault>), DecodeError> {
+    /// and the rest is [repaired](Self::repair). Returns also what was wrong, if anything was.
+    pub fn decode_repaired(bytes: &[u8]) -> Result<(Self, Option<BlockFault>), DecodeError> {
         let mut block = Self::parse(bytes)?;
-        let fault = block.mend()?;
+        let fault = block.repair()?;
         Ok((block, fault))
     }
 

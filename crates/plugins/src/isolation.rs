@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use russet_addr::IfName;
 use russet_attach::{
-    AttachError, Attached, Dialect, Executor, Hooks, Mismatch, Newborn, OwnedLink, Pending, Plan, Refusal,
-    Removal, Side, SourceCheck, Wired,
+    AttachError, Attached, Dialect, Executor, Hooks, Mismatch, OwnedLink, Pending, Plan, PrecreatedVeth,
+    Refusal, Removal, Side, SourceCheck, Wired,
 };
 use russet_linux::NetNs;
 use russet_netlink::{NetlinkError, Socket};
@@ -94,9 +94,9 @@ impl Isolation {
         socket: &mut Socket,
         plan: &Plan,
         netns: &NetNs,
-        precreated: Option<Newborn>,
+        precreated: Option<PrecreatedVeth>,
     ) -> Result<Attached, AttachError> {
-        let mut executor = Executor::new(socket).go_on_with(precreated);
+        let mut executor = Executor::new(socket).with_precreated(precreated);
         let is_port = plan.bridge().is_some();
         if plan.dialect != Dialect::Native || is_port {
             if is_port {

@@ -12,7 +12,7 @@ use russet_addr::{Family, IfName, IpNet, Mac, NetworkName};
 use russet_attach::nat::{self, Labelled, NatError};
 use russet_attach::{
     Adopted, AttachError, Attached, Attachment, CheckError, DetachError, Detachment, Dialect, Mismatch,
-    Newborn, OwnedLink, Owner, Plan, Port, Reaped, Removal, Shape, Wired, loopback,
+    OwnedLink, Owner, Plan, Port, PrecreatedVeth, Reaped, Removal, Shape, Wired, loopback,
 };
 use russet_cni_spec::CniError;
 use russet_linux::probe::{self, Feature};
@@ -144,13 +144,14 @@ impl Wiring {
     /// [`attach_precreated`](Self::attach_precreated) both together take the time of the slower
     /// one. Does so only in an agent, and only if no request waits for the kernel. Errors are not
     /// reported here: the attachment meets the same obstacle and reports it.
-    pub async fn precreate_veth(&self, attachment: &Attachment, netns: &NetNs) -> Option<Newborn> {
+    pub async fn precreate_veth(&self, attachment: &Attachment, netns: &NetNs) -> Option<PrecreatedVeth> {
         self.precreate_enabled.as_ref().filter(|precreate_enabled| precreate_enabled.get())?;
         let plan = Wired::Routed(attachment.clone()).plan().ok()?;
         let netns = netns.try_clone().ok()?;
         let permit = self.permits.try_acquire()?;
-        let create =
-            move |socket: &mut Socket| russet_attach::bear(socket, &plan, &netns).unwrap_or_default();
+        let create = move |socket: &mut Socket| {
+            russet_attach::precreate_veth(socket, &plan, &netns).unwrap_or_default()
+        };
         self.on_thread(permit, move |socket| Ok::<_, CniError>(create(socket))).await.ok()?.ok()?
     }
 
@@ -160,7 +161,7 @@ impl Wiring {
         &self,
         attachment: Attachment,
         netns: NetNs,
-        precreated: Option<Newborn>,
+        precreated: Option<PrecreatedVeth>,
     ) -> Result<Attached, AttachFailure> {
         let done = self.wire(Wired::Routed(attachment), netns, precreated.clone(), false).await;
         match &done {
@@ -175,10 +176,11 @@ impl Wiring {
     }
 
     /// Deletes a precreated veth whose interface is not going to be wired.
-    pub async fn delete_precreated(&self, precreated: Option<Newborn>) {
+    pub async fn delete_precreated(&self, precreated: Option<PrecreatedVeth>) {
         let Some(precreated) = precreated else { return };
         self.set_precreate_enabled(false);
-        let work = move |socket: &mut Socket| russet_attach::forsake(socket, &precreated).map_err(listing);
+        let work =
+            move |socket: &mut Socket| russet_attach::delete_precreated(socket, &precreated).map_err(listing);
         if let Err(error) = self.run(work).await {
             tracing::warn!(%error, "a precreated veth could not be deleted; it stays until its DEL or the next start of the agent");
         }
@@ -198,7 +200,7 @@ impl Wiring {
         &self,
         wired: Wired,
         netns: NetNs,
-        precreated: Option<Newborn>,
+        precreated: Option<PrecreatedVeth>,
         check_required: bool,
     ) -> Result<Attached, AttachFailure> {
         let plan = wired.plan().map_err(|e| CniError::invalid_config("the interface cannot be", e))?;
@@ -489,8 +491,8 @@ impl Wiring {
 
     /// Deletes links without an owner that killed ADDs left. The caller ensures that no ADD is in
     /// progress.
-    pub async fn reap_newborn(&self) -> Result<usize, CniError> {
-        self.run(|socket| russet_attach::reap_newborn(socket).map_err(listing)).await
+    pub async fn reap_precreated(&self) -> Result<usize, CniError> {
+        self.run(|socket| russet_attach::reap_precreated(socket).map_err(listing)).await
     }
 
     pub async fn loopback_up(&self, netns: NetNs) -> Result<(), CniError> {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use russet_agent::{Paths, journal, openshift};
-use russet_attach::remains::{self, Mark, MarkedLink, Remains};
+use russet_attach::marked::{self, Mark, MarkedLink, MarkedObjects};
 use russet_linux::sysctl;
 use russet_netlink::{NetlinkError, Route, Socket};
 use russet_nft::{Nft, Table};
@@ -24,7 +24,7 @@ use pods::{Keeper, PodsError};
 #[derive(Debug, Default)]
 pub struct Inventory {
     /// Objects in the kernel; empty if the kernel was not read.
-    pub kernel: Remains,
+    pub kernel: MarkedObjects,
     /// Pods, as `namespace/name`, by the name of their interface on the node, as far as the agent's
     /// journal names them.
     pub pods: BTreeMap<String, String>,
@@ -86,7 +86,7 @@ pub fn look(root: &Path, kernel: bool) -> Result<Inventory, LookError> {
         inventory.sandboxes.extend(ids.into_iter().map(|id| (id, keeper)));
     }
     if kernel {
-        inventory.kernel = remains::remains(&mut Socket::route()?)?;
+        inventory.kernel = marked::read(&mut Socket::route()?)?;
         inventory.pods = pods_by_interface(&Paths::new(root));
         inventory.exceptions = exceptions()?;
         let tables = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];

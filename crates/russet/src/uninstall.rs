@@ -6,8 +6,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
+use russet_attach::marked::{self, Mark};
 use russet_attach::nat::NatError;
-use russet_attach::remains::{self, Mark};
 use russet_netlink::{NetlinkError, Route, Socket};
 use russet_nft::Table;
 use russet_overlay::firewall::{Firewall, FirewallError};
@@ -133,13 +133,13 @@ pub fn carry_out(step: &Step) -> Result<(), StepError> {
             }
             _ => Ok(()),
         },
-        Step::Link { ifindex, mark, .. } => Ok(remains::remove_link(&mut Socket::route()?, *ifindex, mark)?),
-        Step::Route(route, _) => Ok(remains::remove_route(&mut Socket::route()?, route)?),
+        Step::Link { ifindex, mark, .. } => Ok(marked::remove_link(&mut Socket::route()?, *ifindex, mark)?),
+        Step::Route(route, _) => Ok(marked::remove_route(&mut Socket::route()?, route)?),
         Step::Exceptions(_) => match Firewall::exceptions()?.withdraw().failed.into_iter().next() {
             Some(error) => Err(error.into()),
             None => Ok(()),
         },
-        Step::Table(table) => Ok(remains::remove_table(table)?),
+        Step::Table(table) => Ok(marked::remove_table(table)?),
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use russet_store::sim::Chance;
+use russet_store::sim::Rng;
 
 /// A future that makes no progress by itself.
 pub(crate) struct Task {
@@ -19,7 +19,7 @@ pub(crate) struct Task {
 /// All tasks.
 pub(crate) struct Executor {
     tasks: Vec<Task>,
-    chance: Chance,
+    chance: Rng,
 }
 
 struct Awake(AtomicBool);
@@ -34,7 +34,7 @@ impl Wake for Awake {
 
 impl Executor {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { tasks: Vec::new(), chance: Chance::new(seed) }
+        Self { tasks: Vec::new(), chance: Rng::new(seed) }
     }
 
     pub(crate) fn spawn(&mut self, lane: Option<(usize, usize)>, future: impl Future<Output = ()> + 'static) {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use russet_addr::{IfName, IpNet};
 use russet_model::{Block, HandleId, Key, KeyKind, Node, NodeSpec};
-use russet_store::sim::Chance;
+use russet_store::sim::Rng;
 use russet_store::{Sim, Step, Store};
 
 use crate::failure::ViolationKind;
@@ -36,7 +36,7 @@ pub(crate) struct Memory {
     pub(crate) script: Vec<Op>,
     next: usize,
     under_way: Option<Op>,
-    coin: Chance,
+    coin: Rng,
 }
 
 /// How often a runtime tries the same ADD before it gives the container up.
@@ -48,7 +48,7 @@ const DEL_TRIES: u32 = 2;
 
 impl Memory {
     pub(crate) fn new(script: Vec<Op>, seed: u64) -> Self {
-        Self { script, next: 0, under_way: None, coin: Chance::new(seed) }
+        Self { script, next: 0, under_way: None, coin: Rng::new(seed) }
     }
 
     fn begin(&mut self) -> Option<Op> {

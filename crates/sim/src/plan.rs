@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use russet_store::sim::{Chance, Faults};
+use russet_store::sim::{Faults, Rng};
 
 use crate::go::Version;
 use crate::{Mode, Options, Writers};
@@ -105,9 +105,9 @@ const STEPS_PER_OP: u64 = 30;
 
 impl Plan {
     pub(crate) fn of(seed: u64, options: &Options) -> Self {
-        let mut rng = Chance::new(seed ^ 0x05ee_d0fa_914a);
+        let mut rng = Rng::new(seed ^ 0x05ee_d0fa_914a);
         let mut shape = Shape::of(&mut rng, options);
-        let mut own = Chance::new(seed ^ 0x0b05_1e57_ca7e);
+        let mut own = Rng::new(seed ^ 0x0b05_1e57_ca7e);
         let options = &match own.below(3) {
             0 => {
                 shape = shape.roomy();
@@ -145,7 +145,7 @@ impl Plan {
 }
 
 impl Shape {
-    fn of(rng: &mut Chance, options: &Options) -> Self {
+    fn of(rng: &mut Rng, options: &Options) -> Self {
         let pools = match rng.below(6) {
             0 => vec![("p", "10.1.0.0/26", 29, None)],
             1 => vec![("p", "10.1.0.0/27", 30, None)],
@@ -175,11 +175,11 @@ impl Shape {
     }
 }
 
-fn pick<T: Copy>(rng: &mut Chance, choices: &[T]) -> T {
+fn pick<T: Copy>(rng: &mut Rng, choices: &[T]) -> T {
     choices[rng.below(choices.len() as u64) as usize]
 }
 
-fn kind(rng: &mut Chance, writers: Writers, index: usize) -> Kind {
+fn kind(rng: &mut Rng, writers: Writers, index: usize) -> Kind {
     let go = match (writers, index) {
         (Writers::Ours, _) | (Writers::Mixed, 0) => false,
         (Writers::Mixed, 1) => true,
@@ -191,7 +191,7 @@ fn kind(rng: &mut Chance, writers: Writers, index: usize) -> Kind {
     }
 }
 
-fn faults(rng: &mut Chance) -> Faults {
+fn faults(rng: &mut Rng) -> Faults {
     // A third of the runs has no faults: then only the order of steps and the crashes matter.
     let heavy = [0, 1, 3][rng.below(3) as usize];
     Faults {
@@ -204,7 +204,7 @@ fn faults(rng: &mut Chance) -> Faults {
     }
 }
 
-fn events(rng: &mut Chance, steps: u64, nodes: usize, writers: Writers) -> Vec<(u64, Event)> {
+fn events(rng: &mut Rng, steps: u64, nodes: usize, writers: Writers) -> Vec<(u64, Event)> {
     let mut events = Vec::new();
     for _ in 0..rng.below(8) {
         let node = rng.below(nodes as u64) as usize;
@@ -218,7 +218,7 @@ fn events(rng: &mut Chance, steps: u64, nodes: usize, writers: Writers) -> Vec<(
 }
 
 /// In half of the runs clients disconnect.
-fn hang_ups(rng: &mut Chance, steps: u64, nodes: usize, lanes: usize) -> Vec<(u64, Event)> {
+fn hang_ups(rng: &mut Rng, steps: u64, nodes: usize, lanes: usize) -> Vec<(u64, Event)> {
     let count = if rng.below(2) == 0 { 0 } else { rng.below(4 * lanes as u64) };
     let mut hang_up = || {
         let node = rng.below(nodes as u64) as usize;
@@ -229,7 +229,7 @@ fn hang_ups(rng: &mut Chance, steps: u64, nodes: usize, lanes: usize) -> Vec<(u6
 
 /// The operations of one lane. Containers come and go; some get a repeated ADD, some have two
 /// interfaces.
-fn script(rng: &mut Chance, ops: usize, nodes: usize) -> Vec<Op> {
+fn script(rng: &mut Rng, ops: usize, nodes: usize) -> Vec<Op> {
     let mut script = Vec::new();
     let mut alive: Vec<Op> = Vec::new();
     let mut next = 0;

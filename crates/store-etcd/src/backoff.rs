@@ -4,7 +4,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use russet_store::sim::Chance;
+use russet_store::sim::Rng;
 
 /// The first pause: about the time that a follower needs to answer "no leader" and a local election
 /// needs to progress.
@@ -16,7 +16,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The pauses of one call or one watch.
 pub(crate) struct Backoff {
     next: Duration,
-    chance: Chance,
+    chance: Rng,
 }
 
 /// Randomness for jitter, the choice of the first endpoint, and lease ids; none of it is secret.
@@ -28,7 +28,7 @@ pub(crate) fn random() -> u64 {
 
 impl Backoff {
     pub(crate) fn new() -> Self {
-        Self { next: PAUSE_MIN, chance: Chance::new(random()) }
+        Self { next: PAUSE_MIN, chance: Rng::new(random()) }
     }
 
     /// The pause to make now: between half and all of the current one, which is then doubled.

@@ -5,7 +5,7 @@
 //! Every operation can be dropped before it takes effect and afterwards, and in non-atomic mode
 //! around each step: a driver that stops polling there has crashed its node.
 
-mod chance;
+mod rng;
 mod state;
 mod watch;
 
@@ -23,7 +23,7 @@ use crate::{
     BoxFuture, Cause, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError,
     Tenure, Watch, check_steps,
 };
-pub use chance::Chance;
+pub use rng::Rng;
 use state::State;
 use watch::SimWatch;
 
@@ -69,7 +69,7 @@ pub struct Faults {
 
 struct Inner {
     state: State,
-    rng: Chance,
+    rng: Rng,
     faults: Faults,
     /// Faults of the next writes; afterwards they are random.
     script: std::collections::VecDeque<Fault>,
@@ -92,7 +92,7 @@ impl Sim {
     fn new(seed: u64, atomic: bool) -> Self {
         let inner = Inner {
             state: State::default(),
-            rng: Chance::new(seed),
+            rng: Rng::new(seed),
             faults: Faults::default(),
             script: std::collections::VecDeque::new(),
             operations: 0,

@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn invalid_bytes_are_an_error_and_never_panic() {
-        let mut rng = crate::sim::Chance::new(42);
+        let mut rng = crate::sim::Rng::new(42);
         for _ in 0..20_000 {
             let length = rng.below(60);
             let mut bytes: Vec<u8> = (0..length).map(|_| rng.next_u64() as u8).collect();

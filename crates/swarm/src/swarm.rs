@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use russet_ipam::{Allocator, SystemClock};
 use russet_model::{IpPool, IpPoolSpec, Prefix};
-use russet_store::sim::Chance;
+use russet_store::sim::Rng;
 use russet_store::{Record, Store};
 use russet_store_etcd::Etcd;
 use russet_testkit::etcd::{Cluster, Member};
@@ -71,7 +71,7 @@ struct Worker {
 
 /// Kills one member after another; at most one is away at a time, so that a majority stays.
 struct Killer {
-    chance: Chance,
+    chance: Rng,
     next: Instant,
     away: Option<(usize, Instant)>,
     kills: u64,
@@ -213,7 +213,7 @@ impl Drop for Worker {
 impl Killer {
     fn new(seed: u64, now: Instant) -> Self {
         Self {
-            chance: Chance::new(seed ^ 0x6b69_6c6c),
+            chance: Rng::new(seed ^ 0x6b69_6c6c),
             next: now + KILL_EVERY,
             away: None,
             kills: 0,

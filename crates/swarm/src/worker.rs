@@ -12,7 +12,7 @@ use russet_addr::{IpNet, Ipv4Net, Ipv6Net, NodeName};
 use russet_ipam::{Allocator, Backoff, IpamError, ReleaseOptions, Request, SystemClock, delay};
 use russet_model::HandleId;
 use russet_store::BoxFuture;
-use russet_store::sim::Chance;
+use russet_store::sim::Rng;
 use russet_store_etcd::Etcd;
 
 use crate::expected_owners::ExpectedOwners;
@@ -65,13 +65,13 @@ struct Worker {
     allocator: Allocator,
     counts: Rc<Counts>,
     node: NodeName,
-    chance: Chance,
+    chance: Rng,
     expected_owners: ExpectedOwners,
     pods: u64,
 }
 
 /// Pauses between attempts, as the agent does.
-struct Pause(std::cell::RefCell<Chance>);
+struct Pause(std::cell::RefCell<Rng>);
 
 impl Backoff for Pause {
     fn wait(&self, attempt: u32) -> BoxFuture<'_, ()> {
@@ -101,13 +101,13 @@ impl Worker {
         let store = Rc::new(Observed::new(Etcd::connect(options.location.parse()?)?));
         let counts = store.counts.clone();
         let seed = options.seed.wrapping_mul(1_000_003).wrapping_add(options.number);
-        let pause = Rc::new(Pause(Chance::new(!seed).into()));
+        let pause = Rc::new(Pause(Rng::new(!seed).into()));
         let allocator = Allocator::new(store, Rc::new(SystemClock)).with_backoff(pause);
         // Every other one remembers, as agents do; the others are plugins and commands.
         let allocator =
             if options.number.is_multiple_of(2) { allocator } else { allocator.with_cache(CACHE_AGE) };
         let node = NodeName::new(format!("node-{}", options.number % NODES))?;
-        let chance = Chance::new(seed);
+        let chance = Rng::new(seed);
         Ok(Self {
             options,
             allocator,

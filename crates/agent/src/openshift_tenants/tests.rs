@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use russet_model::openshift::{NetIdUsers, OpenshiftKey};
-use russet_store::sim::{Chance, Faults, Sim};
+use russet_store::sim::{Faults, Rng, Sim};
 
 use super::*;
 
@@ -120,7 +120,7 @@ fn a_change_whose_answer_was_lost_is_recognised_in_the_store() {
 type OperationFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// Polls operations in random order; an operation may crash at any await.
-fn interleave(mut operations: Vec<OperationFuture<'_>>, rng: &mut Chance, crashes_per_thousand: u32) {
+fn interleave(mut operations: Vec<OperationFuture<'_>>, rng: &mut Rng, crashes_per_thousand: u32) {
     while !operations.is_empty() {
         let index = rng.below(operations.len() as u64) as usize;
         let done = operations[index].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
@@ -158,7 +158,7 @@ fn concurrent_creations_never_assign_one_id_twice() {
                     let _ = tenants.act(namespace, &Action::Create).await;
                 })
             });
-            interleave(operations.collect(), &mut Chance::new(seed), 5);
+            interleave(operations.collect(), &mut Rng::new(seed), 5);
             let ids = checked(&sim);
             let distinct: BTreeSet<NetId> = ids.values().copied().collect();
             assert_eq!(distinct.len(), ids.len(), "seed {seed}: {ids:?}");
@@ -175,10 +175,10 @@ fn after_concurrent_changes_only_joined_namespaces_share_an_id() {
                 run(setup.act(&name(namespace), &Action::Create)).unwrap();
             }
             sim.set_faults(Faults { conflict: 20, lost_reply: 50, lost_request: 50, ..Faults::default() });
-            let mut rng = Chance::new(seed);
+            let mut rng = Rng::new(seed);
             // Joins only within {a, b} and within {c, d}: no ID may ever be used on both sides.
             let stores: Vec<Tenants> = (0..8).map(|_| tenants(&sim)).collect();
-            let pick = |rng: &mut Chance| {
+            let pick = |rng: &mut Rng| {
                 let pair = [["a", "b"], ["c", "d"]][rng.below(2) as usize];
                 let (who, other) = if rng.below(2) == 0 { (pair[0], pair[1]) } else { (pair[1], pair[0]) };
                 let action = match rng.below(4) {

@@ -271,7 +271,7 @@ impl Check {
 /// A round on a node without an agent. Plugins that work by themselves are excluded by the node
 /// lock and by the lock of Calico's IPAM plugins. Neither the locks nor the store are held between
 /// the checks.
-pub async fn alone(
+pub async fn run_without_agent(
     paths: &Paths,
     location: &StoreLocation,
     node: &NodeName,
@@ -352,7 +352,7 @@ fn requested_since(history: &Path, first: &Check) -> std::io::Result<BTreeSet<St
     let since = time::parse_rfc3339(&time::rfc3339(first.began));
     let mut requested = BTreeSet::new();
     for address in first.addresses() {
-        let tenures = History::of(history, address)?.into_iter();
+        let tenures = History::tenures(history, address)?.into_iter();
         let recent = tenures.filter(|tenure| time::parse_rfc3339(&tenure.from) >= since);
         requested.extend(recent.map(|tenure| tenure.container));
     }

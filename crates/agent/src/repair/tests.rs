@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use russet_ipam::Request;
 use russet_model::{Block, Key, KeyKind, time};
-use russet_store::sim::{Chance, Fault, Faults};
+use russet_store::sim::{Fault, Faults, Rng};
 use russet_store::{Sim, Step};
 use tokio::sync::{Mutex, RwLock};
 
@@ -34,7 +34,7 @@ struct World {
     /// A plugin in another process, with its own cache.
     peer: Allocator,
     now: Rc<Cell<SystemTime>>,
-    rng: RefCell<Chance>,
+    rng: RefCell<Rng>,
     /// Containers with an interface: the address, and whether Russet wired it. A Go peer's link has
     /// no owner; its route is the evidence.
     live: Rc<RefCell<BTreeMap<String, (std::net::IpAddr, bool)>>>,
@@ -87,7 +87,7 @@ impl World {
             peer: allocator(),
             sim,
             now,
-            rng: RefCell::new(Chance::new(seed ^ 0x5eed)),
+            rng: RefCell::new(Rng::new(seed ^ 0x5eed)),
             live: Rc::default(),
             everyone: RwLock::new(()),
             containers: (0..CONTAINERS).map(|_| Mutex::new(())).collect(),

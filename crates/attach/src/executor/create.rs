@@ -11,7 +11,7 @@ use super::obstacle::{self, Decision, InTheWay};
 use super::record::Reversal;
 use super::run::{Ends, Run, open_in};
 use crate::detach;
-use crate::inspect::{self, NEWBORN_GROUP};
+use crate::inspect::{self, PRECREATED_GROUP};
 use crate::plan::{Plan, Setting, Side};
 use crate::rules;
 
@@ -23,12 +23,12 @@ const CREATE_MAX_TRIES: usize = 4;
 impl Run<'_> {
     /// Creates the veth, or finds an existing one; removes links in the way where that is allowed.
     pub(super) fn create(&mut self) -> Result<(), AttachCause> {
-        if let Some(newborn) = self.newborn.take() {
-            return self.adopt_newborn(Some(newborn.host));
+        if let Some(precreated) = self.precreated.take() {
+            return self.adopt_precreated(Some(precreated.host));
         }
         for _ in 0..CREATE_MAX_TRIES {
             match create_veth(self.host, self.plan, self.netns) {
-                Ok(()) => return self.adopt_newborn(None),
+                Ok(()) => return self.adopt_precreated(None),
                 Err(AttachCause::Netlink(error)) if error.is_exists() => {}
                 Err(error) => return Err(error),
             }
@@ -41,7 +41,7 @@ impl Run<'_> {
 
     /// Writes the owner on a veth that was just created. `seen` is its host end if it is known
     /// already.
-    fn adopt_newborn(&mut self, seen: Option<Link>) -> Result<(), AttachCause> {
+    fn adopt_precreated(&mut self, seen: Option<Link>) -> Result<(), AttachCause> {
         let name = &self.plan.host_name;
         self.record.push(Reversal::DeleteLink(LinkDel::Name(name.clone())));
         let host = seen.map_or_else(|| self.host.link_by_name(name), Ok)?;
@@ -157,14 +157,14 @@ pub(crate) fn create_veth(host: &mut Socket, plan: &Plan, netns: &NetNs) -> Resu
     batch.add_link(&LinkAdd {
         mtu_bytes,
         mac: Some(Mac::GATEWAY),
-        group: Some(NEWBORN_GROUP),
+        group: Some(PRECREATED_GROUP),
         ..LinkAdd::veth(plan.host_name.clone(), peer)
     });
     host.execute(&batch).map_err(|error| NetlinkError::from(error).into())
 }
 
 /// Whether the message that writes the owner of a precreated host end includes this setting.
-pub(super) fn is_born_with(host_name: &IfName, setting: &Setting) -> bool {
+pub(super) fn is_set_at_creation(host_name: &IfName, setting: &Setting) -> bool {
     ipv4_conf(host_name, setting).is_some() || is_proxy_delay(host_name, setting)
 }
 

@@ -62,7 +62,7 @@ fn decide_by_pod(plan: &Plan, pod: Link, peer: Option<Link>, netns: &std::path::
         return Decision::Reuse { host, pod };
     }
     // Calico replaces whatever has the host end's name (calico-cni.md section 3.3, step 1).
-    if ours || inspect::is_newborn(&host) || (named && plan.dialect == Dialect::Calico) {
+    if ours || inspect::is_precreated(&host) || (named && plan.dialect == Dialect::Calico) {
         return Decision::Remove { host, pod: Some(pod) };
     }
     Decision::Refuse(refused)
@@ -76,7 +76,7 @@ fn decide_by_host(plan: &Plan, host: Link) -> Decision {
         }
         // An earlier sandbox of the same pod, because host ends are named after pods.
         Some(_) => Decision::Remove { host, pod: None },
-        None if inspect::is_newborn(&host) || plan.dialect == Dialect::Calico => {
+        None if inspect::is_precreated(&host) || plan.dialect == Dialect::Calico => {
             Decision::Remove { host, pod: None }
         }
         None => Decision::Refuse(AttachCause::ForeignLink(plan.host_name.clone())),

@@ -8,9 +8,9 @@ use russet_netlink::{Batch, Link, NetlinkError, Route, Socket};
 use super::bridge::prepare_bridge;
 use super::record::{Record, Reversal, World};
 use super::{AttachCause, Attached, Hooks, Pending, create, request};
-use crate::birth::Newborn;
 use crate::inspect;
 use crate::plan::{Op, Plan, PlannedRoute, Setting, Side, Step, When};
+use crate::precreate::PrecreatedVeth;
 
 /// An attachment in progress.
 pub(super) struct Run<'r> {
@@ -18,7 +18,7 @@ pub(super) struct Run<'r> {
     pub plan: &'r Plan,
     pub netns: &'r NetNs,
     /// The veth, if it was precreated.
-    pub newborn: Option<Newborn>,
+    pub precreated: Option<PrecreatedVeth>,
     /// Opened when it is first needed.
     pub pod: Option<Socket>,
     /// The bridge, after its step.
@@ -43,8 +43,13 @@ const IPV6_SYSCTLS: &str = "net/ipv6/";
 // === impl Run ===
 
 impl<'r> Run<'r> {
-    pub fn new(host: &'r mut Socket, plan: &'r Plan, netns: &'r NetNs, newborn: Option<Newborn>) -> Self {
-        Self { host, plan, netns, newborn, pod: None, bridge: None, ends: None, record: Record::default() }
+    pub fn new(
+        host: &'r mut Socket,
+        plan: &'r Plan,
+        netns: &'r NetNs,
+        precreated: Option<PrecreatedVeth>,
+    ) -> Self {
+        Self { host, plan, netns, precreated, pod: None, bridge: None, ends: None, record: Record::default() }
     }
 
     /// Executes all steps, or returns the one that failed.
@@ -95,13 +100,13 @@ impl<'r> Run<'r> {
 
     /// Writes values that differ, and remembers the old ones of settings that outlive the veth.
     fn write(&mut self, side: Side, settings: &[Setting]) -> Result<(), AttachCause> {
-        let newborn = self.ends.as_ref().is_some_and(|ends| ends.reused.is_none());
+        let precreated = self.ends.as_ref().is_some_and(|ends| ends.reused.is_none());
         for setting in settings {
-            if newborn && side == Side::Host && create::is_born_with(&self.plan.host_name, setting) {
+            if precreated && side == Side::Host && create::is_set_at_creation(&self.plan.host_name, setting) {
                 continue;
             }
             let Setting { path, value, when, lasting } = setting;
-            let written = match (lasting, newborn) {
+            let written = match (lasting, precreated) {
                 (true, _) => replace(path, value),
                 // A new link never has the desired value already. If sysctls cannot be written,
                 // this finds it out, too.

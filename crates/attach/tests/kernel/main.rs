@@ -5,8 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, but knows only #[test] functions")]
 
 mod bench;
-mod birth;
 mod obstacles;
+mod precreate;
 mod repeat;
 mod restore;
 mod shape;

@@ -1,8 +1,9 @@
 //! DEL from every state, the reaper, and the owners of links.
 
-use russet_attach::remains::{Mark, remains, remove_link};
+use russet_attach::marked::{self, Mark, remove_link};
 use russet_attach::{
-    DOOMED_GROUP, Detachment, Dialect, Removal, Step, check, detach, detach_owned, list, reap, reap_newborn,
+    DOOMED_GROUP, Detachment, Dialect, Removal, Step, check, detach, detach_owned, list, reap,
+    reap_precreated,
 };
 use russet_linux::NetNs;
 use russet_testkit::{eventually, run};
@@ -68,7 +69,7 @@ fn a_precreated_veth_of_a_killed_add_is_removed_by_del_and_at_the_agents_start()
         assert_eq!(links(None).len(), 2);
         let bystander = attachment("c2", "b", &["10.1.0.2"]);
         node.attach(&bystander, &other);
-        assert_eq!(reap_newborn(&mut node.socket).unwrap(), 1);
+        assert_eq!(reap_precreated(&mut node.socket).unwrap(), 1);
         assert_eq!(links(Some("p")), ["lo"]);
         assert_eq!(check(&bystander, &mut node.socket, &other).unwrap(), []);
     });
@@ -103,14 +104,14 @@ fn a_precreated_veth_of_a_killed_add_is_listed_and_removed_and_similar_foreign_v
     on_a_node(|node| {
         let _pods = (namespace("p"), namespace("q"));
         give_birth("p");
-        let newborn = ["address", "ee:ee:ee:ee:ee:ee", "group", "7272"];
+        let precreated = ["address", "ee:ee:ee:ee:ee:ee", "group", "7272"];
         let mut others = Vec::new();
         for (settings, changed) in [
             // Calico's; a foreign one in the same group; one with its other end on the node.
-            (&newborn[..2], &[][..]),
-            (&newborn[2..], &[]),
-            (&newborn, &["alias", "mine"]),
-            (&newborn, &["up"]),
+            (&precreated[..2], &[][..]),
+            (&precreated[2..], &[]),
+            (&precreated, &["alias", "mine"]),
+            (&precreated, &["up"]),
         ] {
             let (name, inside) = (format!("veth{}", others.len()), format!("eth{}", others.len()));
             let peer = ["type", "veth", "peer", "name", &inside, "netns", "q"];
@@ -120,18 +121,21 @@ fn a_precreated_veth_of_a_killed_add_is_listed_and_removed_and_similar_foreign_v
         }
         run(
             "ip",
-            &[&["link", "add", "near"][..], &newborn, &["type", "veth", "peer", "name", "far"]].concat(),
+            &[&["link", "add", "near"][..], &precreated, &["type", "veth", "peer", "name", "far"]].concat(),
         );
-        run("ip", &[&["link", "add", "flat"][..], &newborn, &["type", "bridge"]].concat());
+        run("ip", &[&["link", "add", "flat"][..], &precreated, &["type", "bridge"]].concat());
         others.extend(["far", "flat", "lo", "near"].map(str::to_owned));
         others.sort();
-        let found = remains(&mut node.socket).unwrap().links;
+        let found = marked::read(&mut node.socket).unwrap().links;
         let [left] = &found[..] else { panic!("{found:?}") };
-        assert_eq!((left.name.as_str(), &left.mark, &left.owner), ("russa4fc3c48bd8", &Mark::Newborn, &None));
+        assert_eq!(
+            (left.name.as_str(), &left.mark, &left.owner),
+            ("russa4fc3c48bd8", &Mark::Precreated, &None)
+        );
         // None of the others, even if it is requested.
         for link in node.socket.links().unwrap() {
             let is_other = others.contains(&link.name);
-            is_other.then(|| remove_link(&mut node.socket, link.index, &Mark::Newborn).unwrap());
+            is_other.then(|| remove_link(&mut node.socket, link.index, &Mark::Precreated).unwrap());
         }
         // An ADD that was in progress after all has written its owner.
         run("ip", &["link", "set", "russa4fc3c48bd8", "alias", "russet:net/c1/eth0"]);

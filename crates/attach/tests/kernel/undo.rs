@@ -1,7 +1,8 @@
 //! A failure at any step leaves nothing behind, on neither side.
 
 use russet_attach::{
-    Attachment, Dialect, Executor, Hooks, Op, PlannedRoute, Refusal, Step, Via, bear, forsake, plan,
+    Attachment, Dialect, Executor, Hooks, Op, PlannedRoute, Refusal, Step, Via, delete_precreated, plan,
+    precreate_veth,
 };
 use russet_linux::sysctl;
 
@@ -33,10 +34,13 @@ fn a_failure_at_any_step_leaves_nothing_behind() {
             let before = snapshot("p");
             for (step, ahead) in (0..plan.steps.len()).flat_map(|step| [(step, false), (step, true)]) {
                 let mut hooks = FailAt { step, now: 0 };
-                let born = ahead.then(|| bear(&mut node.socket, &plan, &pod).unwrap().unwrap());
-                let mut executor = Executor::new(&mut node.socket).go_on_with(born.clone());
+                let precreated =
+                    ahead.then(|| precreate_veth(&mut node.socket, &plan, &pod).unwrap().unwrap());
+                let mut executor = Executor::new(&mut node.socket).with_precreated(precreated.clone());
                 let error = executor.attach_with(&plan, &pod, &mut hooks).unwrap_err();
-                born.iter().for_each(|born| forsake(&mut node.socket, born).unwrap());
+                precreated
+                    .iter()
+                    .for_each(|precreated| delete_precreated(&mut node.socket, precreated).unwrap());
                 assert_eq!(error.step, plan.steps[step].name());
                 assert!(error.undo.is_empty(), "{error}");
                 assert_eq!(snapshot("p"), before, "{error}");

@@ -88,7 +88,7 @@ impl Allocator {
 
 /// Decodes a block for reading.
 pub(super) fn decode_repaired(bytes: &[u8]) -> Result<Block, DecodeError> {
-    Block::decode_mended(bytes).map(|(block, _)| block)
+    Block::decode_repaired(bytes).map(|(block, _)| block)
 }
 
 pub(super) fn held_at(block: &Block, ordinal: usize) -> Option<Held> {

@@ -46,7 +46,7 @@ fn wish(previous: &str) -> Wish {
 }
 
 fn decide(config: &NetworkConfig, wish: &Wish, all: &[Listed]) -> Result<String, LeaseError> {
-    plan(config, wish, all, &mut Chance::new(1)).map(|plan| match plan {
+    plan(config, wish, all, &mut Rng::new(1)).map(|plan| match plan {
         Plan::Adopt(one) => format!("adopt {}", one.key),
         Plan::Withdraw(one) => format!("withdraw {}", one.key),
         Plan::Create(key) => format!("create {key}"),
@@ -55,7 +55,7 @@ fn decide(config: &NetworkConfig, wish: &Wish, all: &[Listed]) -> Result<String,
 
 /// Every subnet that is drawn with one of many seeds.
 fn drawn(config: &NetworkConfig, all: &[Listed]) -> BTreeSet<SubnetKey> {
-    let created = |seed| match plan(config, &wish(""), all, &mut Chance::new(seed)).unwrap() {
+    let created = |seed| match plan(config, &wish(""), all, &mut Rng::new(seed)).unwrap() {
         Plan::Create(key) => key,
         other => panic!("{other:?}"),
     };
@@ -205,7 +205,7 @@ fn free_ranges_are_found_at_both_ends_of_the_number_space() {
 
 #[test]
 fn free_ranges_equal_those_of_a_slow_search() {
-    let mut chance = Chance::new(7);
+    let mut chance = Rng::new(7);
     for _ in 0..3000 {
         let (size, first) = (1 + u128::from(chance.below(9)), u128::from(chance.below(20)));
         let last = first + size * u128::from(chance.below(40));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use russet_lease::{LeaseError, Lost, SubnetManager, Wish};
 use russet_model::flannel::{Attributes, SubnetKey};
 use russet_store::Sim;
-use russet_store::sim::{Chance, Faults};
+use russet_store::sim::{Faults, Rng};
 use tokio::time::Instant;
 
 use crate::bench::{DAY, attributes, config, keys, manager, network, run, stored};
@@ -91,7 +91,7 @@ impl Storm {
                 }
             }
         };
-        let mut chance = Chance::new(seed);
+        let mut chance = Rng::new(seed);
         // Short runs end while acquiring, long ones while keeping.
         let steps = [40, 400, 100_000][usize::try_from(chance.below(3)).unwrap()];
         let life = Duration::from_millis(chance.below(600_000));
@@ -100,7 +100,7 @@ impl Storm {
     }
 
     async fn node(&self, node: u8, seed: u64) {
-        let mut chance = Chance::new(seed.wrapping_mul(1000) + u64::from(node));
+        let mut chance = Rng::new(seed.wrapping_mul(1000) + u64::from(node));
         let mut previous = SubnetKey::default();
         for _ in 0..6 {
             tokio::time::sleep(Duration::from_millis(chance.below(3_000))).await;
@@ -112,7 +112,7 @@ impl Storm {
 
     /// Deletes leases now and then.
     async fn vandal(&self, seed: u64) {
-        let mut chance = Chance::new(seed);
+        let mut chance = Rng::new(seed);
         loop {
             tokio::time::sleep(Duration::from_millis(chance.below(60_000))).await;
             let all = self.sim.records();

@@ -175,7 +175,7 @@ fn a_watch_through_faults_ends_with_the_stored_leases() {
                 compaction: 200,
                 ..Faults::default()
             });
-            let mut chance = russet_store::sim::Chance::new(seed);
+            let mut chance = russet_store::sim::Rng::new(seed);
             for _ in 0..200 {
                 let (n, host) = (1 + chance.below(20), chance.below(250) as u8);
                 let below = path(&format!("subnets/10.5.{n}.0-24"));

@@ -85,7 +85,7 @@ impl Block {
     /// ownership: an allocated ordinal is not free, a free one is free once, in the order of the
     /// queue, and unused attributes are removed. Returns the first fault. Invalid allocations stay
     /// invalid.
-    pub fn mend(&mut self) -> Result<Option<BlockFault>, BlockFault> {
+    pub fn repair(&mut self) -> Result<Option<BlockFault>, BlockFault> {
         let Err(fault) = self.validate() else { return Ok(None) };
         if matches!(fault, BlockFault::Length { .. } | BlockFault::NoAttribute { .. }) {
             return Err(fault);

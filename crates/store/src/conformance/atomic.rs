@@ -5,7 +5,7 @@ use std::rc::Rc;
 use russet_model::Prefix;
 
 use super::{Bench, Case, WatchedRecords, count, key, next, value};
-use crate::sim::Chance;
+use crate::sim::Rng;
 use crate::{MAX_STEPS, Revision, Step, Store, StoreError};
 
 pub(super) const CASES: &[(&str, Case)] = &[
@@ -82,9 +82,8 @@ async fn no_half_commit(bench: &Bench<'_>) {
         bench.create(n, DEPOSIT).await;
     }
     let local = tokio::task::LocalSet::new();
-    let writers: Vec<_> = (0..WRITERS)
-        .map(|seed| local.spawn_local(transfer(bench.subject.store(), Chance::new(seed))))
-        .collect();
+    let writers: Vec<_> =
+        (0..WRITERS).map(|seed| local.spawn_local(transfer(bench.subject.store(), Rng::new(seed)))).collect();
     let reader = bench.subject.store();
     let finished = async {
         for writer in writers {
@@ -142,7 +141,7 @@ async fn one_moment(bench: &Bench<'_>) {
     assert!(bench.count(0).await > Some(0), "another writer wrote meanwhile");
 }
 
-async fn transfer(store: Rc<dyn Store>, mut rng: Chance) {
+async fn transfer(store: Rc<dyn Store>, mut rng: Rng) {
     let mut left = TRANSFERS;
     while left > 0 {
         let from = usize::try_from(rng.below(ACCOUNTS as u64)).unwrap();

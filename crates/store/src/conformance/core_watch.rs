@@ -6,7 +6,7 @@ use russet_addr::{Family, NodeName};
 use russet_model::{Key, Prefix};
 
 use super::{Bench, Case, WatchedRecords, count, key, next, value};
-use crate::sim::Chance;
+use crate::sim::Rng;
 use crate::{Event, Step, Watch};
 
 pub(super) const CASES: &[(&str, Case)] = &[
@@ -95,7 +95,7 @@ const SENTINEL: usize = 999;
 async fn interruptions(bench: &Bench<'_>) {
     let seed = 20_260_101;
     eprintln!("seed {seed}");
-    let mut rng = Chance::new(seed);
+    let mut rng = Rng::new(seed);
     let mut watched = WatchedRecords::default();
     let mut watch = watch_handles(bench).await;
     for _ in 0..ROUNDS {
@@ -113,7 +113,7 @@ async fn interruptions(bench: &Bench<'_>) {
     }
 }
 
-async fn change_something(bench: &Bench<'_>, rng: &mut Chance) {
+async fn change_something(bench: &Bench<'_>, rng: &mut Rng) {
     let n = usize::try_from(rng.below(10)).unwrap();
     let step = match bench.count(n).await {
         Some(_) if rng.below(3) == 0 => Step::delete(key(n), None),

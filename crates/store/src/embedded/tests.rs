@@ -197,7 +197,7 @@ async fn a_flipped_bit_is_refused_or_harmless_and_never_panics() {
     let whole = std::fs::read(&path).unwrap();
     let seed = 5;
     eprintln!("seed {seed}");
-    let mut rng = crate::sim::Chance::new(seed);
+    let mut rng = crate::sim::Rng::new(seed);
     let mut refused = 0;
     for round in 0..80 {
         let mut bytes = whole.clone();

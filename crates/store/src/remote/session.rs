@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::{Command, Completed, PendingCall, WatchMessage};
-use crate::sim::Chance;
+use crate::sim::Rng;
 use crate::wire::{self, Answer, Call, FrameError, HELLO_ID, Reply, Request, WireEvent, WireRecord};
 use crate::{CommitError, Event, Record, Revision, Snapshot};
 
@@ -39,7 +39,7 @@ pub(super) struct Session {
     /// Lists of which parts have arrived.
     listings: HashMap<u64, Vec<Record>>,
     retry: Duration,
-    rng: Chance,
+    rng: Rng,
     /// The first connection, where the caller has made it.
     first: Option<UnixStream>,
     /// Whether this ends when the owner listens no more.
@@ -75,7 +75,7 @@ impl Session {
             watches: HashMap::new(),
             listings: HashMap::new(),
             retry: RETRY_MIN,
-            rng: Chance::new(seed),
+            rng: Rng::new(seed),
             first: None,
             guest: false,
         }

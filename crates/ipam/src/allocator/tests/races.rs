@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::pin::Pin;
 
-use russet_store::sim::{Chance, Faults};
+use russet_store::sim::{Faults, Rng};
 
 use super::*;
 
@@ -97,7 +97,7 @@ fn play(seed: u64, mode: Mode) {
         ..Faults::default()
     });
     let ipam = allocators(&bench.sim, &bench.clock, mode);
-    let mut rng = Chance::new(seed);
+    let mut rng = Rng::new(seed);
     let mut work: Vec<Work> = Vec::new();
     let mut held: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
     let mut ids = BTreeSet::new();

@@ -58,7 +58,7 @@ async fn here(choice: StoreChoice, args: &RepairArgs, options: Options) -> Resul
     }
     output::progress("no agent runs: this command looks by itself");
     Place::require(&at.chosen)?;
-    Ok(repair::alone(&at.chosen.paths, &at.chosen.location, &at.node, at.caches, options).await?)
+    Ok(repair::run_without_agent(&at.chosen.paths, &at.chosen.location, &at.node, at.caches, options).await?)
 }
 
 /// The agent's report; None if no agent runs.

@@ -41,7 +41,7 @@ struct Now {
 
 /// Prints what is known; exits with 3 when nothing is.
 pub async fn run(place: &Place, args: WhoArgs) -> Result<ExitCode, Failure> {
-    let mut known = History::of(&place.paths.history_file(), args.ip)?;
+    let mut known = History::tenures(&place.paths.history_file(), args.ip)?;
     let now = match args.at {
         None => place.allocator().holder_of(args.ip).await?.map(Now::from),
         Some(Moment(moment)) => {

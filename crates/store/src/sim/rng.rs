@@ -3,11 +3,11 @@
 
 /// A seeded source of numbers.
 #[derive(Debug, Clone)]
-pub struct Chance(u64);
+pub struct Rng(u64);
 
-// === impl Chance ===
+// === impl Rng ===
 
-impl Chance {
+impl Rng {
     /// The same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)

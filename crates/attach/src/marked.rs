@@ -14,7 +14,7 @@ use crate::{ROUTE_PROTOCOL, detach, inspect};
 
 /// Objects with a mark of Russet.
 #[derive(Debug, Clone, Default)]
-pub struct Remains {
+pub struct MarkedObjects {
     /// Links with an alias of Russet, and precreated ones without an owner.
     pub links: Vec<MarkedLink>,
     /// Routes with Russet's protocols, in all tables.
@@ -52,7 +52,7 @@ pub enum Mark {
     Alias(String),
     /// By the properties of a precreated veth: an ADD is in progress, or was killed before it could
     /// write the owner.
-    Newborn,
+    Precreated,
 }
 
 /// Prefix of the aliases of all links of Russet: `russet:` for pods, `russet overlay`,
@@ -65,7 +65,7 @@ const SDN_ROUTE_PROTOCOL: u8 = 116;
 const TABLE: &str = "russet";
 
 /// Reads the objects with a mark. A kernel without nf_tables has no tables.
-pub fn remains(host: &mut Socket) -> Result<Remains, NetlinkError> {
+pub fn read(host: &mut Socket) -> Result<MarkedObjects, NetlinkError> {
     let (mut links, mut link_names) = (Vec::new(), BTreeMap::new());
     for link in host.links()? {
         link_names.insert(link.index, link.name.clone());
@@ -87,7 +87,7 @@ pub fn remains(host: &mut Socket) -> Result<Remains, NetlinkError> {
         tables => tables?,
     };
     let tables = tables.into_iter().map(|info| info.table).filter(|table| is_our_table(&table.name));
-    Ok(Remains { links, routes, link_names, tables: tables.collect() })
+    Ok(MarkedObjects { links, routes, link_names, tables: tables.collect() })
 }
 
 fn marked(host: &mut Socket, link: Link, mark: Mark) -> Result<MarkedLink, NetlinkError> {
@@ -151,7 +151,7 @@ impl Mark {
     fn of(link: &Link) -> Option<Self> {
         match &link.alias {
             Some(alias) => is_ours(alias).then(|| Self::Alias(alias.clone())),
-            None => inspect::is_untouched_newborn(link).then_some(Self::Newborn),
+            None => inspect::is_untouched_precreated(link).then_some(Self::Precreated),
         }
     }
 }
@@ -160,7 +160,7 @@ impl fmt::Display for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Alias(alias) => f.write_str(alias),
-            Self::Newborn => f.write_str("nobody's yet: an ADD is under way, or was killed"),
+            Self::Precreated => f.write_str("nobody's yet: an ADD is under way, or was killed"),
         }
     }
 }

@@ -14,24 +14,28 @@ use crate::plan::Plan;
 
 /// A veth without an owner yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Newborn {
+pub struct PrecreatedVeth {
     pub(crate) host: Link,
 }
 
 /// Creates the veth of `plan`, using only names, MAC and MTU. None if a link is in the way, which
 /// the attachment then deals with.
-pub fn bear(host: &mut Socket, plan: &Plan, netns: &NetNs) -> Result<Option<Newborn>, AttachCause> {
+pub fn precreate_veth(
+    host: &mut Socket,
+    plan: &Plan,
+    netns: &NetNs,
+) -> Result<Option<PrecreatedVeth>, AttachCause> {
     match create_veth(host, plan, netns) {
-        Ok(()) => Ok(Some(Newborn { host: host.link_by_name(&plan.host_name)? })),
+        Ok(()) => Ok(Some(PrecreatedVeth { host: host.link_by_name(&plan.host_name)? })),
         Err(AttachCause::Netlink(error)) if error.is_exists() => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 /// Deletes a precreated veth that is not needed any more, if it still has no owner.
-pub fn forsake(host: &mut Socket, newborn: &Newborn) -> Result<(), NetlinkError> {
-    let same = |link: &Link| link.name == newborn.host.name && inspect::is_newborn(link);
-    match inspect::by_index(host, newborn.host.index)?.filter(same) {
+pub fn delete_precreated(host: &mut Socket, precreated: &PrecreatedVeth) -> Result<(), NetlinkError> {
+    let same = |link: &Link| link.name == precreated.host.name && inspect::is_precreated(link);
+    match inspect::by_index(host, precreated.host.index)?.filter(same) {
         Some(link) => crate::detach::delete(host, link.index),
         None => Ok(()),
     }
