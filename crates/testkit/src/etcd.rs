@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::require_tool;
 
 /// Longest wait for a member to serve, an election on a busy machine included.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One member.
 #[derive(Debug)]
@@ -209,7 +209,7 @@ impl Cluster {
         let started = std::time::Instant::now();
         while member.try_etcdctl(&["endpoint", "health"]).is_none() {
             assert!(
-                started.elapsed() < PATIENCE,
+                started.elapsed() < TIMEOUT,
                 "{} is not healthy; its log:\n{}",
                 member.name,
                 member.log()

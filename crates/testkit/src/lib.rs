@@ -7,7 +7,7 @@ pub mod blocks;
 mod bytes;
 #[cfg(feature = "containerd")]
 pub mod containerd;
-pub mod crossfire;
+pub mod cross_traffic;
 mod disk;
 pub mod etcd;
 pub mod frame;
@@ -20,7 +20,7 @@ mod tool;
 mod wait;
 
 pub use bytes::{Replayed, replay};
-pub use crossfire::Crossfire;
+pub use cross_traffic::CrossTraffic;
 pub use disk::Disk;
 pub use kernel::{Support, require_kernel};
 pub use netns::{in_netns_with_loopback, in_new_netns};

@@ -5,7 +5,7 @@ use std::time::Instant;
 use russet_lease::{Event, SubnetManager};
 use russet_store::{Step, Store};
 use russet_store_etcd::{Etcd, Settings};
-use russet_testkit::etcd::{Cluster, PATIENCE};
+use russet_testkit::etcd::{Cluster, TIMEOUT};
 
 use crate::bench::{key, keys, manager, path, put, value, wish};
 
@@ -55,7 +55,7 @@ async fn a_start_among_many_nodes() {
             assert!(all.len() >= count as usize);
             let other = format!("subnets/10.200.{start}.0-24");
             put(&store, &other, &value(200)).await;
-            let reported = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
+            let reported = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap();
             assert!(
                 matches!(reported, Event::Put(lease) if lease.key == key(&format!("10.200.{start}.0-24")))
             );

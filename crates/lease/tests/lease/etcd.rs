@@ -7,7 +7,7 @@ use std::time::Duration;
 use russet_lease::{Event, LeaseWatch, Settings, StoreManager, SubnetManager};
 use russet_store::{Step, Store};
 use russet_store_etcd::{Etcd, Settings as EtcdSettings};
-use russet_testkit::etcd::{Cluster, Member, PATIENCE};
+use russet_testkit::etcd::{Cluster, Member, TIMEOUT};
 
 use crate::bench::{
     DAY, PREFIX, V4, acquire, attributes, delete, key, keys, manager, path, put, stored, value, wish,
@@ -45,7 +45,7 @@ async fn until(
     done: impl Fn(&ObservedLeases) -> bool,
 ) {
     while !done(observed) {
-        let event = tokio::time::timeout(PATIENCE, watch.next()).await;
+        let event = tokio::time::timeout(TIMEOUT, watch.next()).await;
         observed.take(event.expect("there is something to tell"));
     }
 }
@@ -133,7 +133,7 @@ async fn t17_a_renewal_extends_the_same_lease_and_writes_no_key() {
     };
     tokio::select! {
         lost = manager.keep(&lease, DAY - Duration::from_secs(4)) => panic!("{lost:?}"),
-        done = tokio::time::timeout(PATIENCE, renewed) => done.unwrap(),
+        done = tokio::time::timeout(TIMEOUT, renewed) => done.unwrap(),
     }
     assert_eq!(lease_of(member, &below).unwrap().0, id);
     assert_eq!(store.get(&path(&below)).await.unwrap().unwrap().revision, revision);
@@ -208,7 +208,7 @@ async fn t24_a_thousand_leases_that_change_ten_times_are_reported_completely() {
     };
     until(&mut observed, &mut *watch, done).await;
     put(&store, "subnets/10.200.0.0-24", &value(1)).await;
-    let last = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
+    let last = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap();
     assert!(
         matches!(&last, Event::Put(lease) if lease.key == key("10.200.0.0-24")),
         "no event was late: {last:?}"

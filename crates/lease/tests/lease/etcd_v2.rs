@@ -6,7 +6,7 @@ use std::time::Duration;
 use russet_lease::{Event, Lost, SubnetManager};
 use russet_store::{Step, Store};
 use russet_store_etcd::{EtcdV2, Settings as EtcdSettings};
-use russet_testkit::etcd::{Cluster, PATIENCE};
+use russet_testkit::etcd::{Cluster, TIMEOUT};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::bench::{
@@ -69,7 +69,7 @@ async fn t01_and_t17_a_lease_is_a_node_with_a_days_time_that_is_renewed() {
     };
     tokio::select! {
         lost = manager.keep(&lease, DAY - Duration::from_secs(4)) => panic!("{lost:?}"),
-        done = tokio::time::timeout(PATIENCE, renewed) => done.unwrap(),
+        done = tokio::time::timeout(TIMEOUT, renewed) => done.unwrap(),
     }
     assert_eq!(node(&cluster, &below).await["value"], value(11));
 }
@@ -141,7 +141,7 @@ async fn t19_and_t20_and_t23_events_of_old_peers_are_reported_and_a_lost_lease_i
     }
     let mut until = async |count: usize| {
         while observed.0.len() != count {
-            observed.take(tokio::time::timeout(PATIENCE, watch.next()).await.unwrap());
+            observed.take(tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap());
         }
     };
     // 10.5.201.0-24 existed before; the last one expires.
@@ -183,7 +183,7 @@ async fn t26_an_outdated_index_leads_to_a_new_list_and_the_differences() {
     proxy.refuse(false).await;
     let wanted = ["10.5.3.0-24", "10.5.4.0-24", "10.5.5.0-24"].map(key);
     while !observed.0.keys().eq(&wanted) || observed.0[&wanted[0]] != attributes(33) {
-        observed.take(tokio::time::timeout(PATIENCE, watch.next()).await.unwrap());
+        observed.take(tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap());
     }
     put(&store, "subnets/10.5.6.0-24", &value(6)).await;
     assert!(matches!(watch.next().await, Event::Put(lease) if lease.key == key("10.5.6.0-24")));
@@ -218,7 +218,7 @@ async fn a_dynamic_lease_is_published_and_repaired_on_the_v2_api() {
         };
         tokio::select! {
             lost = manager.keep(&lease, DAY - Duration::from_secs(2)) => panic!("{lost:?}"),
-            done = tokio::time::timeout(PATIENCE, repaired) => done.unwrap(),
+            done = tokio::time::timeout(TIMEOUT, repaired) => done.unwrap(),
         }
     }
 }
@@ -232,7 +232,7 @@ async fn two_nodes_on_the_v2_api_see_each_other() {
     let mut watch = first.watch(&one.key).await.unwrap();
     assert_eq!(watch.next().await, Event::Snapshot(Vec::new()));
     let other = acquire(&second, &wish(12)).await;
-    let reported = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
+    let reported = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap();
     assert!(
         matches!(&reported, Event::Put(lease) if lease.key == other.key && lease.attributes == attributes(12)),
         "{reported:?}"

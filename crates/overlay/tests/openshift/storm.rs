@@ -1,7 +1,7 @@
 //! Two tenants on three nodes. Every pod sends to every other while one tenant is joined, made
 //! global and isolated again; each arrival is checked by the time at which it was sent.
 
-use russet_testkit::crossfire::{Arrival, Crossfire, pairs};
+use russet_testkit::cross_traffic::{Arrival, CrossTraffic, pairs};
 
 use crate::lab::{Node, Pod, with_nodes};
 
@@ -22,7 +22,7 @@ fn across(from: u8, to: u8) -> bool {
 
 /// Changes the red pods' network ID on every node, one after the other, and waits until the traffic
 /// matches.
-fn change(nodes: &mut [Node], red: &[Pod], traffic: &Crossfire, netid: u32, open: bool) -> Window {
+fn change(nodes: &mut [Node], red: &[Pod], traffic: &CrossTraffic, netid: u32, open: bool) -> Window {
     for (node, pod) in nodes.iter_mut().zip(red) {
         node.renumber(&[pod], netid).unwrap();
     }
@@ -39,7 +39,7 @@ fn no_packet_crosses_between_isolated_tenants_while_they_change_under_traffic() 
         let blue: Vec<Pod> = nodes.iter_mut().map(|node| node.pod(10, 10)).collect();
         let red: Vec<Pod> = nodes.iter_mut().map(|node| node.pod(11, 11)).collect();
         let all_pods = blue.iter().zip(&red).flat_map(|(blue, red)| [blue, red]);
-        let traffic = Crossfire::start(all_pods.map(|pod| (pod.name.as_str(), pod.port.address)));
+        let traffic = CrossTraffic::start(all_pods.map(|pod| (pod.name.as_str(), pod.port.address)));
         let mut windows = vec![change(nodes, &red, &traffic, 11, false)];
         for round in 0..5 {
             windows.push(change(nodes, &red, &traffic, 10, true));

@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use russet_testkit::crossfire::Arrival;
+use russet_testkit::cross_traffic::Arrival;
 use russet_testkit::eventually;
 
 use crate::drift::{drift, inside, quiet, repaired};
 use crate::fabric::Fabric;
 use crate::node::{TIMEOUT, TestNode};
-use crate::openshift_tenants::{Attached, across, agent_args, attach, crossfire, netnamespace, pairs};
+use crate::openshift_tenants::{Attached, across, agent_args, attach, cross_traffic, netnamespace, pairs};
 
 /// Pods: blue and red on each of two nodes.
 const PODS: u8 = 4;
@@ -63,7 +63,7 @@ fn flushed_openshift_objects_are_restored_and_tenants_stay_isolated() {
     let node = &nodes[1];
     eventually(TIMEOUT, || nodes.iter().all(quiet));
     for (harm, kind) in CHANGES {
-        let traffic = crossfire(&pods);
+        let traffic = cross_traffic(&pods);
         traffic.flows(&pairs(PODS, false), 0);
         let was = kind.map(|kind| repaired(node, kind));
         let began = traffic.now();

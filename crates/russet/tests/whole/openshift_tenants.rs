@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use russet_linux::process;
-use russet_testkit::crossfire::{self, Arrival, Crossfire};
+use russet_testkit::cross_traffic::{self, Arrival, CrossTraffic};
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
@@ -84,8 +84,8 @@ fn verdict_netids(node: &TestNode) -> Vec<u64> {
 }
 
 /// Every pod sends to every other.
-pub fn crossfire(pods: &[Attached]) -> Crossfire {
-    Crossfire::start(pods.iter().map(|attached| (attached.pod.netns_name.as_str(), attached.address)))
+pub fn cross_traffic(pods: &[Attached]) -> CrossTraffic {
+    CrossTraffic::start(pods.iter().map(|attached| (attached.pod.netns_name.as_str(), attached.address)))
 }
 
 /// Even pods are blue, odd ones red.
@@ -95,7 +95,7 @@ pub fn across(from: u8, to: u8) -> bool {
 
 /// All pairs of so many pods that may talk.
 pub fn pairs(pods: u8, open: bool) -> BTreeSet<(u8, u8)> {
-    crossfire::pairs(pods, |from, to| open || !across(from, to))
+    cross_traffic::pairs(pods, |from, to| open || !across(from, to))
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn two_tenants_on_three_nodes_change_under_traffic_and_nothing_crosses_while_iso
     nodes.iter_mut().for_each(TestNode::start_agent);
     let pods: Vec<Attached> =
         nodes.iter_mut().flat_map(|node| [attach(node, "blue"), attach(node, "red")]).collect();
-    let traffic = crossfire(&pods);
+    let traffic = cross_traffic(&pods);
     let mut isolated = Vec::new();
     let rounds =
         [("isolate", false), ("join", true), ("isolate", false), ("global", true), ("isolate", false)];

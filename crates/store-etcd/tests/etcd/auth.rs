@@ -8,7 +8,7 @@ use russet_store_etcd::{Etcd, Secret, Settings};
 use russet_testkit::run;
 
 use crate::key;
-use crate::server::{Clients, Cluster, PATIENCE};
+use crate::server::{Clients, Cluster, TIMEOUT};
 
 /// Lifetime of a token in these tests.
 const TOKEN_TTL: Duration = Duration::from_secs(1);
@@ -94,7 +94,7 @@ async fn access_without_permission_is_refused_at_once() {
 async fn expired_tokens_are_renewed_by_calls_and_by_watches() {
     let cluster = guarded();
     let store = user(&cluster, "russet", "rust");
-    let lease = store.grant(PATIENCE).await.unwrap();
+    let lease = store.grant(TIMEOUT).await.unwrap();
     let mut watch = store.watch(&Prefix::handles()).await.unwrap();
     assert!(matches!(watch.next().await.unwrap(), Event::Snapshot(_)));
     for round in 0..3 {
@@ -105,7 +105,7 @@ async fn expired_tokens_are_renewed_by_calls_and_by_watches() {
         }
         let steps = vec![Step::put(key(round), "x")];
         store.commit(steps).await.unwrap();
-        let event = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
+        let event = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap().unwrap();
         assert!(matches!(event, Event::Put(record) if record.key == key(round)));
     }
     // A watch that begins, and one that must subscribe again, with an expired token.
@@ -126,7 +126,7 @@ async fn a_watch_that_subscribes_again_with_an_expired_token_renews_it() {
     cluster.members[0].start();
     cluster.wait();
     cluster.members[0].etcdctl(&["put", key(1).as_str(), "x"]);
-    let event = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
+    let event = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap().unwrap();
     assert!(matches!(event, Event::Put(record) if record.key == key(1)));
 }
 
@@ -147,6 +147,6 @@ async fn credentials_work_before_and_after_authentication_is_enabled() {
     cluster.wait();
     assert_eq!(store.get(&key(1)).await.unwrap().unwrap().value, b"y");
     store.commit(vec![Step::put(key(1), "z")]).await.unwrap();
-    let event = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
+    let event = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap().unwrap();
     assert!(matches!(event, Event::Put(record) if record.value == b"z"));
 }

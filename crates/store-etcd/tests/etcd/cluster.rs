@@ -9,7 +9,7 @@ use russet_store_etcd::Etcd;
 use russet_testkit::eventually_some;
 
 use crate::key;
-use crate::server::{Clients, Cluster, Member, PATIENCE};
+use crate::server::{Clients, Cluster, Member, TIMEOUT};
 
 /// The number of writers, and how many additions each makes at least; they continue until the
 /// disturbances end.
@@ -75,7 +75,7 @@ fn leader(cluster: &Cluster) -> usize {
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
         status[0]["Status"]["leader"] == status[0]["Status"]["header"]["member_id"]
     };
-    eventually_some(PATIENCE, || cluster.members.iter().position(leads))
+    eventually_some(TIMEOUT, || cluster.members.iter().position(leads))
 }
 
 /// Kills the leader, restarts it, stops another leader for longer than an election, and resumes it.
@@ -186,7 +186,7 @@ async fn the_sum_is_exact_while_members_are_killed_and_stopped() {
                 "{own} stored, {answered} answered, {unknown} unknown"
             );
             tell.send(Some(own)).unwrap();
-            let seen = tokio::time::timeout(PATIENCE, follower).await.unwrap().unwrap();
+            let seen = tokio::time::timeout(TIMEOUT, follower).await.unwrap().unwrap();
             assert_eq!(seen, own);
             eprintln!("{own} additions in {:?}, each told once to the watch", begun.elapsed());
         })
@@ -217,14 +217,14 @@ async fn a_member_without_a_leader_refuses_at_once_and_executes_no_commit() {
             StoreError::Unavailable { .. } => break eprintln!("{error}"),
             error => assert!(error.outcome_unknown(), "{error}"),
         }
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TIMEOUT);
     }
     cluster.members[1].start();
     cluster.wait_for(0);
     eventually_committed(&store).await;
     // A write during the time without a majority may have been executed before this one.
     loop {
-        let event = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
+        let event = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap().unwrap();
         if matches!(event, Event::Put(record) if record.value == b"3") {
             break;
         }
@@ -250,7 +250,7 @@ async fn watches_of_a_stopped_member_continue_at_another() {
     cluster.members[1].etcdctl(&["put", key(1).as_str(), "1"]);
     let begun = Instant::now();
     for watch in &mut watches {
-        let event = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
+        let event = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap().unwrap();
         assert!(matches!(event, Event::Put(record) if record.key == key(1)));
     }
     eprintln!("all {CLIENTS} watches told after {:?}", begun.elapsed());
@@ -259,14 +259,14 @@ async fn watches_of_a_stopped_member_continue_at_another() {
 async fn eventually_read(store: &Etcd) {
     let begun = Instant::now();
     while let Err(error) = store.get(&key(1)).await {
-        assert!(error.retryable() && begun.elapsed() < PATIENCE, "{error}");
+        assert!(error.retryable() && begun.elapsed() < TIMEOUT, "{error}");
     }
 }
 
 async fn eventually_committed(store: &Etcd) {
     let begun = Instant::now();
     while let Err(error) = store.commit(vec![Step::put(key(1), "3")]).await {
-        assert!(begun.elapsed() < PATIENCE, "{error}");
+        assert!(begun.elapsed() < TIMEOUT, "{error}");
     }
     assert_eq!(store.get(&key(1)).await.unwrap().unwrap().value, b"3");
 }

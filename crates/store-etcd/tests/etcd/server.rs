@@ -1,6 +1,6 @@
 //! A cluster of real members, with clients.
 
-pub use russet_testkit::etcd::{Cluster, Member, PATIENCE};
+pub use russet_testkit::etcd::{Cluster, Member, TIMEOUT};
 
 use russet_store_etcd::{Etcd, Settings};
 

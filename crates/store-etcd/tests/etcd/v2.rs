@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::key;
 use crate::proxy::Proxy;
-use crate::server::{Clients, Cluster, PATIENCE};
+use crate::server::{Clients, Cluster, TIMEOUT};
 
 /// How many changes a member remembers.
 const REMEMBERED: usize = 1_000;
@@ -40,7 +40,7 @@ async fn bury(store: &EtcdV2) {
 }
 
 async fn next(watch: &mut Box<dyn Watch>) -> Event {
-    tokio::time::timeout(PATIENCE, watch.next()).await.expect("there is something to tell").unwrap()
+    tokio::time::timeout(TIMEOUT, watch.next()).await.expect("there is something to tell").unwrap()
 }
 
 async fn begun(store: &EtcdV2) -> Box<dyn Watch> {
@@ -262,7 +262,7 @@ async fn eventually_put(store: &EtcdV2, value: &str) {
     let begun = Instant::now();
     while let Err(error) = store.commit(vec![Step::put(key(1), value)]).await {
         assert!(error.error.retryable() || error.error.outcome_unknown(), "{error}");
-        assert!(begun.elapsed() < PATIENCE, "{error}");
+        assert!(begun.elapsed() < TIMEOUT, "{error}");
     }
 }
 

@@ -9,10 +9,10 @@ use russet_store_etcd::{Etcd, EtcdV2, Settings};
 
 use crate::key;
 use crate::proxy::Proxy;
-use crate::server::{Clients, Cluster, PATIENCE};
+use crate::server::{Clients, Cluster, TIMEOUT};
 
 async fn next(watch: &mut Box<dyn Watch>) -> Event {
-    tokio::time::timeout(PATIENCE, watch.next()).await.expect("there is something to tell").unwrap()
+    tokio::time::timeout(TIMEOUT, watch.next()).await.expect("there is something to tell").unwrap()
 }
 
 async fn begun(store: &Etcd) -> Box<dyn Watch> {
@@ -127,7 +127,7 @@ async fn a_dropped_watch_ends_its_task() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, ended).await.expect("the task ends");
+    tokio::time::timeout(TIMEOUT, ended).await.expect("the task ends");
 }
 
 /// Records for a list with many pages.
@@ -181,7 +181,7 @@ async fn a_stopped_cluster_is_lost_after_ten_seconds_and_found_after_the_restart
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, all).await.unwrap_or_else(|_| panic!("{lost}: {reaches:?}"));
+        tokio::time::timeout(TIMEOUT, all).await.unwrap_or_else(|_| panic!("{lost}: {reaches:?}"));
     };
     until(false).await;
     let away = Instant::now();

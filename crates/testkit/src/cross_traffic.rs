@@ -16,7 +16,7 @@ use crate::{eventually, let_pass};
 
 /// Pods that send to each other, each datagram with its sender's number and its time, until they
 /// are stopped.
-pub struct Crossfire {
+pub struct CrossTraffic {
     began: Instant,
     stop: Arc<AtomicBool>,
     arrivals: Arc<Mutex<Vec<Arrival>>>,
@@ -30,7 +30,7 @@ pub struct Arrival {
     pub from: u8,
     /// The receiver's number.
     pub to: u8,
-    /// When it was sent, by [`Crossfire::now`].
+    /// When it was sent, by [`CrossTraffic::now`].
     pub sent_ns: u64,
 }
 
@@ -47,9 +47,9 @@ pub fn pairs(pods: u8, wanted: impl Fn(u8, u8) -> bool) -> BTreeSet<(u8, u8)> {
     all.filter(|(from, to)| from != to && wanted(*from, *to)).collect()
 }
 
-// === impl Crossfire ===
+// === impl CrossTraffic ===
 
-impl Crossfire {
+impl CrossTraffic {
     /// Every pod sends to every other: pods by the names of their namespaces and by their
     /// addresses.
     pub fn start<'p>(pods: impl IntoIterator<Item = (&'p str, Ipv4Addr)>) -> Self {
