@@ -36,7 +36,7 @@ use russet_attach::restore::Depth;
 use russet_linux::watch::Call;
 use russet_netlink::NetlinkError;
 use russet_overlay::openshift::Sdn as DataPath;
-use russet_overlay::{Inputs, Report};
+use russet_overlay::{Inputs, ReconcileReport};
 use russet_policy::Keeper;
 use tokio::sync::{Notify, watch};
 
@@ -155,7 +155,7 @@ impl Drift {
 
     /// Brings the overlay to the state that `inputs` describe. Later comparisons use these inputs.
     /// Blocks.
-    pub fn reconcile(&self, inputs: Inputs) -> Report {
+    pub fn reconcile(&self, inputs: Inputs) -> ReconcileReport {
         let shared = &*self.0;
         shared.aside.store(false, Ordering::Relaxed);
         let mut overlay = lock(&shared.overlay);

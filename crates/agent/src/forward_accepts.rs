@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use russet_addr::IpNet;
-use russet_overlay::firewall::{Firewall, FirewallError, Report, Wanted};
+use russet_overlay::firewall::{Firewall, FirewallError, FirewallReport, Wanted};
 
 /// The pools whose packets are accepted. Once started, the thread runs as long as the process.
 #[derive(Debug, Default)]
@@ -111,7 +111,7 @@ fn pause(heard: Result<(), FirewallError>, applied: Instant) {
 }
 
 /// Logs repairs, and each lasting failure once.
-fn log_report(report: &Report, logged: &mut Vec<String>) {
+fn log_report(report: &FirewallReport, logged: &mut Vec<String>) {
     for repair in &report.repaired {
         let by = report.culprit.as_ref().map(ToString::to_string);
         tracing::info!(%repair, after = by.as_deref().unwrap_or("an unknown program"), "forwarded packets of pods are accepted");

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use prometheus_client::registry::Registry;
 use russet_listener::Admission;
-use russet_overlay::Report;
+use russet_overlay::ReconcileReport;
 use russet_overlay::openshift::Sdn as DataPath;
 use russet_store::Store;
 use tokio::sync::{Notify, mpsc, watch};
@@ -283,7 +283,7 @@ async fn keep(path: &Arc<Mutex<DataPath>>, drift: &Drift) -> watch::Receiver<Opt
     }
 }
 
-fn problem_of(report: &Report) -> Option<String> {
+fn problem_of(report: &ReconcileReport) -> Option<String> {
     let first = || report.errors.first().map_or_else(|| "it was interrupted".to_owned(), ToString::to_string);
     (report.failed > 0).then(first)
 }

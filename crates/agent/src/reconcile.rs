@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use russet_addr::{Family, IpNet, NodeName, host_net};
 use russet_model::{FelixConfigurationSpec, IpPool, Key, Prefix, ResourceKind};
-use russet_overlay::{Affinity, Borrowed, Dialect, Inputs, Pool, Reason, Report, Tunnel, TunnelSenders};
+use russet_overlay::{
+    Affinity, Borrowed, Dialect, Inputs, Pool, Reason, ReconcileReport, Tunnel, TunnelSenders,
+};
 use russet_plugins::Node;
 use russet_store::{Event, Store, StoreError, Watch};
 
@@ -457,7 +459,7 @@ impl Loop {
         Inputs { dialect, tunnel, senders, ..inputs(&self.node, cluster, choice) }
     }
 
-    fn log_report(&self, report: &Report, started: Instant) {
+    fn log_report(&self, report: &ReconcileReport, started: Instant) {
         for (kind, count) in &report.changed {
             let kind = Kind { kind: kind.label().to_owned() };
             self.metrics.changes.get_or_create(&kind).inc_by(*count as u64);

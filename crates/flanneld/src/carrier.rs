@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 
 use russet_lease::Lease;
 use russet_model::flannel::{NetworkConfig, SubnetKey};
-use russet_overlay::Report;
-use russet_overlay::flannel::Standing;
+use russet_overlay::ReconcileReport;
+use russet_overlay::flannel::ExistingDevice;
 
 use crate::backend::{Backend, BackendError};
 use crate::extension::CommandError;
@@ -137,7 +137,7 @@ impl Carrier {
         backend: &Backend,
         external: &External,
         config: &NetworkConfig,
-    ) -> Result<Vec<Standing>, CarrierError> {
+    ) -> Result<Vec<ExistingDevice>, CarrierError> {
         match backend {
             Backend::Udp { .. } | Backend::Extension(_) | Backend::Alloc => Ok(Vec::new()),
             kernel => KernelPart::survey(kernel, external, config).await,
@@ -213,7 +213,7 @@ fn log_replaced(replaced: &[String]) {
 }
 
 /// Logs and counts the result of a run on the kernel.
-fn log_report(report: &Report, what: &str, status: &Status) {
+fn log_report(report: &ReconcileReport, what: &str, status: &Status) {
     log_replaced(&report.replaced);
     for error in report.errors.iter().take(LOGGED_MAX) {
         tracing::warn!(%error, "{what}");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use russet_addr::IpNet;
 use russet_model::flannel::{NetworkConfig, SubnetKey};
-use russet_overlay::firewall::{Culprit, Firewall, FirewallError, Mode, Report, Wanted};
+use russet_overlay::firewall::{Culprit, Firewall, FirewallError, FirewallReport, Mode, Wanted};
 use tokio::sync::oneshot;
 
 use crate::flags::{FirewallKind, Options};
@@ -173,7 +173,7 @@ fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, log: 
 impl Log {
     /// Logs every repair, and a failure only when it is new: a permanent one would be logged at
     /// each comparison.
-    fn log_report(&mut self, report: &Report, what: &str) {
+    fn log_report(&mut self, report: &FirewallReport, what: &str) {
         for repair in &report.repaired {
             self.status.repairs.fetch_add(1, Ordering::Relaxed);
             match &report.culprit {
@@ -194,7 +194,7 @@ impl Log {
     }
 
     /// Warns when repairs are undone repeatedly.
-    fn warn_of_fight(&mut self, report: &Report, now: Instant) {
+    fn warn_of_fight(&mut self, report: &FirewallReport, now: Instant) {
         if report.repaired.is_empty() || !self.fights.repaired(now) {
             return;
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use russet_lease::{Event, Lease, LeaseError, SubnetManager};
 use russet_model::flannel::{NetworkConfig, SubnetKey};
 use russet_overlay::firewall::{self, FirewallError, Mode};
-use russet_overlay::flannel::{FlannelError, Found, Standing};
+use russet_overlay::flannel::{DeviceState, ExistingDevice, FlannelError};
 
 use crate::backend::Backend;
 use crate::interface::External;
@@ -87,7 +87,7 @@ const SUPERVISED: Duration = Duration::from_secs(3);
 pub async fn survey(
     expected: &Expected<'_>,
     leases: &dyn SubnetManager,
-    standing: &[Standing],
+    standing: &[ExistingDevice],
 ) -> Result<Survey, TakeoverError> {
     // Without a subnet of our own, the watch also lists our own lease.
     let mut watch = leases.watch(&SubnetKey { v4: None, v6: None }).await?;
@@ -167,7 +167,7 @@ impl fmt::Display for Survey {
 
 impl Expected<'_> {
     /// All differences, for the operator to resolve.
-    fn objections(&self, leases: &[Lease], standing: &[Standing]) -> Vec<String> {
+    fn objections(&self, leases: &[Lease], standing: &[ExistingDevice]) -> Vec<String> {
         let mut objections = Vec::new();
         let (own, env) = (self.env.key(), self.env);
         if own.subnets().next().is_none() {
@@ -197,13 +197,13 @@ impl Expected<'_> {
             [lease] => self.compare(lease, &own, &mut objections),
             more => objections.push(format!("{} leases are of this node's address", more.len())),
         }
-        for Standing { device, found, .. } in standing {
+        for ExistingDevice { device, found, .. } in standing {
             match found {
-                Found::Ours(_) => {}
-                Found::Other => objections.push(format!(
+                DeviceState::Ours(_) => {}
+                DeviceState::Other => objections.push(format!(
                     "device {device} would be recreated: VNI, port, address or interface differ"
                 )),
-                Found::Nothing => objections.push(format!("there is no device {device}")),
+                DeviceState::Nothing => objections.push(format!("there is no device {device}")),
             }
         }
         objections
@@ -238,25 +238,30 @@ mod tests {
 
     const CONFIG: &[u8] = br#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
 
-    fn objections(env: &str, leases: &[Lease], found: Found) -> Vec<String> {
+    fn objections(env: &str, leases: &[Lease], found: DeviceState) -> Vec<String> {
         objections_with(env, leases, found, None)
     }
 
-    fn objections_with(env: &str, leases: &[Lease], found: Found, masquerade: Option<bool>) -> Vec<String> {
+    fn objections_with(
+        env: &str,
+        leases: &[Lease],
+        found: DeviceState,
+        masquerade: Option<bool>,
+    ) -> Vec<String> {
         let config = NetworkConfig::parse(CONFIG).and_then(NetworkConfig::validated).unwrap();
         let backend = Backend::parse(&config.backend, false).unwrap();
         let external = external();
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), env).unwrap();
         let env = SubnetEnv::read(file.path()).unwrap();
-        let device = Standing { device: "flannel.1".parse().unwrap(), family: Family::V4, found };
+        let device = ExistingDevice { device: "flannel.1".parse().unwrap(), family: Family::V4, found };
         let (config, backend, external) = (&config, &backend, &external);
         let expected = Expected { config, backend, external, env: &env, masquerade, answers: None };
         expected.objections(leases, &[device])
     }
 
     const ENV: &str = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.29.1/24\nFLANNEL_MTU=1450\n";
-    const OURS: Found = Found::Ours(Mac([2, 0, 0, 0, 0, 1]));
+    const OURS: DeviceState = DeviceState::Ours(Mac([2, 0, 0, 0, 0, 1]));
 
     #[test]
     fn a_node_as_flannel_left_it_is_taken_over() {
@@ -297,8 +302,8 @@ mod tests {
             ),
             (ENV, vec![lease("10.5.29.0-24", "10.200.0.11", "host-gw")], OURS, "\"host-gw\""),
             (ENV, vec![own(), lease("10.5.30.0-24", "10.200.0.11", "vxlan")], OURS, "2 leases"),
-            (ENV, vec![own()], Found::Other, "would be recreated"),
-            (ENV, vec![own()], Found::Nothing, "there is no device flannel.1"),
+            (ENV, vec![own()], DeviceState::Other, "would be recreated"),
+            (ENV, vec![own()], DeviceState::Nothing, "there is no device flannel.1"),
         ] {
             let found_objections = objections(env, &leases, found);
             assert!(

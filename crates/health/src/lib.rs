@@ -111,7 +111,7 @@ async fn serve_all<R: Ready>(
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz::<R>).with_state(ready.clone()))
-        .route("/metrics", get(metrics::answer).with_state(Arc::new(Metrics::of(registry))));
+        .route("/metrics", get(metrics::answer).with_state(Arc::new(Metrics::new(registry))));
     let problems = Arc::new(Problems { ready, now: Mutex::default() });
     let (stopping, stopped) = watch::channel(false);
     let mut servers = JoinSet::new();
@@ -133,16 +133,16 @@ async fn serve_at<R: Ready>(
     problems: Arc<Problems<R>>,
     time: Time,
 ) {
-    let stop = told(time.stopped.clone());
+    let stop = stop_requested(time.stopped.clone());
     match &address {
         Address::Tcp(at) => {
-            let listener = again_and_again(&address, &problems, time, || bind(*at)).await;
+            let listener = retry_bind(&address, &problems, time, || bind(*at)).await;
             let Some(listener) = listener else { return };
             serve(listener, admission, REQUESTS, router, stop).await;
         }
         Address::Unix(path) => {
             let bind = || russet_listener::unix::replace_at(path, SOCKET_MODE);
-            let listener = again_and_again(&address, &problems, time, bind).await;
+            let listener = retry_bind(&address, &problems, time, bind).await;
             let Some(listener) = listener else { return };
             serve(listener, admission, REQUESTS, router, stop).await;
         }
@@ -157,7 +157,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Retries `bind` until it succeeds; none after the stop.
-async fn again_and_again<R: Ready, L>(
+async fn retry_bind<R: Ready, L>(
     address: &Address,
     problems: &Problems<R>,
     mut time: Time,
@@ -182,7 +182,7 @@ async fn again_and_again<R: Ready, L>(
 }
 
 /// Resolves at the stop.
-async fn told(mut stopped: watch::Receiver<bool>) {
+async fn stop_requested(mut stopped: watch::Receiver<bool>) {
     // An error means that the sender is gone, which counts as the stop.
     let _ = stopped.wait_for(|stop| *stop).await;
 }

@@ -18,12 +18,12 @@ pub(crate) struct Metrics {
 
 struct Printed {
     text: Bytes,
-    budget: Budget,
+    budget: RenderBudget,
 }
 
 /// Limits how often the text is rendered.
 #[derive(Debug)]
-struct Budget {
+struct RenderBudget {
     left: u32,
     /// The time up to which renewed budget has been added.
     at: Instant,
@@ -48,8 +48,8 @@ pub(crate) async fn answer(State(metrics): State<Arc<Metrics>>) -> Response {
 // === impl Metrics ===
 
 impl Metrics {
-    pub(crate) fn of(registry: Registry) -> Self {
-        let budget = Budget { left: BURST, at: Instant::now() };
+    pub(crate) fn new(registry: Registry) -> Self {
+        let budget = RenderBudget { left: BURST, at: Instant::now() };
         Self { registry, printed: Mutex::new(Printed { text: Bytes::new(), budget }) }
     }
 
@@ -64,9 +64,9 @@ impl Metrics {
     }
 }
 
-// === impl Budget ===
+// === impl RenderBudget ===
 
-impl Budget {
+impl RenderBudget {
     /// Whether the text may be rendered now.
     fn spend(&mut self, now: Instant) -> bool {
         let gained = now.saturating_duration_since(self.at).as_millis() / GAIN_INTERVAL.as_millis();
@@ -90,7 +90,7 @@ mod tests {
     fn occasional_scrapes_are_rendered_and_excessive_ones_get_the_cached_text() {
         let (mut registry, counter) = (Registry::default(), Counter::<u64>::default());
         registry.register("it", "It", counter.clone());
-        let metrics = Metrics::of(registry);
+        let metrics = Metrics::new(registry);
         let now = Instant::now();
         let read = |at| {
             let text = String::from_utf8(metrics.text(at).unwrap().to_vec()).unwrap();

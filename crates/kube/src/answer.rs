@@ -174,15 +174,15 @@ mod tests {
 
     #[test]
     fn the_status_decides_the_error_of_the_caller() {
-        let told = |code, reason| failure(code, &status(code, reason, "words")).error;
-        assert!(matches!(told(401, "Unauthorized"), KubeError::Unauthorized(_)));
-        assert!(matches!(told(403, "Forbidden"), KubeError::Forbidden(_)));
-        assert!(matches!(told(404, "NotFound"), KubeError::NotFound(_)));
-        assert!(matches!(told(409, "Conflict"), KubeError::Conflict(_)));
-        assert!(matches!(told(422, "Invalid"), KubeError::Invalid(_)));
-        assert!(matches!(told(503, "ServiceUnavailable"), KubeError::Unavailable { .. }));
+        let error_of = |code, reason| failure(code, &status(code, reason, "words")).error;
+        assert!(matches!(error_of(401, "Unauthorized"), KubeError::Unauthorized(_)));
+        assert!(matches!(error_of(403, "Forbidden"), KubeError::Forbidden(_)));
+        assert!(matches!(error_of(404, "NotFound"), KubeError::NotFound(_)));
+        assert!(matches!(error_of(409, "Conflict"), KubeError::Conflict(_)));
+        assert!(matches!(error_of(422, "Invalid"), KubeError::Invalid(_)));
+        assert!(matches!(error_of(503, "ServiceUnavailable"), KubeError::Unavailable { .. }));
         assert!(failure(410, &status(410, "Expired", "too old resource version")).expired);
-        assert_eq!(told(404, "NotFound").to_string(), "patch pod shop/web-0: words");
+        assert_eq!(error_of(404, "NotFound").to_string(), "patch pod shop/web-0: words");
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::{BoxFuture, KubeError, Kubernetes, Namespace, Node, NodeWatch, Pod, S
 pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
 /// A read gives up a silent connection after this part of its deadline, so that another can still
 /// answer in time.
-const PATIENCE_PARTS: u32 = 3;
+const READ_TIMEOUT_PARTS: u32 = 3;
 /// Limit of a single object: etcd stores at most 1.5 MiB of it, and its JSON is larger.
 pub(crate) const MAX_OBJECT_BYTES: usize = 8 << 20;
 /// The content type of a strategic merge patch, which merges lists with a merge key, such as
@@ -181,8 +181,8 @@ impl Client {
         let mut backoff = Backoff::new();
         loop {
             // For a request that cannot be repeated, giving up early would only lose its result.
-            let patience = self.shared.deadline / PATIENCE_PARTS;
-            let until = if is_read { deadline.min(Instant::now() + patience) } else { deadline };
+            let timeout = self.shared.deadline / READ_TIMEOUT_PARTS;
+            let until = if is_read { deadline.min(Instant::now() + timeout) } else { deadline };
             let failure = match attempt(self.session(), until).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,

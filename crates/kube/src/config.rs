@@ -101,7 +101,7 @@ pub(crate) struct Config {
 /// The settings before they are checked; kubeconfig, service account and overrides all fill one of
 /// these.
 #[derive(Debug, Clone, Default)]
-struct Draft {
+struct UncheckedConfig {
     server: Option<String>,
     authorities: Option<Material>,
     certificate: Option<Material>,
@@ -159,13 +159,13 @@ impl Source {
 
     /// Reads and checks it.
     pub(crate) fn load(&self) -> Result<Config, ConfigError> {
-        let (mut draft, overrides) = match self {
+        let (mut unchecked, overrides) = match self {
             Self::Kubeconfig { path, overrides } => (kubeconfig::read(path)?, overrides),
             Self::InCluster { overrides } => (in_cluster::of_process()?, overrides),
-            Self::Direct { overrides } => (Draft::default(), overrides),
+            Self::Direct { overrides } => (UncheckedConfig::default(), overrides),
         };
-        draft.take(overrides);
-        draft.check()
+        unchecked.take(overrides);
+        unchecked.check()
     }
 
     /// The file whose change requires a reload.
@@ -177,9 +177,9 @@ impl Source {
     }
 }
 
-// === impl Draft ===
+// === impl UncheckedConfig ===
 
-impl Draft {
+impl UncheckedConfig {
     fn take(&mut self, overrides: &Overrides) {
         let Overrides { server, token, certificate_authority, client_certificate, client_key } =
             overrides.clone();

@@ -35,13 +35,13 @@ const OPERATION_WATCH: &str = "watch nodes";
 pub(crate) struct Nodes {
     client: Client,
     backoff: Backoff,
-    state: State,
+    state: WatchState,
     /// The first list may come from the server's cache; later ones must not be older than what we
     /// know.
     listed_before: bool,
 }
 
-enum State {
+enum WatchState {
     /// Nothing is known, or the known revision is too old.
     List,
     /// Everything up to this revision is known.
@@ -84,7 +84,7 @@ struct Line<'a> {
 }
 
 /// The meaning of a line of a watch.
-enum Told {
+enum WatchLine {
     Event(Box<NodeEvent>, String),
     Bookmark(String),
     Failed(Failure),
@@ -94,37 +94,37 @@ enum Told {
 
 impl Nodes {
     pub(crate) fn new(client: Client) -> Self {
-        Self { client, backoff: Backoff::new(), state: State::List, listed_before: false }
+        Self { client, backoff: Backoff::new(), state: WatchState::List, listed_before: false }
     }
 
     async fn advance(&mut self) -> Result<NodeEvent, KubeError> {
         loop {
             match &mut self.state {
-                State::List => {
+                WatchState::List => {
                     let (nodes, revision) = self.list().await.map_err(|failure| failure.error)?;
-                    self.state = State::Known(revision);
+                    self.state = WatchState::Known(revision);
                     self.listed_before = true;
                     return Ok(NodeEvent::Snapshot(nodes));
                 }
-                State::Known(revision) => {
+                WatchState::Known(revision) => {
                     let revision = revision.clone();
                     match self.follow(&revision).await {
-                        Ok(stream) => self.state = State::Following(revision, stream),
-                        Err(failure) if failure.expired => self.state = State::List,
+                        Ok(stream) => self.state = WatchState::Following(revision, stream),
+                        Err(failure) if failure.expired => self.state = WatchState::List,
                         Err(failure) => return Err(failure.error),
                     }
                 }
-                State::Following(revision, stream) => match stream.next().await {
-                    Ok(Told::Event(event, newer)) => {
+                WatchState::Following(revision, stream) => match stream.next().await {
+                    Ok(WatchLine::Event(event, newer)) => {
                         self.backoff.reset();
                         *revision = newer;
                         return Ok(*event);
                     }
-                    Ok(Told::Bookmark(newer)) => {
+                    Ok(WatchLine::Bookmark(newer)) => {
                         self.backoff.reset();
                         *revision = newer;
                     }
-                    Ok(Told::Failed(failure)) | Err(failure) => self.interrupted(failure).await?,
+                    Ok(WatchLine::Failed(failure)) | Err(failure) => self.interrupted(failure).await?,
                 },
             }
         }
@@ -136,9 +136,9 @@ impl Nodes {
     async fn interrupted(&mut self, failure: Failure) -> Result<(), KubeError> {
         tracing::debug!(error = %failure.error, expired = failure.expired, "watch of nodes interrupted");
         let pause = self.backoff.pause().max(failure.after.unwrap_or_default());
-        self.state = match std::mem::replace(&mut self.state, State::List) {
-            State::Following(revision, _) if !failure.expired => State::Known(revision),
-            _ => State::List,
+        self.state = match std::mem::replace(&mut self.state, WatchState::List) {
+            WatchState::Following(revision, _) if !failure.expired => WatchState::Known(revision),
+            _ => WatchState::List,
         };
         if !failure.expired && matches!(failure.error, KubeError::Invalid(_)) {
             return Err(failure.error);
@@ -212,10 +212,10 @@ impl NodeWatch for Nodes {
 
 impl Stream {
     /// The result of the next line; waits until there is one.
-    async fn next(&mut self) -> Result<Told, Failure> {
+    async fn next(&mut self) -> Result<WatchLine, Failure> {
         loop {
-            if let Some(told) = self.line() {
-                return told;
+            if let Some(parsed) = self.line() {
+                return parsed;
             }
             if self.buffer.len() > MAX_OBJECT_BYTES {
                 let message = format!("an event is longer than {MAX_OBJECT_BYTES} bytes");
@@ -234,20 +234,20 @@ impl Stream {
     }
 
     /// The result of the first complete line in the buffer.
-    fn line(&mut self) -> Option<Result<Told, Failure>> {
+    fn line(&mut self) -> Option<Result<WatchLine, Failure>> {
         let unsearched = self.buffer.get(self.searched..).unwrap_or_default();
         let Some(end) = unsearched.iter().position(|byte| *byte == b'\n').map(|at| self.searched + at) else {
             self.searched = self.buffer.len();
             return None;
         };
-        let told = read(self.buffer.get(..end).unwrap_or_default());
+        let parsed = read(self.buffer.get(..end).unwrap_or_default());
         self.buffer.drain(..=end);
         self.searched = 0;
-        Some(told)
+        Some(parsed)
     }
 }
 
-fn read(line: &[u8]) -> Result<Told, Failure> {
+fn read(line: &[u8]) -> Result<WatchLine, Failure> {
     let nonsense = |error: serde_json::Error| {
         Failure::nonsense(OPERATION_WATCH, format!("an event that makes no sense: {error}"))
     };
@@ -255,7 +255,7 @@ fn read(line: &[u8]) -> Result<Told, Failure> {
     if line.kind == "ERROR" {
         let status: Status = serde_json::from_str(line.object.get()).map_err(nonsense)?;
         let code = status.code.unwrap_or(500);
-        return Ok(Told::Failed(Failure::of_status(OPERATION_WATCH, code, None, &status)));
+        return Ok(WatchLine::Failed(Failure::of_status(OPERATION_WATCH, code, None, &status)));
     }
     let node: Node = serde_json::from_str(line.object.get()).map_err(nonsense)?;
     let revision = node.metadata.resource_version.clone();
@@ -263,9 +263,9 @@ fn read(line: &[u8]) -> Result<Told, Failure> {
         return Err(Failure::nonsense(OPERATION_WATCH, "an event without resourceVersion".to_owned()));
     }
     match line.kind {
-        "ADDED" | "MODIFIED" => Ok(Told::Event(Box::new(NodeEvent::Changed(node)), revision)),
-        "DELETED" => Ok(Told::Event(Box::new(NodeEvent::Deleted(node)), revision)),
-        "BOOKMARK" => Ok(Told::Bookmark(revision)),
+        "ADDED" | "MODIFIED" => Ok(WatchLine::Event(Box::new(NodeEvent::Changed(node)), revision)),
+        "DELETED" => Ok(WatchLine::Event(Box::new(NodeEvent::Deleted(node)), revision)),
+        "BOOKMARK" => Ok(WatchLine::Bookmark(revision)),
         other => Err(Failure::nonsense(OPERATION_WATCH, format!("an event of type {other:?}"))),
     }
 }
@@ -277,18 +277,18 @@ mod tests {
     #[test]
     fn lines_of_a_watch_are_events_bookmarks_and_errors() {
         let node = r#"{"kind":"Node","metadata":{"name":"n1","resourceVersion":"7"}}"#;
-        let told =
+        let parsed =
             |kind: &str, object: &str| read(format!(r#"{{"type":"{kind}","object":{object}}}"#).as_bytes());
-        let event = |kind| match told(kind, node) {
-            Ok(Told::Event(event, revision)) => (*event, revision),
+        let event = |kind| match parsed(kind, node) {
+            Ok(WatchLine::Event(event, revision)) => (*event, revision),
             _ => panic!("{kind} is no event"),
         };
         assert!(matches!(event("ADDED"), (NodeEvent::Changed(_), revision) if revision == "7"));
         assert!(matches!(event("MODIFIED"), (NodeEvent::Changed(_), _)));
         assert!(matches!(event("DELETED"), (NodeEvent::Deleted(_), _)));
-        assert!(matches!(told("BOOKMARK", node), Ok(Told::Bookmark(revision)) if revision == "7"));
+        assert!(matches!(parsed("BOOKMARK", node), Ok(WatchLine::Bookmark(revision)) if revision == "7"));
         let gone = r#"{"kind":"Status","status":"Failure","reason":"Expired","code":410,"message":"too old resource version: 1 (5)"}"#;
-        assert!(matches!(told("ERROR", gone), Ok(Told::Failed(failure)) if failure.expired));
-        assert!(told("RUMOUR", node).is_err() && told("ADDED", "{}").is_err() && read(b"").is_err());
+        assert!(matches!(parsed("ERROR", gone), Ok(WatchLine::Failed(failure)) if failure.expired));
+        assert!(parsed("RUMOUR", node).is_err() && parsed("ADDED", "{}").is_err() && read(b"").is_err());
     }
 }

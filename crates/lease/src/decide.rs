@@ -49,7 +49,7 @@ pub(crate) fn plan(
     config: &NetworkConfig,
     wish: &Wish,
     listed: &[Listed],
-    chance: &mut Rng,
+    rng: &mut Rng,
 ) -> Result<Plan, LeaseError> {
     let ours = |one: &&Listed| {
         let theirs = one.attributes.as_ref();
@@ -74,7 +74,7 @@ pub(crate) fn plan(
     if let Some(one) = mine.first() {
         return Ok(Plan::Withdraw((*one).clone()));
     }
-    Ok(Plan::Create(choose(config, &wish.previous, listed, chance)?))
+    Ok(Plan::Create(choose(config, &wish.previous, listed, rng)?))
 }
 
 /// Whether a lease of these subnets could have been made under this configuration: it has exactly
@@ -105,7 +105,7 @@ fn choose(
     config: &NetworkConfig,
     previous: &SubnetKey,
     listed: &[Listed],
-    chance: &mut Rng,
+    rng: &mut Rng,
 ) -> Result<SubnetKey, LeaseError> {
     let mut key = SubnetKey::default();
     if config.enable_ipv4 {
@@ -115,7 +115,7 @@ fn choose(
             taken.iter().all(|other| !net.overlaps(&SubnetKey { v4: Some(*other), v6: None }))
         };
         let before = previous.v4.filter(|net| fits_v4(config, *net)).filter(is_free);
-        key.v4 = Some(before.map_or_else(|| draw_v4(config, &taken, chance), Ok)?);
+        key.v4 = Some(before.map_or_else(|| draw_v4(config, &taken, rng), Ok)?);
     }
     if config.enable_ipv6 {
         let taken: Vec<Ipv6Net> = listed.iter().filter_map(|one| one.key.v6).collect();
@@ -124,17 +124,17 @@ fn choose(
             taken.iter().all(|other| !net.overlaps(&SubnetKey { v4: None, v6: Some(*other) }))
         };
         let before = previous.v6.filter(|net| fits_v6(config, *net)).filter(is_free);
-        key.v6 = Some(before.map_or_else(|| draw_v6(config, &taken, chance), Ok)?);
+        key.v6 = Some(before.map_or_else(|| draw_v6(config, &taken, rng), Ok)?);
     }
     Ok(key)
 }
 
-fn draw_v4(config: &NetworkConfig, taken: &[Ipv4Net], chance: &mut Rng) -> Result<Ipv4Net, LeaseError> {
+fn draw_v4(config: &NetworkConfig, taken: &[Ipv4Net], rng: &mut Rng) -> Result<Ipv4Net, LeaseError> {
     let (first, last) = (config.subnet_min, config.subnet_max);
     let bounds = |net: &Ipv4Net| (net.network().to_bits().into(), net.broadcast().to_bits().into());
     let size = 1 << (32 - u32::from(config.subnet_len));
     let free = free(first.to_bits().into(), last.to_bits().into(), size, taken.iter().map(bounds).collect());
-    let base = draw(&free, chance).and_then(|base| u32::try_from(base).ok());
+    let base = draw(&free, rng).and_then(|base| u32::try_from(base).ok());
     let net = base.and_then(|base| Ipv4Net::new(Ipv4Addr::from_bits(base), config.subnet_len).ok());
     net.ok_or_else(|| LeaseError::OutOfSubnets {
         family: "IPv4",
@@ -143,12 +143,12 @@ fn draw_v4(config: &NetworkConfig, taken: &[Ipv4Net], chance: &mut Rng) -> Resul
     })
 }
 
-fn draw_v6(config: &NetworkConfig, taken: &[Ipv6Net], chance: &mut Rng) -> Result<Ipv6Net, LeaseError> {
+fn draw_v6(config: &NetworkConfig, taken: &[Ipv6Net], rng: &mut Rng) -> Result<Ipv6Net, LeaseError> {
     let (first, last) = (config.ipv6_subnet_min, config.ipv6_subnet_max);
     let bounds = |net: &Ipv6Net| (net.network().to_bits(), net.broadcast().to_bits());
     let size = 1 << (128 - u32::from(config.ipv6_subnet_len));
     let free = free(first.to_bits(), last.to_bits(), size, taken.iter().map(bounds).collect());
-    let net = draw(&free, chance)
+    let net = draw(&free, rng)
         .and_then(|base| Ipv6Net::new(Ipv6Addr::from_bits(base), config.ipv6_subnet_len).ok());
     net.ok_or_else(|| LeaseError::OutOfSubnets {
         family: "IPv6",
@@ -157,8 +157,8 @@ fn draw_v6(config: &NetworkConfig, taken: &[Ipv6Net], chance: &mut Rng) -> Resul
     })
 }
 
-fn draw(free: &[u128], chance: &mut Rng) -> Option<u128> {
-    let place = usize::try_from(chance.below(u64::try_from(free.len()).ok()?)).ok()?;
+fn draw(free: &[u128], rng: &mut Rng) -> Option<u128> {
+    let place = usize::try_from(rng.below(u64::try_from(free.len()).ok()?)).ok()?;
     free.get(place).copied()
 }
 

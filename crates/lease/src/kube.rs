@@ -21,7 +21,7 @@ pub use annotations::{AnnotationPrefix, DEFAULT_PREFIX, PrefixError, Stored};
 
 use crate::{BoxFuture, Lease, LeaseError, LeaseWatch, Lost, SubnetManager, Wish};
 use node::Wanted;
-use watch::{Alone, KubeWatch};
+use watch::{KubeWatch, NoPeersWatch};
 
 /// Where the DaemonSet mounts its ConfigMap.
 pub const NET_CONF: &str = "/etc/kube-flannel/net-conf.json";
@@ -181,7 +181,7 @@ impl KubeManager {
     async fn follow(&self, own: &SubnetKey) -> Result<Box<dyn LeaseWatch>, LeaseError> {
         let wanted = self.wanted.get();
         if wanted.alone {
-            return Ok(Box::new(Alone::new()));
+            return Ok(Box::new(NoPeersWatch::new()));
         }
         let nodes = self.api.watch_nodes().await.map_err(failed("watch nodes"))?;
         let watch =

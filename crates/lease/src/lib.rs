@@ -12,9 +12,9 @@ mod decide;
 mod error;
 pub mod kube;
 mod manager;
-mod pace;
 mod path;
 mod store_manager;
+mod write_interval;
 
 pub use error::LeaseError;
 pub use manager::{BoxFuture, Event, Lease, LeaseWatch, Lost, SubnetManager, Wish, gather};

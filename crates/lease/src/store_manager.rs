@@ -16,8 +16,8 @@ use russet_store::{LeaseId, Record, Revision, Store, StoreError};
 use tokio::time::Instant;
 
 use crate::decide::Listed;
-use crate::pace::Pace;
 use crate::path::Paths;
+use crate::write_interval::WriteInterval;
 use crate::{BoxFuture, Lease, LeaseError, LeaseWatch, Lost, SubnetManager, Wish};
 use watch::StoreWatch;
 
@@ -37,12 +37,12 @@ pub struct Settings {
 pub struct StoreManager {
     store: Rc<dyn Store>,
     paths: Paths,
-    chance: RefCell<Rng>,
-    pace: Pace,
+    rng: RefCell<Rng>,
+    write_interval: WriteInterval,
     held: RefCell<Option<Held>>,
     /// Leases of the store that may still be attached to an abandoned record; revoked when the
     /// store answers again.
-    strays: RefCell<Vec<LeaseId>>,
+    abandoned_leases: RefCell<Vec<LeaseId>>,
 }
 
 /// The acquired lease, as it should be in the store.
@@ -101,10 +101,10 @@ impl StoreManager {
         Self {
             store,
             paths: Paths::new(&settings.prefix),
-            chance: RefCell::new(Rng::new(seed)),
-            pace: Pace::default(),
+            rng: RefCell::new(Rng::new(seed)),
+            write_interval: WriteInterval::default(),
             held: RefCell::default(),
-            strays: RefCell::default(),
+            abandoned_leases: RefCell::default(),
         }
     }
 

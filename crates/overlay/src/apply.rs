@@ -13,7 +13,7 @@ use russet_netlink::{
 use crate::observe::FoundDevice;
 use crate::owner::Owner;
 use crate::plan::{Op, route};
-use crate::report::{Kind, Report};
+use crate::report::{Kind, ReconcileReport};
 use crate::vxlan::Device;
 
 /// Encodes operations for netlink and tracks the interface indexes of the devices.
@@ -35,7 +35,7 @@ impl Executor {
     /// Sends one batch. Returns false when the socket itself failed, so that further batches are
     /// pointless. Requests for a device that could not be created are left out: that failure is
     /// reported already.
-    pub(crate) fn run(&mut self, socket: &mut Socket, ops: &[Op], report: &mut Report) -> bool {
+    pub(crate) fn run(&mut self, socket: &mut Socket, ops: &[Op], report: &mut ReconcileReport) -> bool {
         let mut batch = Batch::new();
         let sent: Vec<&Op> = ops.iter().filter(|op| self.encode(op, &mut batch)).collect();
         for (op, result) in sent.into_iter().zip(socket.execute_all(&batch)) {
@@ -58,7 +58,7 @@ impl Executor {
     }
 
     /// Updates the interface indexes after an operation on a device.
-    fn follow(&mut self, socket: &mut Socket, op: &Op, report: &mut Report) {
+    fn follow(&mut self, socket: &mut Socket, op: &Op, report: &mut ReconcileReport) {
         match op {
             Op::DeleteDevice(family, _) => _ = self.devices.remove(family),
             Op::CreateDevice(family, _) => {
@@ -134,7 +134,7 @@ impl Executor {
 
 /// Keeps a tunnel device from configuring itself by router advertisements. The caller writes this
 /// while the device is down. A kernel without IPv6 has no such sysctl and needs none.
-pub(crate) fn ignore_router_advertisements(name: &IfName, report: &mut Report) {
+pub(crate) fn ignore_router_advertisements(name: &IfName, report: &mut ReconcileReport) {
     match sysctl::write_if_different(&format!("net/ipv6/conf/{name}/accept_ra"), "0") {
         Ok(true) => report.count(Kind::Sysctl),
         Ok(false) => {}

@@ -30,7 +30,7 @@ use compat::Compat;
 use native::Change;
 
 pub use legacy::{change_legacy_nat, legacy_nat};
-pub use report::{Culprit, FirewallError, Repair, Report};
+pub use report::{Culprit, FirewallError, FirewallReport, Repair};
 pub use survey::survey;
 
 /// The inputs of the rules.
@@ -173,8 +173,8 @@ impl Firewall {
     ///
     /// Rules that the other mode, or flannel itself in either of its modes, left behind are removed
     /// once the new rules are in force.
-    pub fn apply(&mut self, wanted: &Wanted) -> Report {
-        let mut report = Report::default();
+    pub fn apply(&mut self, wanted: &Wanted) -> FirewallReport {
+        let mut report = FirewallReport::default();
         // Only changes in nf_tables change the generation.
         let heard = !self.role.is_iptables() || self.compat.is_nft();
         match self.nft.generation() {
@@ -224,15 +224,15 @@ impl Firewall {
     }
 
     /// Removes all of our rules.
-    pub fn withdraw(&mut self) -> Report {
+    pub fn withdraw(&mut self) -> FirewallReport {
         self.apply(&Wanted::default())
     }
 
     /// Removes rules that an earlier run, of Russet or of any version of flannel, left for
     /// `previous`. Rules without chain and comment can be recognised only by these addresses. Call
     /// it once `apply` has put the new rules in force.
-    pub fn recycle(&mut self, previous: &Wanted) -> Report {
-        let mut report = Report::default();
+    pub fn recycle(&mut self, previous: &Wanted) -> FirewallReport {
+        let mut report = FirewallReport::default();
         if previous.networks.is_empty() {
             return report;
         }
@@ -256,7 +256,7 @@ impl Firewall {
         report
     }
 
-    fn check(&mut self, wanted: &Wanted, report: &mut Report) {
+    fn check(&mut self, wanted: &Wanted, report: &mut FirewallReport) {
         if self.role.is_iptables() {
             self.compat.chains(&mut self.nft, wanted, report);
         }
@@ -285,7 +285,7 @@ impl Firewall {
         &mut self,
         wanted: &Wanted,
         mut in_force: bool,
-        report: &mut Report,
+        report: &mut FirewallReport,
     ) -> Result<Option<u32>, FirewallError> {
         let snapshot = RulesetSnapshot::read(&mut self.nft)?;
         self.watched = foreign::watched(&snapshot);
@@ -331,7 +331,7 @@ impl Firewall {
         &mut self,
         mut change: Change,
         snapshot: &RulesetSnapshot,
-        report: &mut Report,
+        report: &mut FirewallReport,
     ) -> Result<bool, FirewallError> {
         if change.transaction.is_empty() {
             return Ok(true);

@@ -26,7 +26,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use russet_addr::{Family, IfName, IpNet, Ipv4Net, Ipv6Net, Mac};
 use russet_netlink::NetlinkError;
 
-pub use fabric::{Fabric, Found, Standing};
+pub use fabric::{DeviceState, ExistingDevice, Fabric};
 pub use pods::POD_SOURCE_DROP;
 pub use wireguard::{KeyError, Mode, Psk, Wireguard, WireguardEnd};
 

@@ -37,6 +37,6 @@ pub use owner::{Owner, Yielding};
 pub use plan::{BATCH_MAX_OPS, Op, Plan, plan};
 pub use reconcile::{Reconciler, Run};
 pub use refusal::{Reason, Refusal, Subject};
-pub use report::{ERRORS_MAX, Kind, OverlayError, Report};
+pub use report::{ERRORS_MAX, Kind, OverlayError, ReconcileReport};
 pub use russet_model::AffinityState;
 pub use vxlan::{Device, PORT, VNI, device_name};

@@ -28,7 +28,7 @@ use russet_model::openshift::{Namespace, NetId};
 use russet_netlink::{BatchError, NetlinkError, Socket};
 use russet_nft::CommitError;
 
-use crate::report::Report;
+use crate::report::ReconcileReport;
 use changes::Changes;
 use verdicts::Verdicts;
 
@@ -208,7 +208,7 @@ impl Sdn {
 
     /// Reconciles routes, neighbours and permitted senders with exactly these peers. The cost
     /// depends on what changed since the last call.
-    pub fn peers(&mut self, peers: &[Peer]) -> Report {
+    pub fn peers(&mut self, peers: &[Peer]) -> ReconcileReport {
         let mut changes = Changes::repairing();
         peers::set(self, peers, &mut changes);
         changes.finish().report
@@ -227,7 +227,7 @@ impl Sdn {
     }
 
     /// Whether a sandbox is attached, and its link exists.
-    pub fn stands(&mut self, sandbox: &ContainerId) -> Result<bool, SdnError> {
+    pub fn is_attached(&mut self, sandbox: &ContainerId) -> Result<bool, SdnError> {
         let Some(port) = self.ports.values().find(|port| port.sandbox == *sandbox) else { return Ok(false) };
         match self.socket.link_by_name(&port.host_veth) {
             Ok(link) => Ok(reconcile::is_of(port, &link)),
@@ -260,7 +260,7 @@ impl Sdn {
     }
 
     /// Removes routes, device and table; pods' links stay, without a route.
-    pub fn withdraw(&mut self) -> Report {
+    pub fn withdraw(&mut self) -> ReconcileReport {
         reconcile::withdraw(self)
     }
 

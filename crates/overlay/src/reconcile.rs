@@ -16,7 +16,7 @@ use crate::nat;
 use crate::observe::observe;
 use crate::owner::Owner;
 use crate::plan::{Op, plan};
-use crate::report::{Kind, OverlayError, Report};
+use crate::report::{Kind, OverlayError, ReconcileReport};
 
 /// Holds the sockets. It works in the network namespace of the thread that made it, and must be
 /// used on threads in that namespace, because sysctls follow the thread.
@@ -35,7 +35,7 @@ pub struct Run<'a> {
     reconciler: &'a mut Reconciler,
     executor: Executor,
     steps: VecDeque<Step>,
-    report: Report,
+    report: ReconcileReport,
 }
 
 /// One piece of work between two yields.
@@ -55,7 +55,7 @@ impl Reconciler {
     }
 
     /// Brings the kernel to the state that `inputs` describe.
-    pub fn reconcile(&mut self, inputs: &Inputs) -> Report {
+    pub fn reconcile(&mut self, inputs: &Inputs) -> ReconcileReport {
         let mut run = self.start(inputs);
         while run.step() {}
         run.finish()
@@ -63,7 +63,7 @@ impl Reconciler {
 
     /// Removes all of the overlay's objects; forwarding stays on, because other programs may need
     /// it.
-    pub fn withdraw(&mut self, dialect: Dialect) -> Report {
+    pub fn withdraw(&mut self, dialect: Dialect) -> ReconcileReport {
         let mut run = self.begin(Desired { owner: Owner::calico(dialect), ..Desired::default() }, 0);
         while run.step() {}
         run.finish()
@@ -86,7 +86,8 @@ impl Reconciler {
     }
 
     fn begin(&mut self, mut desired: Desired, underlay: u32) -> Run<'_> {
-        let mut report = Report { refusals: std::mem::take(&mut desired.refusals), ..Report::default() };
+        let mut report =
+            ReconcileReport { refusals: std::mem::take(&mut desired.refusals), ..ReconcileReport::default() };
         let mut steps = VecDeque::new();
         let executor = match observe(&mut self.route, &desired) {
             Ok(observed) => {
@@ -107,7 +108,7 @@ impl Reconciler {
         Run { reconciler: self, executor, steps, report }
     }
 
-    fn nat(&mut self, desired: &Desired, report: &mut Report) -> Option<Step> {
+    fn nat(&mut self, desired: &Desired, report: &mut ReconcileReport) -> Option<Step> {
         match nat::difference(&mut self.nft, &desired.masquerade) {
             Ok(transaction) => (!transaction.is_empty()).then_some(Step::Nat(transaction)),
             Err(error) => {
@@ -159,12 +160,12 @@ impl Run<'_> {
     }
 
     /// The results so far.
-    pub fn finish(self) -> Report {
+    pub fn finish(self) -> ReconcileReport {
         self.report
     }
 }
 
-fn forward(socket: &mut Socket, family: Family, underlay: u32, report: &mut Report) {
+fn forward(socket: &mut Socket, family: Family, underlay: u32, report: &mut ReconcileReport) {
     match family {
         Family::V4 => {}
         Family::V6 => keep_router_advertisements(socket, underlay, report),
@@ -187,7 +188,7 @@ fn is_off(family: Family) -> bool {
 
 /// A forwarding machine ignores router advertisements unless accept_ra is 2, and would lose a
 /// default route learned from one.
-fn keep_router_advertisements(socket: &mut Socket, underlay: u32, report: &mut Report) {
+fn keep_router_advertisements(socket: &mut Socket, underlay: u32, report: &mut ReconcileReport) {
     let Ok(link) = socket.link_by_index(underlay) else { return };
     let Ok(name) = IfName::new(link.name) else { return };
     let accept_ra = format!("net/ipv6/conf/{name}/accept_ra");
@@ -196,7 +197,7 @@ fn keep_router_advertisements(socket: &mut Socket, underlay: u32, report: &mut R
     }
 }
 
-fn set(name: &str, value: &str, report: &mut Report) {
+fn set(name: &str, value: &str, report: &mut ReconcileReport) {
     match sysctl::write_if_different(name, value) {
         Ok(true) => report.count(Kind::Sysctl),
         Ok(false) => {}

@@ -12,7 +12,7 @@ use crate::refusal::Refusal;
 
 /// The result of a run.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct ReconcileReport {
     /// Requests that took effect, by kind.
     pub changed: BTreeMap<Kind, usize>,
     /// Devices that were deleted and created anew, with the reason: packets are lost meanwhile.
@@ -71,9 +71,9 @@ pub enum OverlayError {
 /// Limit of the errors kept of one run: thousands of failures usually have the same cause.
 pub const ERRORS_MAX: usize = 64;
 
-// === impl Report ===
+// === impl ReconcileReport ===
 
-impl Report {
+impl ReconcileReport {
     /// How many requests of a kind took effect.
     pub fn changed(&self, kind: Kind) -> usize {
         self.changed.get(&kind).copied().unwrap_or(0)

@@ -16,7 +16,9 @@ use russet_attach::{
 };
 use russet_linux::NetNs;
 use russet_netlink::{NetlinkError, Socket};
-use russet_policy::{Entry, Keeper, KeeperError, PREFIX, PortGuard, PortSources, Report, Standing};
+use russet_policy::{
+    Entry, Keeper, KeeperError, PREFIX, PortGuard, PortSources, VerdictReport, VerdictState,
+};
 
 use crate::stages::{self, Stage};
 
@@ -165,8 +167,8 @@ impl Isolation {
     /// The difference between the verdict of a host interface and the wanted one, if any.
     pub fn check(&self, host_name: &IfName) -> Result<Option<Mismatch>, KeeperError> {
         let entry = Entry::allow(host_name.clone());
-        let found = self.keeper.standing(host_name.clone(), Instant::now() + GATE_TIMEOUT)?;
-        let differs = found.filter(|found| *found != Standing::InForce(entry.verdict));
+        let found = self.keeper.verdict_state(host_name.clone(), Instant::now() + GATE_TIMEOUT)?;
+        let differs = found.filter(|found| *found != VerdictState::InForce(entry.verdict));
         Ok(differs.map(|found| Mismatch {
             side: Side::Host,
             subject: format!("verdict of {host_name}"),
@@ -177,7 +179,7 @@ impl Isolation {
 
     /// Makes the table match all existing interfaces. The caller ensures that no interface is
     /// changed meanwhile except through this type.
-    pub fn reconcile(&self) -> Result<Report, KeeperError> {
+    pub fn reconcile(&self) -> Result<VerdictReport, KeeperError> {
         let report = self.keeper.reconcile(Instant::now() + RECONCILE_TIMEOUT)?;
         if links().is_ok_and(|links| links.iter().any(|link| link.bridged && !link.doomed)) {
             self.guard_ports();

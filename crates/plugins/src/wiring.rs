@@ -19,7 +19,7 @@ use russet_linux::probe::{self, Feature};
 use russet_linux::{NetNs, sysctl};
 use russet_netlink::{Link, NetlinkError, Socket};
 use russet_nft::Nft;
-use russet_policy::{Guards, Keeper, Report};
+use russet_policy::{Guards, Keeper, VerdictReport};
 use tokio::task::JoinHandle;
 
 use crate::isolation::{Isolation, port_guard, port_of};
@@ -129,7 +129,7 @@ impl Wiring {
 
     /// Makes the verdict table match all interfaces of the node. The caller ensures that no
     /// interface is changed meanwhile except through this type.
-    pub async fn reconcile_verdicts(&self) -> Result<Report, CniError> {
+    pub async fn reconcile_verdicts(&self) -> Result<VerdictReport, CniError> {
         let isolation = self.isolation.clone();
         let failed =
             |error| CniError::try_again_later("the verdicts of interfaces could not be reconciled", error);

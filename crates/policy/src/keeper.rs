@@ -16,7 +16,7 @@ use russet_linux::cpu::busy_time;
 use russet_linux::probe::{self, Feature};
 
 use crate::error::PolicyError;
-use crate::verdicts::{Report, Standing, Verdicts};
+use crate::verdicts::{VerdictReport, VerdictState, Verdicts};
 use crate::{Entry, Guards, PortGuard};
 
 /// Returns the entries of all existing interfaces; called on the keeper's thread.
@@ -230,21 +230,21 @@ impl Keeper {
     }
 
     /// The verdict in force for a host end; none on a kernel without nf_tables.
-    pub fn standing(&self, host_name: IfName, limit: Instant) -> Result<Option<Standing>> {
+    pub fn verdict_state(&self, host_name: IfName, limit: Instant) -> Result<Option<VerdictState>> {
         self.ask(limit, true, move |clerk| {
-            clerk.with(None, |_, verdicts| Ok(Some(verdicts.standing(&host_name)?)))
+            clerk.with(None, |_, verdicts| Ok(Some(verdicts.verdict_state(&host_name)?)))
         })
     }
 
     /// Reconciles the table with the entries of all existing interfaces; other entries are removed.
     /// Only for a process that alone manages the node's verdicts: the agent.
-    pub fn reconcile(&self, limit: Instant) -> Result<Report> {
+    pub fn reconcile(&self, limit: Instant) -> Result<VerdictReport> {
         self.begin(limit, true, None, Worker::reconcile)?.wait()
     }
 
     /// [`reconcile`](Self::reconcile) without waiting: `bell` is called when the answer is
     /// available, unless `limit` passes before.
-    pub fn begin_reconcile(&self, limit: Instant, bell: Bell) -> Result<Pending<Report>> {
+    pub fn begin_reconcile(&self, limit: Instant, bell: Bell) -> Result<Pending<VerdictReport>> {
         self.begin(limit, true, Some(bell), Worker::reconcile)
     }
 
@@ -378,8 +378,8 @@ impl Worker {
         })
     }
 
-    fn reconcile(&mut self) -> Result<Report> {
-        self.with(Report::default(), |load, verdicts| {
+    fn reconcile(&mut self) -> Result<VerdictReport> {
+        self.with(VerdictReport::default(), |load, verdicts| {
             Ok(verdicts.reconcile(&load().map_err(KeeperError::Load)?)?)
         })
     }
@@ -452,7 +452,7 @@ mod tests {
         assert!(!keeper.is_unsupported());
         keeper.put(Entry::allow(name("russ1")), soon()).unwrap();
         assert!(keeper.is_unsupported());
-        assert_eq!(keeper.standing(name("russ1"), soon()).unwrap(), None);
+        assert_eq!(keeper.verdict_state(name("russ1"), soon()).unwrap(), None);
         assert!(!keeper.remove(name("russ1"), soon()).unwrap());
         // Where the kernel has nf_tables, a failure is an error.
         let keeper = kernel(|| true);
@@ -530,11 +530,11 @@ mod tests {
     fn the_first_entry_brings_the_table_with_the_entries_of_all_interfaces() {
         in_new_netns(|| {
             let keeper = Keeper::new(load_of(&["russ1", "russ2"]));
-            let in_force = |text| keeper.standing(name(text), soon()).unwrap();
-            assert!(matches!(in_force("russ1"), Some(Standing::Unjudged(_))));
+            let in_force = |text| keeper.verdict_state(name(text), soon()).unwrap();
+            assert!(matches!(in_force("russ1"), Some(VerdictState::Unjudged(_))));
             keeper.put(Entry::allow(name("russ3")), soon()).unwrap();
             for text in ["russ1", "russ2", "russ3"] {
-                assert_eq!(in_force(text), Some(Standing::InForce(Verdict::Allow)), "{text}");
+                assert_eq!(in_force(text), Some(VerdictState::InForce(Verdict::Allow)), "{text}");
             }
             // Those of the existing interfaces only.
             assert_eq!(keeper.reconcile(soon()).unwrap().removed, ["russ3"]);
@@ -559,7 +559,7 @@ mod tests {
             assert!(matches!(late, Err(KeeperError::Late(_))), "{late:?}");
             keeper.forget(name("russ1")).unwrap();
             drop(release);
-            assert_eq!(keeper.standing(name("russ1"), soon()).unwrap(), Some(Standing::None));
+            assert_eq!(keeper.verdict_state(name("russ1"), soon()).unwrap(), Some(VerdictState::None));
         });
     }
 }

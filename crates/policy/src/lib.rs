@@ -26,7 +26,7 @@ pub use error::PolicyError;
 pub use keeper::{Answer, Bell, Keeper, KeeperError, Load, Pending};
 pub use ports::{PortGuard, PortSources};
 pub use ruleset::{CALICO_PREFIX, Guard, PREFIX, TABLE};
-pub use verdicts::{Report, Standing, Verdicts};
+pub use verdicts::{VerdictReport, VerdictState, Verdicts};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {

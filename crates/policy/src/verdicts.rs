@@ -30,7 +30,7 @@ pub struct Verdicts {
 
 /// The differences that were repaired.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Report {
+pub struct VerdictReport {
     /// A missing or different part of table, chains, maps or rules; none if there was none.
     pub structure: Option<String>,
     /// Host ends whose entries were missing or different.
@@ -43,7 +43,7 @@ pub struct Report {
 
 /// The verdict in force for one host end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum VerdictState {
     /// A verdict, in both directions.
     InForce(Verdict),
     /// No entry: it carries nothing.
@@ -56,7 +56,7 @@ pub enum Standing {
 
 type Wanted<'a> = BTreeMap<&'a IfName, Verdict>;
 
-/// A [`Report`] under construction: each name is in both maps.
+/// A [`VerdictReport`] under construction: each name is in both maps.
 #[derive(Default)]
 struct ReportBuilder {
     structure: Option<String>,
@@ -145,33 +145,33 @@ impl Verdicts {
 
     /// Whether this entry is in force.
     pub fn holds(&mut self, entry: &Entry) -> Result<bool> {
-        Ok(self.standing(&entry.host_name)? == Standing::InForce(entry.verdict))
+        Ok(self.verdict_state(&entry.host_name)? == VerdictState::InForce(entry.verdict))
     }
 
-    pub fn standing(&mut self, host_name: &IfName) -> Result<Standing> {
+    pub fn verdict_state(&mut self, host_name: &IfName) -> Result<VerdictState> {
         let shape = self.shape();
         if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = fault(&mut self.nft, shape)? {
-            return Ok(Standing::Unjudged(fault));
+            return Ok(VerdictState::Unjudged(fault));
         }
         let found = elements_of(&mut self.nft, host_name)?;
         let verdicts: Vec<_> = found.iter().map(|(_, element)| ruleset::verdict(element)).collect();
         Ok(match verdicts.as_slice() {
-            [] => Standing::None,
-            [Some(one), Some(other)] if one == other => Standing::InForce(*one),
-            _ => Standing::Other,
+            [] => VerdictState::None,
+            [Some(one), Some(other)] if one == other => VerdictState::InForce(*one),
+            _ => VerdictState::Other,
         })
     }
 
     /// Reconciles the table with exactly `wanted`, in one transaction: rules and entries take
     /// effect together, so that interfaces with an entry lose no packet. Writes nothing if there is
     /// no difference.
-    pub fn reconcile(&mut self, wanted: &[Entry]) -> Result<Report> {
+    pub fn reconcile(&mut self, wanted: &[Entry]) -> Result<VerdictReport> {
         self.repair(wanted, true)
     }
 
     /// Like [`reconcile`](Self::reconcile), but keeps other entries: for one of several processes,
     /// each of which knows only its own.
-    pub fn complete(&mut self, wanted: &[Entry]) -> Result<Report> {
+    pub fn complete(&mut self, wanted: &[Entry]) -> Result<VerdictReport> {
         self.repair(wanted, false)
     }
 
@@ -245,7 +245,7 @@ impl Verdicts {
         Ok(changed)
     }
 
-    fn repair(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
+    fn repair(&mut self, wanted: &[Entry], alone: bool) -> Result<VerdictReport> {
         let mut report = self.repair_table(wanted, alone)?;
         if self.has_ports && self.guard_ports()? {
             report.structure.get_or_insert_with(|| format!("{} was missing or different", ports::TABLE));
@@ -255,7 +255,7 @@ impl Verdicts {
 
     /// Leaves out the lookup of sources where the kernel does not support it; all other rules still
     /// apply.
-    fn repair_table(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
+    fn repair_table(&mut self, wanted: &[Entry], alone: bool) -> Result<VerdictReport> {
         match self.try_repair_table(wanted, alone) {
             Err(PolicyError::Commit { source, .. })
                 if self.fib && source.is_not_found() && ruleset::lacks_fib(&mut self.nft) =>
@@ -274,7 +274,7 @@ impl Verdicts {
         }
     }
 
-    fn try_repair_table(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
+    fn try_repair_table(&mut self, wanted: &[Entry], alone: bool) -> Result<VerdictReport> {
         self.complete_at = None;
         let (shape, guards) = (self.shape(), Arc::clone(&self.guards));
         let wanted: Wanted<'_> = wanted.iter().map(|entry| (&entry.host_name, entry.verdict)).collect();
@@ -310,7 +310,7 @@ impl Verdicts {
         })?;
         let ReportBuilder { structure, added, removed, sources } = news;
         let sources = sources.into_iter().collect();
-        Ok(Report {
+        Ok(VerdictReport {
             structure,
             added: added.into_iter().collect(),
             removed: removed.into_iter().collect(),
@@ -557,18 +557,18 @@ fn commit(operation: String, source: CommitError) -> PolicyError {
     PolicyError::Commit { operation, source }
 }
 
-// === impl Report ===
+// === impl VerdictReport ===
 
-impl Report {
+impl VerdictReport {
     /// Whether there was no difference.
     pub fn is_clean(&self) -> bool {
         *self == Self::default()
     }
 }
 
-// === impl Standing ===
+// === impl VerdictState ===
 
-impl fmt::Display for Standing {
+impl fmt::Display for VerdictState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InForce(verdict) => write!(f, "{verdict}"),

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use russet_addr::IfName;
-use russet_policy::{Entry, Report, Standing, Verdict, Verdicts};
+use russet_policy::{Entry, Verdict, VerdictReport, VerdictState, Verdicts};
 use russet_testkit::{eventually, in_netns_with_loopback, nft_json, run};
 use serde_json::Value;
 
@@ -140,7 +140,7 @@ fn nft_lists_the_table_as_specified() {
         };
         assert_eq!(sorted(&ours), sorted(&theirs));
         // We recognise the table as ours.
-        assert_eq!(verdicts.reconcile(&[allow("russ1"), allow("russ2")]).unwrap(), Report::default());
+        assert_eq!(verdicts.reconcile(&[allow("russ1"), allow("russ2")]).unwrap(), VerdictReport::default());
     });
 }
 
@@ -213,10 +213,10 @@ fn a_put_is_repeatable_and_needs_a_complete_table() {
         let mut verdicts = Verdicts::open().unwrap();
         let entry = allow("russ1");
         assert!(verdicts.put(&entry).unwrap_err().is_incomplete());
-        assert!(matches!(verdicts.standing(&entry.host_name).unwrap(), Standing::Unjudged(_)));
+        assert!(matches!(verdicts.verdict_state(&entry.host_name).unwrap(), VerdictState::Unjudged(_)));
         assert!(!verdicts.remove(&entry.host_name).unwrap());
         verdicts.reconcile(&[]).unwrap();
-        assert_eq!(verdicts.standing(&entry.host_name).unwrap(), Standing::None);
+        assert_eq!(verdicts.verdict_state(&entry.host_name).unwrap(), VerdictState::None);
         for _ in 0..2 {
             verdicts.put(&entry).unwrap();
             assert!(verdicts.holds(&entry).unwrap());
@@ -227,7 +227,7 @@ fn a_put_is_repeatable_and_needs_a_complete_table() {
         }
         // Half of the entry, and a different verdict.
         run("nft", &["delete element inet russet-policy to-pods { russ1 }"]);
-        assert_eq!(verdicts.standing(&entry.host_name).unwrap(), Standing::Other);
+        assert_eq!(verdicts.verdict_state(&entry.host_name).unwrap(), VerdictState::Other);
         verdicts.put(&entry).unwrap();
         run(
             "nft",
@@ -235,9 +235,9 @@ fn a_put_is_repeatable_and_needs_a_complete_table() {
                 "delete element inet russet-policy to-pods { russ1 }; add element inet russet-policy to-pods { russ1 : drop }",
             ],
         );
-        assert_eq!(verdicts.standing(&entry.host_name).unwrap(), Standing::Other);
+        assert_eq!(verdicts.verdict_state(&entry.host_name).unwrap(), VerdictState::Other);
         verdicts.put(&entry).unwrap();
-        assert_eq!(verdicts.standing(&entry.host_name).unwrap(), Standing::InForce(Verdict::Allow));
+        assert_eq!(verdicts.verdict_state(&entry.host_name).unwrap(), VerdictState::InForce(Verdict::Allow));
         assert!(verdicts.withdraw().unwrap());
         assert!(!verdicts.withdraw().unwrap());
     });

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use russet_netlink::{NetlinkError, Socket};
-use russet_overlay::{Inputs, Owner, Reconciler, Report};
+use russet_overlay::{Inputs, Owner, ReconcileReport, Reconciler};
 
 use super::Restored;
 
@@ -32,7 +32,7 @@ impl Overlay {
 
     /// Brings the kernel to `inputs`. Returns the report, and what was restored if it had existed
     /// before.
-    pub fn reconcile(&mut self, inputs: Inputs) -> (Report, Option<Restored>) {
+    pub fn reconcile(&mut self, inputs: Inputs) -> (ReconcileReport, Option<Restored>) {
         let was_kept = self.is_settled_at(&inputs);
         let mut run = self.reconciler.start(&inputs);
         let what = if was_kept { run.pending() } else { Vec::new() };
@@ -102,7 +102,7 @@ impl Overlay {
 }
 
 /// One line for each tunnel device that had to be made anew, with why.
-pub(super) fn note_replaced(report: &Report) {
+pub(super) fn note_replaced(report: &ReconcileReport) {
     for device in &report.replaced {
         tracing::warn!(device, "a device was replaced; packets were lost meanwhile");
     }
@@ -111,7 +111,7 @@ pub(super) fn note_replaced(report: &Report) {
 // === impl Restored ===
 
 impl Restored {
-    fn from_report(mut what: Vec<String>, report: &Report) -> Self {
+    fn from_report(mut what: Vec<String>, report: &ReconcileReport) -> Self {
         let kinds: Vec<_> =
             report.changed.iter().map(|(kind, count)| (kind.label(), *count as u64)).collect();
         if what.is_empty() {

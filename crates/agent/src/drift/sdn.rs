@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use russet_overlay::openshift::{Outcome, Sdn as DataPath};
-use russet_overlay::{Kind, Refusal, Report};
+use russet_overlay::{Kind, ReconcileReport, Refusal};
 use tokio::sync::watch;
 
 use super::{Restored, lock};
@@ -78,7 +78,7 @@ impl KeptPath {
     }
 
     /// Publishes the problem if it changed; an unchanged one wakes no receiver.
-    fn log(&self, report: &Report) {
+    fn log(&self, report: &ReconcileReport) {
         let error =
             || report.errors.first().map_or_else(|| "it was interrupted".to_owned(), ToString::to_string);
         let now = (report.failed > 0).then(error);
@@ -93,7 +93,7 @@ impl KeptPath {
 // === impl Restored ===
 
 impl Restored {
-    fn from_sdn(what: Vec<String>, report: &Report) -> Self {
+    fn from_sdn(what: Vec<String>, report: &ReconcileReport) -> Self {
         let kinds = report.changed.iter().map(|(kind, count)| (label(*kind), *count as u64)).collect();
         Self { what, kinds, errors: report.errors.iter().map(ToString::to_string).collect() }
     }

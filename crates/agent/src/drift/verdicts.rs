@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use russet_addr::IfName;
 use russet_attach::{Dialect, Wired};
 use russet_linux::watch::Call;
-use russet_policy::{Answer, Keeper, KeeperError, Pending, Report, Standing, TABLE, Verdict};
+use russet_policy::{Answer, Keeper, KeeperError, Pending, TABLE, Verdict, VerdictReport, VerdictState};
 
 use super::attached_interfaces::AttachedInterfaces;
 use super::{DirtyParts, Restored};
@@ -23,7 +23,7 @@ pub(super) struct Verdicts {
 /// not wait for it.
 pub(super) struct PendingComparison {
     /// None on a kernel without nf_tables.
-    answer: Option<Result<Pending<Report>, KeeperError>>,
+    answer: Option<Result<Pending<VerdictReport>, KeeperError>>,
     pub dirty: Option<DirtyParts>,
     pub began: Instant,
     /// The answer arrives by this time in any case; mostly `answer_ready` is called before.
@@ -71,11 +71,11 @@ impl Verdicts {
             return Ok(lines);
         }
         for name in self.interfaces.entries().iter().filter_map(|entry| verdict_name(&entry.wired)) {
-            let standing = self.keeper.standing(name.clone(), Instant::now() + COMMIT_TIMEOUT);
-            match standing.map_err(|error| error.to_string())? {
-                None | Some(Standing::InForce(Verdict::Allow)) => {}
+            let verdict_state = self.keeper.verdict_state(name.clone(), Instant::now() + COMMIT_TIMEOUT);
+            match verdict_state.map_err(|error| error.to_string())? {
+                None | Some(VerdictState::InForce(Verdict::Allow)) => {}
                 // The same fault applies to all interfaces.
-                Some(Standing::Unjudged(fault)) => {
+                Some(VerdictState::Unjudged(fault)) => {
                     return Ok(vec![format!("repair table {TABLE}: {fault}")]);
                 }
                 Some(found) => lines.push(format!("put the verdict of {name}, which has: {found}")),
@@ -127,8 +127,8 @@ fn verdict_name(wired: &Wired) -> Option<IfName> {
 // === impl Restored ===
 
 impl Restored {
-    fn from_verdicts(report: &Report) -> Self {
-        let Report { structure, added, removed, sources } = report;
+    fn from_verdicts(report: &VerdictReport) -> Self {
+        let VerdictReport { structure, added, removed, sources } = report;
         let table = structure.iter().map(|fault| format!("repair table {TABLE}: {fault}"));
         let put = added.iter().map(|name| format!("put the verdict of {name}"));
         let gone = removed.iter().map(|name| format!("remove the verdict of {name}"));

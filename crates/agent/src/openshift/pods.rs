@@ -165,7 +165,7 @@ impl Pods {
             return Ok(());
         }
         let sandbox = pod.sandbox.clone();
-        if self.with_sdn(move |sdn| sdn.stands(&sandbox)).await? {
+        if self.with_sdn(move |sdn| sdn.is_attached(&sandbox)).await? {
             return Err(Refusal::now(format!("sandbox {} is attached already", pod.sandbox)));
         }
         self.remove_all(pod).await

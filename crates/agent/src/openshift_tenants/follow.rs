@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use russet_addr::NodeName;
 use russet_model::openshift::{Namespace, NetId, everything};
-use russet_overlay::Report;
+use russet_overlay::ReconcileReport;
 use russet_overlay::openshift::{Peer, Port, Sdn};
 use russet_store::{Store, Watch};
 use tokio::time::{sleep, timeout};
@@ -19,7 +19,7 @@ use super::View;
 #[derive(Debug)]
 pub struct RoundReport {
     /// The changes of the data path.
-    pub report: Report,
+    pub report: ReconcileReport,
     /// Number of ports whose network ID changed.
     pub renumbered: usize,
 }
@@ -134,7 +134,7 @@ async fn carry_out(
         Ok((report, renumbered)) => RoundReport { report, renumbered },
         Err(error) => {
             tracing::error!(%error, "applying tenants and peers was interrupted");
-            RoundReport { report: Report { failed: 1, ..Report::default() }, renumbered: 0 }
+            RoundReport { report: ReconcileReport { failed: 1, ..ReconcileReport::default() }, renumbered: 0 }
         }
     }
 }
@@ -151,7 +151,7 @@ fn round(
     peers: Option<&[Peer]>,
     netids: &[(Namespace, Option<NetId>)],
     everybody: Option<&std::collections::BTreeMap<Namespace, NetId>>,
-) -> (Report, usize) {
+) -> (ReconcileReport, usize) {
     let wanted = |port: &Port| -> Option<Option<NetId>> {
         match everybody {
             Some(all) => Some(all.get(&port.namespace).copied()),
@@ -165,7 +165,7 @@ fn round(
     let ports: Vec<Port> = sdn.attached().filter_map(changed).collect();
     // First revoke access, then grant it.
     let renumbered = if ports.is_empty() { Ok(()) } else { sdn.renumber(&ports) };
-    let mut report = peers.map_or_else(Report::default, |peers| sdn.peers(peers));
+    let mut report = peers.map_or_else(ReconcileReport::default, |peers| sdn.peers(peers));
     if let Err(error) = renumbered {
         report.failed += 1;
         report.errors.push(error.into());

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use russet_addr::{IfName, Mac};
 use russet_lease::Lease;
 use russet_model::flannel::{NetworkConfig, SubnetKey, Vtep, WireguardData, vtep_data, wireguard_data};
-use russet_overlay::Report;
+use russet_overlay::ReconcileReport;
 use russet_overlay::flannel::{
-    self, Fabric, Networks, Peer, PeerKey, Prepared, Standing, Underlay, WireguardEnd,
+    self, ExistingDevice, Fabric, Networks, Peer, PeerKey, Prepared, Underlay, WireguardEnd,
 };
 
 use tokio::sync::oneshot;
@@ -79,7 +79,7 @@ impl KernelPart {
         }
         let made = tokio::task::spawn_blocking(move || {
             let mut fabric = Fabric::open(kind, underlay, networks)?;
-            fabric.swallow_unknown(options.swallow);
+            fabric.blackhole_unknown(options.swallow);
             if !options.guard {
                 fabric.open_tunnel()?;
             }
@@ -110,7 +110,7 @@ impl KernelPart {
         backend: &Backend,
         external: &External,
         config: &NetworkConfig,
-    ) -> Result<Vec<Standing>, CarrierError> {
+    ) -> Result<Vec<ExistingDevice>, CarrierError> {
         let (kind, _) = kernel_backend(backend);
         let (underlay, networks) = (underlay(external)?, networks(config));
         let look = move || Fabric::open(kind, underlay, networks)?.survey();
@@ -254,7 +254,7 @@ fn end(data: &str) -> Option<WireguardEnd> {
     Some(WireguardEnd { public_key: data.public_key, port: data.port })
 }
 
-fn settle(report: Result<Report, CarrierError>, what: &str, status: &Status) -> bool {
+fn settle(report: Result<ReconcileReport, CarrierError>, what: &str, status: &Status) -> bool {
     match report {
         Ok(report) => {
             log_report(&report, what, status);

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use super::{ConfigError, Draft, Material, read_file};
+use super::{ConfigError, Material, UncheckedConfig, read_file};
 
 /// The service account's directory in every pod.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Reads this process's environment.
-pub(super) fn of_process() -> Result<Draft, ConfigError> {
+pub(super) fn of_process() -> Result<UncheckedConfig, ConfigError> {
     let variable = |name| std::env::var(name).ok();
     let (host, port) = (variable("KUBERNETES_SERVICE_HOST"), variable("KUBERNETES_SERVICE_PORT"));
     read(Path::new(SERVICE_ACCOUNT), host.as_deref(), port.as_deref())
@@ -16,7 +16,7 @@ pub(super) fn of_process() -> Result<Draft, ConfigError> {
 
 /// Reads a directory with `token`, `ca.crt` and `namespace`, and the address that kubelet puts into
 /// the environment.
-fn read(directory: &Path, host: Option<&str>, port: Option<&str>) -> Result<Draft, ConfigError> {
+fn read(directory: &Path, host: Option<&str>, port: Option<&str>) -> Result<UncheckedConfig, ConfigError> {
     let (Some(host), Some(port)) = (host, port) else {
         return Err(ConfigError::InCluster(
             "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: this is no pod",
@@ -27,12 +27,12 @@ fn read(directory: &Path, host: Option<&str>, port: Option<&str>) -> Result<Draf
     read_file(&token_file)?;
     let authorities = directory.join("ca.crt");
     let namespace = read_file(&directory.join("namespace")).ok();
-    Ok(Draft {
+    Ok(UncheckedConfig {
         server: Some(format!("https://{host}:{port}")),
         token_file: Some(token_file),
         authorities: authorities.exists().then_some(Material::File(authorities)),
         namespace: namespace.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()),
-        ..Draft::default()
+        ..UncheckedConfig::default()
     })
 }
 

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::{ConfigError, Draft, Material, read_file};
+use super::{ConfigError, Material, UncheckedConfig, read_file};
 use crate::Secret;
 use crate::yaml::{self, YamlError};
 
@@ -82,13 +82,13 @@ struct Context {
 }
 
 /// Reads the current context of the file.
-pub(super) fn read(path: &Path) -> Result<Draft, ConfigError> {
+pub(super) fn read(path: &Path) -> Result<UncheckedConfig, ConfigError> {
     let text = read_file(path)?;
     let directory = path.parent().unwrap_or(Path::new("."));
     parse(&text, directory).map_err(|reason| ConfigError::Kubeconfig { path: path.to_owned(), reason })
 }
 
-fn parse(text: &[u8], directory: &Path) -> Result<Draft, String> {
+fn parse(text: &[u8], directory: &Path) -> Result<UncheckedConfig, String> {
     let file: File = yaml::from_slice(text).map_err(|error| without_secrets(&error))?;
     if let Some(kind) = file.kind.filter(|kind| kind != "Config") {
         return Err(format!("its kind is {kind:?}"));
@@ -108,10 +108,15 @@ fn parse(text: &[u8], directory: &Path) -> Result<Draft, String> {
             found.ok_or_else(|| format!("there is no user {name:?}"))?.user.unwrap_or_default()
         }
     };
-    draft(cluster, user, context.namespace, directory)
+    unchecked(cluster, user, context.namespace, directory)
 }
 
-fn draft(cluster: Cluster, user: User, namespace: Option<String>, directory: &Path) -> Result<Draft, String> {
+fn unchecked(
+    cluster: Cluster,
+    user: User,
+    namespace: Option<String>,
+    directory: &Path,
+) -> Result<UncheckedConfig, String> {
     if user.exec.is_some() || user.auth_provider.is_some() {
         return Err(
             "its user logs in through a helper program (exec, auth-provider), which is not supported: \
@@ -131,7 +136,7 @@ fn draft(cluster: Cluster, user: User, namespace: Option<String>, directory: &Pa
         None => Ok(at(path).map(Material::File)),
     };
     let basic = text(user.username).map(|name| (name, Secret::new(user.password.unwrap_or_default())));
-    Ok(Draft {
+    Ok(UncheckedConfig {
         server: text(cluster.server),
         authorities: material(
             "certificate-authority-data",
@@ -195,7 +200,7 @@ contexts:
 current-context: calico-context
 "#;
 
-    fn parsed(text: &str) -> Result<Draft, String> {
+    fn parsed(text: &str) -> Result<UncheckedConfig, String> {
         parse(text.as_bytes(), Path::new("/etc/cni/net.d"))
     }
 

@@ -144,22 +144,22 @@ async fn dropping_a_pending_next_loses_nothing() {
         if number % 20 == 7 {
             server.end_watches();
         }
-        for patience in [0, 1, 2] {
-            if let Ok(event) = tokio::time::timeout(Duration::from_millis(patience), watch.next()).await {
+        for timeout_ms in [0, 1, 2] {
+            if let Ok(event) = tokio::time::timeout(Duration::from_millis(timeout_ms), watch.next()).await {
                 known.push(event.unwrap());
             }
         }
     }
-    let mut told = 0;
+    let mut reported = 0;
     loop {
         for event in known.drain(..) {
-            told += match event {
+            reported += match event {
                 NodeEvent::Snapshot(nodes) => nodes.len() - 1,
                 NodeEvent::Changed(_) => 1,
                 NodeEvent::Deleted(node) => panic!("{node:?}"),
             };
         }
-        if told == 50 {
+        if reported == 50 {
             break;
         }
         known.push(next(&mut watch).await);

@@ -205,14 +205,14 @@ fn free_ranges_are_found_at_both_ends_of_the_number_space() {
 
 #[test]
 fn free_ranges_equal_those_of_a_slow_search() {
-    let mut chance = Rng::new(7);
+    let mut rng = Rng::new(7);
     for _ in 0..3000 {
-        let (size, first) = (1 + u128::from(chance.below(9)), u128::from(chance.below(20)));
-        let last = first + size * u128::from(chance.below(40));
-        let taken: Vec<(u128, u128)> = (0..chance.below(12))
+        let (size, first) = (1 + u128::from(rng.below(9)), u128::from(rng.below(20)));
+        let last = first + size * u128::from(rng.below(40));
+        let taken: Vec<(u128, u128)> = (0..rng.below(12))
             .map(|_| {
-                let begin = u128::from(chance.below(400));
-                (begin, begin + u128::from(chance.below(if chance.clone().below(4) == 0 { 200 } else { 12 })))
+                let begin = u128::from(rng.below(400));
+                (begin, begin + u128::from(rng.below(if rng.clone().below(4) == 0 { 200 } else { 12 })))
             })
             .collect();
         let slow = (0..=(last - first) / size).map(|n| first + n * size);

@@ -17,17 +17,17 @@ const RETRY: Duration = Duration::from_secs(1);
 
 pub(super) struct KubeWatch {
     watch: Box<dyn NodeWatch>,
-    believed: Believed,
+    known: KnownLeases,
     ready: VecDeque<Event>,
 }
 
 /// A watch for backends that need no other nodes.
-pub(super) struct Alone {
-    told: bool,
+pub(super) struct NoPeersWatch {
+    sent: bool,
 }
 
 /// The leases that were reported, by node.
-struct Believed {
+struct KnownLeases {
     prefix: AnnotationPrefix,
     wanted: Wanted,
     own_node: String,
@@ -48,15 +48,15 @@ impl KubeWatch {
         (own_node, own): (String, SubnetKey),
     ) -> Result<Self, KubeError> {
         let (leases, refused) = (BTreeMap::new(), BTreeMap::new());
-        let mut believed = Believed { prefix, wanted, own_node, own, leases, refused };
+        let mut known = KnownLeases { prefix, wanted, own_node, own, leases, refused };
         let NodeEvent::Snapshot(nodes) = watch.next().await? else {
             let operation = "list nodes".to_owned();
             let message = "the watch does not begin with all nodes".to_owned();
             return Err(KubeError::Invalid(russet_kube::Said { operation, message }));
         };
-        nodes.iter().for_each(|node| _ = believed.learn(node));
-        let snapshot = Event::Snapshot(believed.distinct());
-        Ok(Self { watch, believed, ready: VecDeque::from([snapshot]) })
+        nodes.iter().for_each(|node| _ = known.learn(node));
+        let snapshot = Event::Snapshot(known.distinct());
+        Ok(Self { watch, known, ready: VecDeque::from([snapshot]) })
     }
 
     async fn following(&mut self) -> Event {
@@ -65,9 +65,9 @@ impl KubeWatch {
                 return event;
             }
             match self.watch.next().await {
-                Ok(NodeEvent::Snapshot(nodes)) => self.ready.extend(self.believed.compare(&nodes)),
-                Ok(NodeEvent::Changed(node)) => self.ready.extend(self.believed.learn(&node)),
-                Ok(NodeEvent::Deleted(node)) => self.ready.extend(self.believed.forget(&node.metadata.name)),
+                Ok(NodeEvent::Snapshot(nodes)) => self.ready.extend(self.known.compare(&nodes)),
+                Ok(NodeEvent::Changed(node)) => self.ready.extend(self.known.learn(&node)),
+                Ok(NodeEvent::Deleted(node)) => self.ready.extend(self.known.forget(&node.metadata.name)),
                 Err(error) => {
                     tracing::warn!(%error, "watch nodes");
                     tokio::time::sleep(RETRY).await;
@@ -83,9 +83,9 @@ impl LeaseWatch for KubeWatch {
     }
 }
 
-// === impl Believed ===
+// === impl KnownLeases ===
 
-impl Believed {
+impl KnownLeases {
     /// The events that follow from a node's current state.
     fn learn(&mut self, node: &Node) -> Vec<Event> {
         let name = &node.metadata.name;
@@ -158,18 +158,18 @@ impl Believed {
     }
 }
 
-// === impl Alone ===
+// === impl NoPeersWatch ===
 
-impl Alone {
+impl NoPeersWatch {
     pub(super) fn new() -> Self {
-        Self { told: false }
+        Self { sent: false }
     }
 }
 
-impl LeaseWatch for Alone {
+impl LeaseWatch for NoPeersWatch {
     fn next(&mut self) -> BoxFuture<'_, Event> {
         Box::pin(async move {
-            if std::mem::replace(&mut self.told, true) {
+            if std::mem::replace(&mut self.sent, true) {
                 std::future::pending::<()>().await;
             }
             Event::Snapshot(Vec::new())

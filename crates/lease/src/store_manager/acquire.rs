@@ -43,7 +43,7 @@ impl StoreManager {
             } else {
                 self.list().await?
             };
-            let plan = plan(config, wish, &listed, &mut self.chance.borrow_mut())?;
+            let plan = plan(config, wish, &listed, &mut self.rng.borrow_mut())?;
             let taken = match plan {
                 Plan::Adopt(ours) => self.adopt(config, wish, ours, spare).await?,
                 Plan::Create(key) => self.create(config, wish, key, spare).await?,
@@ -87,7 +87,7 @@ impl StoreManager {
             Some(term) => step.with_lease(term.id),
             None => step,
         };
-        self.pace.turn().await;
+        self.write_interval.turn().await;
         match self.store.commit(vec![step]).await.map_err(StoreError::from) {
             Ok(revisions) => Ok(Some(self.hold_now(config, wish, ours.key, term, &revisions))),
             // The write may have succeeded, and the record be attached to the lease: the next round
@@ -108,7 +108,7 @@ impl StoreManager {
         let term = self.spare_or_new(spare).await?;
         let path = self.paths.lease(&key);
         let step = Step::create(path.clone(), wish.attributes.to_json()).with_lease(term.id);
-        self.pace.turn().await;
+        self.write_interval.turn().await;
         let revisions = match self.store.commit(vec![step]).await.map_err(StoreError::from) {
             Ok(revisions) => revisions,
             Err(error) => return self.give_up(Some(term), error, format!("create lease {key}")).await,
@@ -137,7 +137,7 @@ impl StoreManager {
     /// Deletes our record that no longer fits, and no other that may have replaced it.
     async fn withdraw(&self, ours: Listed) -> Result<(), LeaseError> {
         tracing::info!(subnet = %ours.key, "this node's old lease does not fit the network's config: deleted");
-        self.pace.turn().await;
+        self.write_interval.turn().await;
         let step = Step::delete(ours.record.key, Some(ours.record.revision));
         match self.store.commit(vec![step]).await.map_err(StoreError::from) {
             Ok(_) => Ok(()),
@@ -174,7 +174,7 @@ impl StoreManager {
             Ok(()) | Err(StoreError::NoLease { .. }) => {}
             Err(error) => {
                 tracing::debug!(lease = id.0, %error, "end lease");
-                self.strays.borrow_mut().push(id);
+                self.abandoned_leases.borrow_mut().push(id);
             }
         }
     }

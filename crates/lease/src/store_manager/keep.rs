@@ -25,7 +25,7 @@ const WATCH_RETRY: Duration = Duration::from_secs(1);
 const PUTS_MAX: u32 = 5;
 
 /// The state of the acquired lease's record.
-enum Found {
+enum RecordState {
     Ours(Record, Tenure),
     Lost(Lost),
 }
@@ -115,7 +115,7 @@ impl StoreManager {
                     continue;
                 }
             };
-            if let Some(lost) = self.whose(&record) {
+            if let Some(lost) = self.lost_to(&record) {
                 return lost;
             }
             let expected =
@@ -158,30 +158,30 @@ impl StoreManager {
 
     /// None for a record that is ours, or that cannot be parsed: the next renewal writes that one
     /// again.
-    fn whose(&self, record: &Record) -> Option<Lost> {
+    fn lost_to(&self, record: &Record) -> Option<Lost> {
         let held = self.held.borrow();
         let held = held.as_ref()?;
         let theirs = Attributes::from_json(&record.value).ok()?;
         (!is_ours(held.config_v4, &held.attributes, &theirs)).then_some(Lost::Taken(theirs))
     }
 
-    async fn find(&self, key: &SubnetKey) -> Result<Found, StoreError> {
+    async fn find(&self, key: &SubnetKey) -> Result<RecordState, StoreError> {
         Ok(match self.store.tenure(&self.paths.lease(key)).await? {
-            None => Found::Lost(Lost::Gone),
-            Some((record, tenure)) => match self.whose(&record) {
-                Some(lost) => Found::Lost(lost),
-                None => Found::Ours(record, tenure),
+            None => RecordState::Lost(Lost::Gone),
+            Some((record, tenure)) => match self.lost_to(&record) {
+                Some(lost) => RecordState::Lost(lost),
+                None => RecordState::Ours(record, tenure),
             },
         })
     }
 
     /// Renews the store's lease, and writes the record again if it differs.
     async fn renew(&self, key: &SubnetKey) -> Result<Option<Lost>, LeaseError> {
-        self.end_strays().await;
+        self.end_abandoned_leases().await;
         let found = self.find(key).await.map_err(store_error(format!("look at lease {key}")))?;
         let (record, tenure) = match found {
-            Found::Lost(lost) => return Ok(Some(lost)),
-            Found::Ours(record, tenure) => (record, tenure),
+            RecordState::Lost(lost) => return Ok(Some(lost)),
+            RecordState::Ours(record, tenure) => (record, tenure),
         };
         let Some(Held { attributes, term, .. }) = self.held.borrow().clone() else { return Ok(None) };
         let as_it_should_be = record.value == attributes.to_json();
@@ -219,7 +219,9 @@ impl StoreManager {
             // write must name.
             let alive = self.renew_term().await.map_err(store_error(operation()))?;
             let found = self.find(key).await.map_err(store_error(operation()))?;
-            let Found::Ours(record, tenure) = found else { return Err(LeaseError::NotOurs { key: *key }) };
+            let RecordState::Ours(record, tenure) = found else {
+                return Err(LeaseError::NotOurs { key: *key });
+            };
             let Some(Held { attributes, .. }) = self.held.borrow().clone() else {
                 return Err(LeaseError::NotOurs { key: *key });
             };
@@ -233,7 +235,7 @@ impl StoreManager {
                 Some(term) => step.with_lease(term.id),
                 None => step,
             };
-            self.pace.turn().await;
+            self.write_interval.turn().await;
             match self.store.commit(vec![step]).await.map_err(StoreError::from) {
                 Ok(revisions) => {
                     if let Some(held) = &mut *self.held.borrow_mut() {
@@ -267,9 +269,9 @@ impl StoreManager {
         self.write(key).await
     }
 
-    async fn end_strays(&self) {
-        let strays = std::mem::take(&mut *self.strays.borrow_mut());
-        for id in strays {
+    async fn end_abandoned_leases(&self) {
+        let abandoned_leases = std::mem::take(&mut *self.abandoned_leases.borrow_mut());
+        for id in abandoned_leases {
             self.end(id).await;
         }
     }

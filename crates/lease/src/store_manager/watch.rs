@@ -22,13 +22,13 @@ pub(super) struct StoreWatch {
     own: SubnetKey,
     /// None while it must be opened again.
     watch: Option<Box<dyn Watch>>,
-    believed: Believed,
+    known: KnownLeases,
     ready: VecDeque<Event>,
 }
 
 /// The reported leases, by subnets.
 #[derive(Default)]
-struct Believed(BTreeMap<SubnetKey, Vec<Version>>);
+struct KnownLeases(BTreeMap<SubnetKey, Vec<Version>>);
 
 /// One record of a lease. Several records can be about the same subnets (`subnets/10.1.0.0-24`,
 /// `subnets-old/10.1.0.0-24`): that under the regular key counts, else the one written last.
@@ -44,12 +44,12 @@ struct Version {
 impl StoreWatch {
     pub(super) async fn open(store: Rc<dyn Store>, paths: Paths, own: SubnetKey) -> Result<Self, LeaseError> {
         let (watch, snapshot) = begin(&*store, &paths).await.map_err(store_error("watch leases"))?;
-        let believed = Believed::default();
-        let mut this = Self { store, paths, own, watch: Some(watch), believed, ready: VecDeque::new() };
+        let known = KnownLeases::default();
+        let mut this = Self { store, paths, own, watch: Some(watch), known, ready: VecDeque::new() };
         for record in snapshot.records {
             this.put(record);
         }
-        this.ready = VecDeque::from([Event::Snapshot(this.believed.leases().collect())]);
+        this.ready = VecDeque::from([Event::Snapshot(this.known.leases().collect())]);
         Ok(this)
     }
 
@@ -70,13 +70,13 @@ impl StoreWatch {
             Err("its subnet does not begin where one does".to_owned())
         };
         match attributes {
-            Ok(attributes) => self.believed.learn(
+            Ok(attributes) => self.known.learn(
                 subnet,
                 Version { in_place: self.paths.lease(&subnet) == key, key, revision: revision.0, attributes },
             ),
             Err(reason) => {
                 russet_store::refused("a lease is passed over", &key, reason);
-                self.believed.forget(&key)
+                self.known.forget(&key)
             }
         }
     }
@@ -84,13 +84,13 @@ impl StoreWatch {
     /// Reports the differences after the watch had to be opened again.
     fn compare(&mut self, snapshot: Snapshot) {
         let there: BTreeSet<&Key> = snapshot.records.iter().map(|record| &record.key).collect();
-        let gone: Vec<Key> = self.believed.keys().filter(|key| !there.contains(key)).cloned().collect();
+        let gone: Vec<Key> = self.known.keys().filter(|key| !there.contains(key)).cloned().collect();
         for key in gone {
-            self.ready.extend(self.believed.forget(&key));
+            self.ready.extend(self.known.forget(&key));
         }
         for record in snapshot.records {
-            let told = self.put(record);
-            self.ready.extend(told);
+            let sent = self.put(record);
+            self.ready.extend(sent);
         }
     }
 
@@ -115,10 +115,10 @@ impl StoreWatch {
             match watch.next().await {
                 Ok(Change::Snapshot(snapshot)) => self.compare(snapshot),
                 Ok(Change::Put(record)) => {
-                    let told = self.put(record);
-                    self.ready.extend(told);
+                    let sent = self.put(record);
+                    self.ready.extend(sent);
                 }
-                Ok(Change::Deleted { key, .. }) => self.ready.extend(self.believed.forget(&key)),
+                Ok(Change::Deleted { key, .. }) => self.ready.extend(self.known.forget(&key)),
                 Err(error) => {
                     tracing::warn!(%error, "watch leases: opening the watch again");
                     self.watch = None;
@@ -146,9 +146,9 @@ async fn begin(store: &dyn Store, paths: &Paths) -> Result<(Box<dyn Watch>, Snap
     Ok((watch, snapshot))
 }
 
-// === impl Believed ===
+// === impl KnownLeases ===
 
-impl Believed {
+impl KnownLeases {
     fn learn(&mut self, subnet: SubnetKey, version: Version) -> Option<Event> {
         self.change(subnet, |versions| {
             versions.retain(|known| known.key != version.key);

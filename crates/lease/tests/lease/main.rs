@@ -4,6 +4,7 @@
 
 mod acquire;
 mod bench;
+mod cluster_load;
 mod costs;
 mod etcd;
 mod etcd_v2;
@@ -12,5 +13,4 @@ mod keep;
 #[path = "../../../store-etcd/tests/etcd/proxy.rs"]
 mod proxy;
 mod renewing;
-mod storm;
 mod watch;

@@ -10,7 +10,7 @@ use russet_nft::{NetlinkError, Nft, Table, TableFamily};
 use super::command::{Programs, legacy_has};
 use super::gate::FLANNEL_FORWARD;
 use super::xtables::{self, FLANNEL_POSTROUTING, Goal, Saved};
-use super::{FirewallError, Mode, Repair, Report, Role, Wanted};
+use super::{FirewallError, FirewallReport, Mode, Repair, Role, Wanted};
 
 /// Cached knowledge about iptables on this host.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ impl Compat {
     }
 
     /// Reconciles flannel's chains, by the installed programs.
-    pub(crate) fn chains(&mut self, nft: &mut Nft, wanted: &Wanted, report: &mut Report) {
+    pub(crate) fn chains(&mut self, nft: &mut Nft, wanted: &Wanted, report: &mut FirewallReport) {
         for family in Family::BOTH {
             let needed = wanted.networks.iter().any(|net| Family::of_net(net) == family);
             if !needed && is_untouched(nft, family) {
@@ -75,7 +75,7 @@ impl Compat {
         nft: &mut Nft,
         family: Family,
         wanted: &Wanted,
-        report: &mut Report,
+        report: &mut FirewallReport,
     ) -> Result<(), FirewallError> {
         let programs = self.installed(family)?.clone();
         let legacy = !programs.abilities.nft;
@@ -100,7 +100,7 @@ impl Compat {
 
     /// Removes rules of flannel's old versions from the tables of iptables-nft, where no comment
     /// identifies them.
-    pub(crate) fn sweep(&mut self, tables: &[Table], report: &mut Report) {
+    pub(crate) fn sweep(&mut self, tables: &[Table], report: &mut FirewallReport) {
         for family in Family::BOTH {
             let mut goals = Goal::both(&Wanted::default(), family, false, &self.old).to_vec();
             goals.retain(|goal| tables.contains(&Table::new(table_family(family), goal.table)));
@@ -120,7 +120,7 @@ impl Compat {
     }
 
     /// Reconciles the tables of legacy iptables, where they exist and `chains` does not cover them.
-    pub(crate) fn legacy(&mut self, wanted: &Wanted, role: Role, report: &mut Report) {
+    pub(crate) fn legacy(&mut self, wanted: &Wanted, role: Role, report: &mut FirewallReport) {
         for family in Family::BOTH {
             let mut goals = Goal::both(&Wanted::default(), family, false, &self.old).to_vec();
             goals.retain(|goal| legacy_has(family, goal.table));
@@ -181,7 +181,7 @@ fn found(
 fn settle(
     programs: &Programs,
     goals: &[Goal],
-    report: &mut Report,
+    report: &mut FirewallReport,
     edits: impl Fn(&Goal, &Saved) -> Vec<String>,
 ) -> Result<(), FirewallError> {
     for attempt in 0..=REPAIR_ATTEMPTS {

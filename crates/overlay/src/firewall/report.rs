@@ -8,7 +8,7 @@ use russet_nft::{CommitError, NetlinkError, Table};
 
 /// The result of one comparison.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct FirewallReport {
     /// Differences that were repaired.
     pub repaired: Vec<Repair>,
     /// Failures; the next comparison tries again.
@@ -118,9 +118,9 @@ pub enum FirewallError {
     Overtaken(usize),
 }
 
-// === impl Report ===
+// === impl FirewallReport ===
 
-impl Report {
+impl FirewallReport {
     /// Whether nothing was repaired and nothing failed.
     pub fn is_quiet(&self) -> bool {
         self.repaired.is_empty() && self.failed.is_empty()

@@ -26,10 +26,10 @@ use crate::observe::{FoundDevice, Observed, observe, observe_devices};
 use crate::owner::{Owner, Yielding, index};
 use crate::plan::{Plan, plan};
 use crate::refusal::{Refusal, Subject};
-use crate::report::{Kind, OverlayError, Report};
+use crate::report::{Kind, OverlayError, ReconcileReport};
 use crate::vxlan::Device;
 
-pub use survey::{Found, Standing};
+pub use survey::{DeviceState, ExistingDevice};
 
 /// One node's part of a flannel network, in the network namespace of the thread that opened it.
 ///
@@ -110,7 +110,7 @@ impl Fabric {
     /// Creates or adopts the devices before there is a lease, because their MACs are published with
     /// it.
     pub fn prepare(&mut self) -> Result<Prepared, FlannelError> {
-        let mut report = Report::default();
+        let mut report = ReconcileReport::default();
         self.devices(&mut report)?;
         match report.errors.into_iter().next() {
             Some(error) => Err(FlannelError::Device(error)),
@@ -139,7 +139,7 @@ impl Fabric {
 
     /// Whether packets to addresses of our own subnets that no pod has are dropped instead of
     /// following the default route; takes effect at the next [`reset`](Self::reset).
-    pub fn swallow_unknown(&mut self, on: bool) {
+    pub fn blackhole_unknown(&mut self, on: bool) {
         self.swallows = on;
     }
 
@@ -162,9 +162,9 @@ impl Fabric {
 
     /// Gives the devices the base addresses of our own subnets, and removes other addresses of the
     /// networks.
-    pub fn own(&mut self, v4: Option<Ipv4Net>, v6: Option<Ipv6Net>) -> Report {
+    pub fn own(&mut self, v4: Option<Ipv4Net>, v6: Option<Ipv6Net>) -> ReconcileReport {
         self.rules.own = [v4.map(|net| IpNet::V4(net.trunc())), v6.map(|net| IpNet::V6(net.trunc()))];
-        let mut report = Report::default();
+        let mut report = ReconcileReport::default();
         if let Err(error) = self.devices(&mut report) {
             report.fail(error);
             self.detector.everything();
@@ -174,7 +174,7 @@ impl Fabric {
 
     /// Brings the kernel to exactly these peers, oldest first: of two with the same claim, the
     /// later one wins. Called for every snapshot of the store.
-    pub fn reset(&mut self, peers: Vec<Peer>) -> Report {
+    pub fn reset(&mut self, peers: Vec<Peer>) -> ReconcileReport {
         self.newest = 0;
         self.peers.clear();
         for peer in peers {
@@ -186,8 +186,8 @@ impl Fabric {
 
     /// [`reset`](Self::reset) with the known peers: called after drift, and periodically.
     /// Afterwards our MAC may differ from the published one, see [`prepared`](Self::prepared).
-    pub fn resync(&mut self) -> Report {
-        let mut report = Report::default();
+    pub fn resync(&mut self) -> ReconcileReport {
+        let mut report = ReconcileReport::default();
         if let Err(error) = self.try_resync(&mut report) {
             // Without knowledge of the current state nothing is changed.
             report.fail(error);
@@ -196,7 +196,7 @@ impl Fabric {
         report
     }
 
-    fn try_resync(&mut self, report: &mut Report) -> Result<(), OverlayError> {
+    fn try_resync(&mut self, report: &mut ReconcileReport) -> Result<(), OverlayError> {
         self.devices(report)?;
         // Events until now are covered by the dumps that follow.
         self.detector.forget(&mut self.monitor)?;
@@ -221,8 +221,8 @@ impl Fabric {
     /// Applies changes of some peers: removed, added or changed. The cost depends only on their
     /// number, except for WireGuard, whose peers are computed anew. If it fails, or a foreign route
     /// is in conflict, [`drifted`](Self::drifted) returns true.
-    pub fn change(&mut self, gone: &[PeerKey], put: &[Peer]) -> Report {
-        let mut report = Report::default();
+    pub fn change(&mut self, gone: &[PeerKey], put: &[Peer]) -> ReconcileReport {
+        let mut report = ReconcileReport::default();
         let mut before: Vec<IpAddr> = Vec::new();
         for key in gone.iter().chain(put.iter().map(Peer::key).collect::<Vec<_>>().iter()) {
             let known = self.peers.get(key).map(|(_, peer)| Family::BOTH.map(|family| peer.public(family)));
@@ -297,7 +297,7 @@ impl Fabric {
     }
 
     /// Creates or adopts our devices, and observes them afterwards.
-    fn devices(&mut self, report: &mut Report) -> Result<(), FlannelError> {
+    fn devices(&mut self, report: &mut ReconcileReport) -> Result<(), FlannelError> {
         self.find_underlay()?;
         match &self.rules.backend {
             Backend::Vxlan(options) => self.vxlan(&options.clone(), report),
@@ -322,7 +322,7 @@ impl Fabric {
         }
     }
 
-    fn vxlan(&mut self, options: &Vxlan, report: &mut Report) -> Result<(), FlannelError> {
+    fn vxlan(&mut self, options: &Vxlan, report: &mut ReconcileReport) -> Result<(), FlannelError> {
         let found = observe_devices(&mut self.socket, &self.owner)?;
         let mut desired = Desired { owner: self.owner.clone(), ..Desired::default() };
         for family in self.rules.networks.families() {
@@ -348,7 +348,7 @@ impl Fabric {
     }
 
     /// Admits peers to our vxlan devices, before there is a route to them.
-    fn admit(&mut self, peers: Vec<IpAddr>, report: &mut Report) {
+    fn admit(&mut self, peers: Vec<IpAddr>, report: &mut ReconcileReport) {
         if let Some(Err(error)) = self.guard.as_mut().map(|guard| guard.admit(peers)) {
             report.fail(error);
         }
@@ -356,7 +356,7 @@ impl Fabric {
 
     /// Limits the senders to exactly the peers and excludes this node's pods. Runs after everything
     /// else.
-    fn ensure_guard(&mut self, report: &mut Report) {
+    fn ensure_guard(&mut self, report: &mut ReconcileReport) {
         let Some(guard) = self.guard.as_mut().filter(|guard| guard.is_supported()) else { return };
         let own: Vec<IpNet> = self.rules.own.into_iter().flatten().collect();
         let devices: Vec<u32> = self.devices.values().map(|device| device.ifindex).collect();
@@ -373,7 +373,7 @@ impl Fabric {
     }
 
     /// Keeps pods behind this node's bridges to the addresses of these.
-    fn ensure_pod_guard(&mut self, report: &mut Report) {
+    fn ensure_pod_guard(&mut self, report: &mut ReconcileReport) {
         let Some(guard) = &mut self.pods else { return };
         let own: Vec<IpNet> = self.rules.own.into_iter().flatten().collect();
         let nodes = self.peer_table.publics().collect();
@@ -387,7 +387,7 @@ impl Fabric {
 
     /// Reconciles WireGuard's peers, against the kernel's state if `afresh`, otherwise against the
     /// last known one. Returns the peers that were refused.
-    fn tunnels(&mut self, afresh: bool, report: &mut Report) -> Result<Vec<Refusal>, FlannelError> {
+    fn tunnels(&mut self, afresh: bool, report: &mut ReconcileReport) -> Result<Vec<Refusal>, FlannelError> {
         let Some(tunnels) = &mut self.tunnels else { return Ok(Vec::new()) };
         let (wanted, refused) = tunnels.wanted(&self.rules, aged(&self.peers).into_iter());
         tunnels.sync(&wanted, afresh, report)?;
@@ -416,7 +416,12 @@ impl Fabric {
         }
     }
 
-    fn carry_out(&mut self, plan: &Plan, devices: &BTreeMap<Family, FoundDevice>, report: &mut Report) {
+    fn carry_out(
+        &mut self,
+        plan: &Plan,
+        devices: &BTreeMap<Family, FoundDevice>,
+        report: &mut ReconcileReport,
+    ) {
         let mut executor = Executor::new(devices, &self.owner);
         if !plan.batches.iter().all(|ops| executor.run(&mut self.socket, ops, report)) {
             self.detector.everything();

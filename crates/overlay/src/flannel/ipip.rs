@@ -13,7 +13,7 @@ use super::{FlannelError, Underlay};
 use crate::apply::ignore_router_advertisements;
 use crate::owner::Owner;
 use crate::refusal::Reason;
-use crate::report::{Kind, Report};
+use crate::report::{Kind, ReconcileReport};
 
 /// The device's name.
 pub(crate) const DEVICE: &str = "flannel.ipip";
@@ -48,7 +48,7 @@ impl Device<'_> {
         &self,
         socket: &mut Socket,
         owner: &Owner,
-        report: &mut Report,
+        report: &mut ReconcileReport,
     ) -> Result<u32, FlannelError> {
         let (Some(name), Some(local)) = (owner.names[0].as_ref(), self.underlay.v4) else {
             let interface = self.underlay.name.clone();
@@ -93,7 +93,7 @@ impl Device<'_> {
         socket: &mut Socket,
         owner: &Owner,
         link: &Link,
-        report: &mut Report,
+        report: &mut ReconcileReport,
     ) -> Result<(), NetlinkError> {
         let mut batch = Batch::new();
         let mut kinds = Vec::new();

@@ -24,7 +24,7 @@ use super::{FlannelError, Peer, Underlay};
 use crate::apply::ignore_router_advertisements;
 use crate::owner::{Owner, index};
 use crate::refusal::{Reason, Refusal, Subject};
-use crate::report::{Kind, Report};
+use crate::report::{Kind, ReconcileReport};
 
 /// Bytes of the outer headers, the larger of both families.
 const OVERHEAD: u32 = 80;
@@ -169,7 +169,7 @@ impl Tunnels {
         owner: &Owner,
         underlay: &Underlay,
         own: [Option<IpNet>; 2],
-        report: &mut Report,
+        report: &mut ReconcileReport,
     ) -> Result<(), FlannelError> {
         for number in [0, 1] {
             let carries = |family: &Family| self.options.number(*family) == number;
@@ -191,7 +191,7 @@ impl Tunnels {
         socket: &mut Socket,
         name: &IfName,
         underlay: &Underlay,
-        report: &mut Report,
+        report: &mut ReconcileReport,
     ) -> Result<Link, FlannelError> {
         let mtu = self.options.mtu.unwrap_or(underlay.mtu).saturating_sub(OVERHEAD);
         let found = match socket.link_by_name(name) {
@@ -257,7 +257,7 @@ impl Tunnels {
         &mut self,
         wanted: &Wanted,
         afresh: bool,
-        report: &mut Report,
+        report: &mut ReconcileReport,
     ) -> Result<(), FlannelError> {
         let Some(family) = self.family else { return Ok(()) };
         for (number, wanted) in wanted.iter().enumerate() {
@@ -291,7 +291,7 @@ fn adjust(
     owner: &Owner,
     link: &Link,
     own: Vec<IpNet>,
-    report: &mut Report,
+    report: &mut ReconcileReport,
 ) -> Result<(), NetlinkError> {
     let wanted: Vec<IpNet> = own.iter().map(|net| host_net(net.addr())).collect();
     let mut batch = Batch::new();

@@ -5,21 +5,21 @@ use russet_linux::sysctl;
 use russet_netlink::{Batch, BatchError, NetlinkError, Socket};
 
 use super::SdnError;
-use crate::report::{Kind, OverlayError, Report};
+use crate::report::{Kind, OverlayError, ReconcileReport};
 
 /// The differences found so far, and the results of their repair.
 #[derive(Debug)]
 pub(super) struct Changes {
     is_dry_run: bool,
     what: Vec<String>,
-    report: Report,
+    report: ReconcileReport,
 }
 
 /// The result of a comparison: the report, and a description of each difference.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// What took effect, and what failed.
-    pub report: Report,
+    pub report: ReconcileReport,
     /// One line for each difference, in order.
     pub what: Vec<String>,
 }
@@ -29,7 +29,7 @@ pub struct Outcome {
 impl Changes {
     /// Differences are repaired.
     pub fn repairing() -> Self {
-        Self { is_dry_run: false, what: Vec::new(), report: Report::default() }
+        Self { is_dry_run: false, what: Vec::new(), report: ReconcileReport::default() }
     }
 
     /// Dry run: differences are described, and nothing is changed.
@@ -41,7 +41,7 @@ impl Changes {
         self.is_dry_run
     }
 
-    pub fn report(&mut self) -> &mut Report {
+    pub fn report(&mut self) -> &mut ReconcileReport {
         &mut self.report
     }
 

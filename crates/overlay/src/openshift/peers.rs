@@ -10,7 +10,7 @@ use russet_netlink::{Batch, Neighbour, NeighbourState, Route, RouteFilter};
 use super::changes::Changes;
 use super::{Peer, ROUTE_PROTOCOL, Sdn, SdnError, Settings, device, port};
 use crate::refusal::{Reason, Refusal, Subject};
-use crate::report::{Kind, Report};
+use crate::report::{Kind, ReconcileReport};
 
 type Peers = BTreeMap<Ipv4Net, Ipv4Addr>;
 
@@ -57,7 +57,7 @@ fn carry_out(sdn: &mut Sdn, assumed: Option<Peers>, wanted: Peers, changes: &mut
 
 /// The valid peers: their pods are inside of the network, not in our subnet, and not in that of
 /// another peer.
-fn admitted(settings: &Settings, peers: &[Peer], report: &mut Report) -> Peers {
+fn admitted(settings: &Settings, peers: &[Peer], report: &mut ReconcileReport) -> Peers {
     let mut wanted = Peers::new();
     for peer in peers {
         let subnet = peer.subnet.trunc();

@@ -9,7 +9,7 @@ use russet_netlink::{Batch, Link, LinkSet, Neighbour, NetlinkError, Route, Route
 use super::changes::Changes;
 use super::{LEAVING_GROUP, Port, ROUTE_PROTOCOL, Sdn, SdnError, alias, device, peers, port};
 use crate::refusal::{Reason, Refusal, Subject};
-use crate::report::{Kind, Report};
+use crate::report::{Kind, ReconcileReport};
 
 /// The routes, neighbours and addresses of pods in the kernel.
 struct KernelPorts {
@@ -144,7 +144,7 @@ fn sysctls(sdn: &Sdn, links: &BTreeMap<String, Link>, changes: &mut Changes) {
 }
 
 /// Removes everything; each step runs even if others failed.
-pub(super) fn withdraw(sdn: &mut Sdn) -> Report {
+pub(super) fn withdraw(sdn: &mut Sdn) -> ReconcileReport {
     let mut changes = Changes::repairing();
     let filter = RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..RouteFilter::default() };
     match sdn.socket.routes_where(Family::V4, filter) {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use russet_linux::NetNs;
-use russet_overlay::firewall::{Firewall, Mode, Report, Wanted};
+use russet_overlay::firewall::{Firewall, FirewallReport, Mode, Wanted};
 use russet_testkit::{in_netns_with_loopback, run};
 
 /// The node's pod.
@@ -52,7 +52,7 @@ pub fn open(mode: Mode) -> Firewall {
 
 /// Applies, and requires that nothing fails.
 #[track_caller]
-pub fn apply(firewall: &mut Firewall, wanted: &Wanted) -> Report {
+pub fn apply(firewall: &mut Firewall, wanted: &Wanted) -> FirewallReport {
     let report = firewall.apply(wanted);
     assert!(report.failed.is_empty(), "{:?}", report.failed);
     report

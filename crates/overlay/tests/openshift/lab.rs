@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use russet_addr::{ContainerId, IfName, Ipv4Net};
 use russet_linux::NetNs;
 use russet_model::openshift::{Namespace, NetId};
-use russet_overlay::Report;
+use russet_overlay::ReconcileReport;
 use russet_overlay::openshift::{Peer, Port, Sdn, SdnError, Settings};
 use russet_testkit::{in_netns_with_loopback, run};
 
@@ -78,7 +78,7 @@ pub fn introduce(nodes: &mut [Node]) {
 
 /// Requires that nothing failed and nothing was refused.
 #[track_caller]
-pub fn sound(report: &Report) {
+pub fn sound(report: &ReconcileReport) {
     assert_eq!(report.failed, 0, "{:?}", report.errors);
     assert_eq!(report.refusals, [], "nothing is refused");
 }

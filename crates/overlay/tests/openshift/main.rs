@@ -4,6 +4,6 @@
 
 mod guards;
 mod isolation;
+mod isolation_load;
 mod lab;
 mod life;
-mod storm;

@@ -2,7 +2,7 @@
 //! thread in the bridge's namespace.
 
 use russet_linux::NetNs;
-use russet_overlay::{Encapsulation, Inputs, Reconciler, Report};
+use russet_overlay::{Encapsulation, Inputs, ReconcileReport, Reconciler};
 use russet_testkit::{in_netns_with_loopback, run};
 
 use crate::scene::{Build, alone, name, net};
@@ -75,7 +75,7 @@ fn node(number: usize, encapsulation: Encapsulation) -> Node {
 impl Node {
     /// A run that must not fail.
     #[track_caller]
-    pub fn reconcile(&mut self) -> Report {
+    pub fn reconcile(&mut self) -> ReconcileReport {
         let Node { ns, reconciler, inputs } = self;
         let report = ns.with(|| reconciler.reconcile(inputs)).unwrap();
         assert_eq!(report.failed, 0, "{:?}", report.errors);
@@ -83,7 +83,7 @@ impl Node {
     }
 
     /// A run that may fail.
-    pub fn try_reconcile(&mut self) -> Report {
+    pub fn try_reconcile(&mut self) -> ReconcileReport {
         let Node { ns, reconciler, inputs } = self;
         ns.with(|| reconciler.reconcile(inputs)).unwrap()
     }
@@ -109,7 +109,7 @@ impl Node {
         ns.with(|| reconciler.withdraw_guard()).unwrap().unwrap()
     }
 
-    pub fn withdraw(&mut self) -> Report {
+    pub fn withdraw(&mut self) -> ReconcileReport {
         let Node { ns, reconciler, inputs } = self;
         ns.with(|| reconciler.withdraw(inputs.dialect)).unwrap()
     }

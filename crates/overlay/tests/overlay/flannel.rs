@@ -4,6 +4,6 @@
 mod cluster;
 mod guards;
 mod host_gw;
+mod many_leases;
 mod other;
-mod storm;
 mod vxlan;

@@ -64,9 +64,9 @@ impl Node {
         self.isolation.attach(&mut self.socket, &plan, netns, None).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn standing(&self, attachment: &Attachment) -> Standing {
+    fn verdict_state(&self, attachment: &Attachment) -> VerdictState {
         let limit = Instant::now() + TIMEOUT;
-        self.isolation.keeper.standing(attachment.host_name.clone(), limit).unwrap().unwrap()
+        self.isolation.keeper.verdict_state(attachment.host_name.clone(), limit).unwrap().unwrap()
     }
 }
 
@@ -184,7 +184,7 @@ fn an_interface_carries_nothing_before_the_gate_opens_however_slow_it_is() {
             node.let_go();
             adding.join().unwrap();
         });
-        assert_eq!(node.standing(&attachment), Standing::InForce(Verdict::Allow));
+        assert_eq!(node.verdict_state(&attachment), VerdictState::InForce(Verdict::Allow));
         send("p1", node_end.local_addr().unwrap().port());
         assert!(heard(&node_end, TIMEOUT));
         assert!(pings("p1", NODE));
@@ -207,9 +207,9 @@ fn a_gate_that_does_not_open_in_time_leaves_nothing_and_asks_to_try_again() {
         assert_eq!(inside("p1", &["ip", "-o", "link"]).lines().count(), 1, "the pod has lo alone");
         node.let_go();
         // The late verdict has been removed, and the retry finds no trace of it.
-        assert_eq!(node.standing(&attachment), Standing::None);
+        assert_eq!(node.verdict_state(&attachment), VerdictState::None);
         attach(Instant::now() + TIMEOUT).unwrap();
-        assert_eq!(node.standing(&attachment), Standing::InForce(Verdict::Allow));
+        assert_eq!(node.verdict_state(&attachment), VerdictState::InForce(Verdict::Allow));
         assert!(pings("p1", NODE));
     });
 }
@@ -251,29 +251,29 @@ fn a_verdict_comes_with_its_interface_and_leaves_before_it() {
             let wiring = Wiring::default().with_isolation(node.isolation.clone());
             for reused in [false, true] {
                 assert_eq!(node.attach(&attachment, &netns).reused, reused);
-                assert_eq!(node.standing(&attachment), Standing::InForce(Verdict::Allow));
+                assert_eq!(node.verdict_state(&attachment), VerdictState::InForce(Verdict::Allow));
             }
             // The DEL of an older sandbox, which knows only the name, leaves it alone.
             let older =
                 Detachment { container: "older".parse().unwrap(), ..detachment(&attachment, removal) };
             wait(wiring.detach(older, None)).unwrap();
-            assert_eq!(node.standing(&attachment), Standing::InForce(Verdict::Allow));
+            assert_eq!(node.verdict_state(&attachment), VerdictState::InForce(Verdict::Allow));
             for _ in 0..2 {
                 wait(wiring.detach(detachment(&attachment, removal), netns.try_clone().ok())).unwrap();
-                assert_eq!(node.standing(&attachment), Standing::None);
+                assert_eq!(node.verdict_state(&attachment), VerdictState::None);
             }
             // A pod that disappeared with its namespace, and then DEL.
             node.attach(&attachment, &netns);
             testkit::run("ip", &["link", "del", attachment.host_name.as_str()]);
             wait(wiring.detach(detachment(&attachment, removal), None)).unwrap();
-            assert_eq!(node.standing(&attachment), Standing::None);
+            assert_eq!(node.verdict_state(&attachment), VerdictState::None);
             // GC removes it.
             node.attach(&attachment, &netns);
             let mut found = wait(wiring.list()).unwrap();
             found.retain(|link| !link.doomed);
             assert_eq!(found.len(), 1);
             wait(wiring.detach_owned(found.remove(0), removal)).unwrap();
-            assert_eq!(node.standing(&attachment), Standing::None);
+            assert_eq!(node.verdict_state(&attachment), VerdictState::None);
             // An interface that is never deleted.
             node.attach(&attachment, &netns);
             testkit::run("ip", &["link", "del", attachment.host_name.as_str()]);
@@ -292,14 +292,14 @@ fn an_attachment_that_fails_behind_the_gate_leaves_no_verdict() {
         let plan = russet_attach::plan(&attachment).unwrap();
         let error = node.isolation.attach(&mut node.socket, &plan, &netns, None).unwrap_err();
         assert!(error.to_string().contains("route 10.1.0.7/32 exists already"), "{error}");
-        assert_eq!(node.standing(&attachment), Standing::None);
+        assert_eq!(node.verdict_state(&attachment), VerdictState::None);
         // Repeated while the interface exists with its verdict in force: both stay.
         testkit::run("ip", &["route", "del", &v4(7)]);
         node.attach(&attachment, &netns);
         testkit::run("ip", &["route", "del", &v4(7)]);
         testkit::run("ip", &["route", "add", "blackhole", &v4(7)]);
         assert!(node.isolation.attach(&mut node.socket, &plan, &netns, None).is_err());
-        assert_eq!(node.standing(&attachment), Standing::InForce(Verdict::Allow));
+        assert_eq!(node.verdict_state(&attachment), VerdictState::InForce(Verdict::Allow));
     });
 }
 
@@ -360,7 +360,7 @@ fn a_port_of_a_bridge_has_no_verdict_and_needs_none() {
         let wiring = Wiring::default().with_isolation(node.isolation.clone());
         wait(wiring.attach_port(port, netns.try_clone().unwrap(), false))
             .unwrap_or_else(|it| panic!("{}", it.error));
-        assert_eq!(node.standing(&attachment), Standing::None);
+        assert_eq!(node.verdict_state(&attachment), VerdictState::None);
         assert!(pings("p1", "10.1.0.1"));
         assert!(node.isolation.reconcile().unwrap().is_clean());
     });

@@ -11,17 +11,17 @@ use crate::vxlan::Device;
 
 /// An existing or missing device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
+pub struct ExistingDevice {
     /// The name that our device has or will have.
     pub device: IfName,
     /// The family whose packets it carries.
     pub family: Family,
     /// What exists under that name.
-    pub found: Found,
+    pub found: DeviceState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum DeviceState {
     /// A device that [`Fabric::prepare`] keeps, and its MAC.
     Ours(Mac),
     /// A device that it would replace by another: kind, VNI, port, local address, interface or a flag differs.
@@ -33,7 +33,7 @@ pub enum Found {
 
 impl Fabric {
     /// Looks at every device that the backend needs. Changes nothing.
-    pub fn survey(&mut self) -> Result<Vec<Standing>, FlannelError> {
+    pub fn survey(&mut self) -> Result<Vec<ExistingDevice>, FlannelError> {
         let Backend::Vxlan(options) = &self.rules.backend else { return Ok(Vec::new()) };
         let found = observe_devices(&mut self.socket, &self.owner)?;
         let mut standing = Vec::new();
@@ -41,11 +41,11 @@ impl Fabric {
             let there = found.get(&family);
             let wanted = vxlan::device(options, &self.rules.underlay, family, there, None)?;
             let found = match there.and_then(|there| Some((there, there.mac?))) {
-                None if there.is_none() => Found::Nothing,
-                Some((there, mac)) if matches(&Device { mac, ..wanted }, there) => Found::Ours(mac),
-                Some(_) | None => Found::Other,
+                None if there.is_none() => DeviceState::Nothing,
+                Some((there, mac)) if matches(&Device { mac, ..wanted }, there) => DeviceState::Ours(mac),
+                Some(_) | None => DeviceState::Other,
             };
-            standing.push(Standing { device: vxlan::device_name(options.vni, family)?, family, found });
+            standing.push(ExistingDevice { device: vxlan::device_name(options.vni, family)?, family, found });
         }
         Ok(standing)
     }

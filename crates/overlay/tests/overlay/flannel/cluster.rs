@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use russet_addr::{IfName, Ipv4Net, Ipv6Net, Mac};
 use russet_linux::NetNs;
-use russet_overlay::Report;
+use russet_overlay::ReconcileReport;
 use russet_overlay::flannel::{
     Backend, Fabric, FlannelError, Networks, Peer, PeerKey, Prepared, Underlay, Vxlan,
 };
@@ -51,7 +51,7 @@ pub fn key(number: u8) -> PeerKey {
 }
 
 /// A peer without a node.
-pub fn stranger(number: u8) -> Peer {
+pub fn peer_without_node(number: u8) -> Peer {
     let mac = |family: u8| Some(Mac([2, family, 0, 0, 0, number]));
     Peer {
         subnet: Some(subnet(number)),
@@ -155,17 +155,17 @@ impl Node {
     }
 
     #[track_caller]
-    pub fn reset(&mut self, peers: Vec<Peer>) -> Report {
+    pub fn reset(&mut self, peers: Vec<Peer>) -> ReconcileReport {
         sound(&self.run(|fabric| fabric.reset(peers)))
     }
 
     #[track_caller]
-    pub fn resync(&mut self) -> Report {
+    pub fn resync(&mut self) -> ReconcileReport {
         sound(&self.run(Fabric::resync))
     }
 
     #[track_caller]
-    pub fn change(&mut self, gone: &[PeerKey], put: &[Peer]) -> Report {
+    pub fn change(&mut self, gone: &[PeerKey], put: &[Peer]) -> ReconcileReport {
         sound(&self.run(|fabric| fabric.change(gone, put)))
     }
 
@@ -175,15 +175,19 @@ impl Node {
 
     /// The lease of this node.
     pub fn lease(&self) -> Peer {
-        Peer { mac: self.prepared.mac, ..stranger(self.number) }
+        Peer { mac: self.prepared.mac, ..peer_without_node(self.number) }
     }
 }
 
 /// Requires that nothing failed; returns a copy.
 #[track_caller]
-fn sound(report: &Report) -> Report {
+fn sound(report: &ReconcileReport) -> ReconcileReport {
     assert_eq!(report.failed, 0, "{:?}", report.errors);
-    Report { changed: report.changed.clone(), refusals: report.refusals.clone(), ..Report::default() }
+    ReconcileReport {
+        changed: report.changed.clone(),
+        refusals: report.refusals.clone(),
+        ..ReconcileReport::default()
+    }
 }
 
 /// Sets each node's peers to all others.

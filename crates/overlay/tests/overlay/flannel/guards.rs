@@ -9,7 +9,7 @@ use russet_overlay::Kind;
 use russet_overlay::flannel::{Backend, VXLAN_PORT};
 use russet_testkit::{eventually, frame};
 
-use super::cluster::{Node, assert_reachable, introduce, key, sh, stranger, vxlan, with_nodes};
+use super::cluster::{Node, assert_reachable, introduce, key, peer_without_node, sh, vxlan, with_nodes};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const PORT: u16 = 7002;
@@ -85,8 +85,8 @@ fn only_addresses_of_leases_may_send_to_the_tunnels_port() {
         assert!(nodes[0].resync().is_quiet());
         assert_reachable(nodes);
         // A peer that moves: the old address goes when the new one is in force.
-        nodes[0].change(&[], &[stranger(9)]);
-        let mut moved = stranger(9);
+        nodes[0].change(&[], &[peer_without_node(9)]);
+        let mut moved = peer_without_node(9);
         moved.public_ip = [192, 168, 77, 99].into();
         nodes[0].change(&[], &[moved]);
         let peers = list("set inet russet-flannel-1 peers4");

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use russet_overlay::flannel::{Backend, Peer};
 use russet_overlay::{Kind, Reason};
 
-use super::cluster::{assert_reachable, introduce, key, route, sh, stranger, with_nodes};
+use super::cluster::{assert_reachable, introduce, key, peer_without_node, route, sh, with_nodes};
 
 #[test]
 #[ignore = "kernel: network namespaces, root; tool: ip, ping"]
@@ -59,7 +59,7 @@ fn t28_deleted_and_wrong_routes_are_repaired() {
 fn a_peer_behind_a_router_is_refused_and_reported_once() {
     // flannel.md section 6.3; section 9, flannel #996 and #598
     with_nodes(1, &Backend::HostGw, |nodes| {
-        let far = Peer { public_ip: [192, 168, 88, 2].into(), subnet_v6: None, ..stranger(2) };
+        let far = Peer { public_ip: [192, 168, 88, 2].into(), subnet_v6: None, ..peer_without_node(2) };
         sh("ip -n n1 route add default via 192.168.77.254");
         let refused = nodes[0].reset(vec![far.clone()]).refusals;
         assert_eq!(refused.len(), 1);

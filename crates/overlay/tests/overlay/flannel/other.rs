@@ -6,7 +6,7 @@ use russet_overlay::flannel::{Backend, FlannelError, Peer};
 use russet_overlay::flannel::{Mode, Networks, Wireguard, WireguardEnd};
 
 use super::cluster::{
-    Node, assert_reachable, introduce, json, key, route, route_v6, sh, stranger, vxlan, with_nodes,
+    Node, assert_reachable, introduce, json, key, peer_without_node, route, route_v6, sh, vxlan, with_nodes,
 };
 
 #[test]
@@ -14,9 +14,9 @@ use super::cluster::{
 fn unknown_own_addresses_get_a_blackhole_only_when_enabled_and_pods_routes_win() {
     // flannel.md section 1.3, ip-blackhole-route
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
-        nodes[0].reset(vec![stranger(2)]);
+        nodes[0].reset(vec![peer_without_node(2)]);
         assert_eq!(route(1), "");
-        nodes[0].run(|fabric| fabric.swallow_unknown(true));
+        nodes[0].run(|fabric| fabric.blackhole_unknown(true));
         nodes[0].resync();
         assert_eq!(route(1), "blackhole 10.5.1.0/24 proto 115 metric 4294967295");
         assert!(
@@ -32,7 +32,7 @@ fn unknown_own_addresses_get_a_blackhole_only_when_enabled_and_pods_routes_win()
         assert!(nodes[0].resync().is_quiet(), "foreign routes to our own subnet are left alone");
         let way = &json("ip -n n1 -j route get 10.5.1.9")[0];
         assert_eq!(way["dev"], "cni0");
-        nodes[0].change(&[key(2)], &[stranger(3)]);
+        nodes[0].change(&[key(2)], &[peer_without_node(3)]);
         assert!(nodes[0].resync().is_quiet());
         sh("ip -n n1 route del blackhole 10.5.1.0/24 metric 4294967295");
         assert!(nodes[0].drifted());
@@ -48,11 +48,11 @@ fn unknown_own_addresses_get_a_blackhole_only_when_enabled_and_pods_routes_win()
 fn backends_without_routes_remove_what_other_backends_left() {
     for (backend, mtu) in [(Backend::Udp, 1472), (Backend::Alloc, 1500)] {
         with_nodes(1, &Backend::HostGw, |nodes| {
-            nodes[0].reset(vec![stranger(2)]);
+            nodes[0].reset(vec![peer_without_node(2)]);
             nodes[0].backend = backend.clone();
             nodes[0].start();
             assert_eq!(nodes[0].prepared.mtu, mtu);
-            assert_eq!(nodes[0].reset(vec![stranger(2)]).changed(Kind::Route), 2);
+            assert_eq!(nodes[0].reset(vec![peer_without_node(2)]).changed(Kind::Route), 2);
             assert_eq!((route(2), route_v6(2)), (String::new(), String::new()));
         });
     }
@@ -126,9 +126,9 @@ fn ipip_works_or_names_what_the_kernel_lacks() {
             Err(error) => panic!("{error}"),
             Ok(()) => {
                 assert_eq!(node.prepared.mtu, 1480);
-                let far = Peer { public_ip: [192, 168, 88, 3].into(), ..stranger(3) };
+                let far = Peer { public_ip: [192, 168, 88, 3].into(), ..peer_without_node(3) };
                 sh("ip -n n1 route add 192.168.88.0/24 via 192.168.77.254");
-                node.reset(vec![stranger(2), far]);
+                node.reset(vec![peer_without_node(2), far]);
                 assert_eq!(route(2), "10.5.2.0/24 via 192.168.77.2 dev w0 proto 115 onlink");
                 assert_eq!(route(3), "10.5.3.0/24 via 192.168.88.3 dev flannel.ipip proto 115 onlink");
                 let link = &json("ip -n n1 -d -j link show dev flannel.ipip")[0];
@@ -170,8 +170,11 @@ fn wireguard_works_or_names_what_the_kernel_lacks() {
                 assert_eq!(node.prepared.mtu, 1420);
                 let public_key = "bm90IGEgcmVhbCBrZXksIGJ1dCAzMiBieXRlcyBsb25nLi4=".to_owned();
                 let end = Some(WireguardEnd { public_key, port: Some(51820) });
-                let report =
-                    node.reset(vec![Peer { wireguard: [end, None], subnet_v6: None, ..stranger(2) }]);
+                let report = node.reset(vec![Peer {
+                    wireguard: [end, None],
+                    subnet_v6: None,
+                    ..peer_without_node(2)
+                }]);
                 assert_eq!(report.changed(Kind::Peer), 1);
                 assert!(sh("ip -n n1 route").contains("10.5.0.0/16 dev flannel-wg proto 115 scope link"));
                 assert!(node.resync().is_quiet());

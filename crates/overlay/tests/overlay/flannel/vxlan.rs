@@ -5,7 +5,7 @@ use russet_overlay::flannel::{Backend, Peer, Vxlan};
 use russet_overlay::{Kind, Reason};
 
 use super::cluster::{
-    assert_reachable, introduce, json, key, remotes, route, route_v6, sh, stranger, succeeds, vxlan,
+    assert_reachable, introduce, json, key, peer_without_node, remotes, route, route_v6, sh, succeeds, vxlan,
     with_nodes,
 };
 
@@ -59,11 +59,12 @@ fn t20_and_t43_peers_are_a_neighbour_a_forwarding_entry_and_a_route_and_go_with_
 fn t21_another_mac_or_address_of_a_peer_leaves_no_old_forwarding_entry() {
     // flannel.md section 10, T21
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
-        let (old, new) = (stranger(2).mac[0].unwrap(), Mac([2, 4, 0, 0, 9, 9]));
-        nodes[0].reset(vec![stranger(2)]);
-        nodes[0].change(&[], &[Peer { public_ip: [192, 168, 77, 9].into(), ..stranger(2) }]);
+        let (old, new) = (peer_without_node(2).mac[0].unwrap(), Mac([2, 4, 0, 0, 9, 9]));
+        nodes[0].reset(vec![peer_without_node(2)]);
+        nodes[0].change(&[], &[Peer { public_ip: [192, 168, 77, 9].into(), ..peer_without_node(2) }]);
         assert_eq!(remotes("flannel.1", old), ["192.168.77.9"]);
-        nodes[0].change(&[], &[Peer { mac: [Some(new), stranger(2).mac[1]], ..stranger(2) }]);
+        nodes[0]
+            .change(&[], &[Peer { mac: [Some(new), peer_without_node(2).mac[1]], ..peer_without_node(2) }]);
         assert_eq!(remotes("flannel.1", old), [""; 0]);
         assert_eq!(remotes("flannel.1", new), ["192.168.77.2"]);
         assert_eq!(json("ip -n n1 -j neigh show 10.5.2.0 dev flannel.1")[0]["lladdr"], new.to_string());
@@ -76,14 +77,14 @@ fn t21_another_mac_or_address_of_a_peer_leaves_no_old_forwarding_entry() {
 fn leases_that_share_a_mac_share_a_forwarding_entry_of_the_newest() {
     // flannel.md section 3.3, last paragraph
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
-        let mac = stranger(2).mac;
-        let moved = Peer { mac, ..stranger(3) };
-        nodes[0].reset(vec![stranger(2)]);
+        let mac = peer_without_node(2).mac;
+        let moved = Peer { mac, ..peer_without_node(3) };
+        nodes[0].reset(vec![peer_without_node(2)]);
         nodes[0].change(&[], std::slice::from_ref(&moved));
         assert_eq!(remotes("flannel.1", mac[0].unwrap()), ["192.168.77.3"]);
         nodes[0].change(&[key(3)], &[]);
         assert_eq!(remotes("flannel.1", mac[0].unwrap()), ["192.168.77.2"]);
-        nodes[0].reset(vec![stranger(2), moved]);
+        nodes[0].reset(vec![peer_without_node(2), moved]);
         assert_eq!(remotes("flannel.1", mac[0].unwrap()), ["192.168.77.3"]);
         nodes[0].change(&[key(3), key(2)], &[]);
         assert_eq!(remotes("flannel.1", mac[0].unwrap()), [""; 0]);
@@ -149,21 +150,21 @@ fn a_forged_lease_changes_nothing() {
         let before = sh("ip -n n1 route show table all");
         let own = nodes[0].prepared.mac[0];
         let lies = [
-            (Peer { subnet: Some("0.0.0.0/0".parse().unwrap()), ..stranger(2) }, "outside_network"),
-            (Peer { subnet: Some("10.0.0.0/8".parse().unwrap()), ..stranger(2) }, "outside_network"),
-            (Peer { subnet: Some("10.5.1.0/25".parse().unwrap()), ..stranger(2) }, "ours"),
-            (Peer { subnet: Some("10.5.0.0/16".parse().unwrap()), ..stranger(2) }, "ours"),
-            (Peer { public_ip: [10, 5, 2, 1].into(), ..stranger(2) }, "covers"),
-            (Peer { public_ip: [192, 168, 77, 1].into(), ..stranger(2) }, "ours"),
-            (Peer { public_ip: [224, 0, 0, 1].into(), ..stranger(2) }, "not_unicast"),
-            (Peer { public_ip: [0, 0, 0, 0].into(), ..stranger(2) }, "node_unreachable"),
-            (Peer { mac: [None, None], ..stranger(2) }, "no_tunnel_endpoint"),
-            (Peer { mac: [Some(Mac([0xff; 6])), None], ..stranger(2) }, "not_unicast"),
-            (Peer { mac: [own, None], ..stranger(2) }, "ours"),
+            (Peer { subnet: Some("0.0.0.0/0".parse().unwrap()), ..peer_without_node(2) }, "outside_network"),
+            (Peer { subnet: Some("10.0.0.0/8".parse().unwrap()), ..peer_without_node(2) }, "outside_network"),
+            (Peer { subnet: Some("10.5.1.0/25".parse().unwrap()), ..peer_without_node(2) }, "ours"),
+            (Peer { subnet: Some("10.5.0.0/16".parse().unwrap()), ..peer_without_node(2) }, "ours"),
+            (Peer { public_ip: [10, 5, 2, 1].into(), ..peer_without_node(2) }, "covers"),
+            (Peer { public_ip: [192, 168, 77, 1].into(), ..peer_without_node(2) }, "ours"),
+            (Peer { public_ip: [224, 0, 0, 1].into(), ..peer_without_node(2) }, "not_unicast"),
+            (Peer { public_ip: [0, 0, 0, 0].into(), ..peer_without_node(2) }, "node_unreachable"),
+            (Peer { mac: [None, None], ..peer_without_node(2) }, "no_tunnel_endpoint"),
+            (Peer { mac: [Some(Mac([0xff; 6])), None], ..peer_without_node(2) }, "not_unicast"),
+            (Peer { mac: [own, None], ..peer_without_node(2) }, "ours"),
         ];
         for (lie, reason) in lies {
             let lie = Peer { subnet_v6: None, ..lie };
-            let labels = |report: &russet_overlay::Report| {
+            let labels = |report: &russet_overlay::ReconcileReport| {
                 report.refusals.iter().map(|refusal| refusal.reason.label()).collect::<Vec<_>>()
             };
             assert_eq!(labels(&nodes[0].change(&[], std::slice::from_ref(&lie))), [reason], "{lie:?}");
@@ -187,7 +188,7 @@ fn a_network_of_our_own_addresses_is_not_routed_away() {
         sh("ip -n n1 link set cni0 up");
         sh("ip -n n1 addr add 10.5.2.1/24 dev cni0");
         let before = route(2);
-        let refused = nodes[0].reset(vec![stranger(2)]).refusals;
+        let refused = nodes[0].reset(vec![peer_without_node(2)]).refusals;
         assert_eq!(refused.iter().map(|refusal| &refusal.reason).collect::<Vec<_>>(), [&Reason::Connected]);
         assert_eq!(route(2), before);
         sh("ip -n n1 addr del 10.5.2.1/24 dev cni0");
@@ -239,14 +240,14 @@ fn t30_devices_of_real_flannel_are_adopted_in_place() {
         sh("ip -n n1 link add flannel.1 type vxlan id 1 dev w0 local 192.168.77.1 dstport 8472 nolearning");
         sh("ip -n n1 addr add 10.5.1.0/32 dev flannel.1");
         sh("ip -n n1 link set flannel.1 up");
-        let mac = stranger(2).mac[0].unwrap();
+        let mac = peer_without_node(2).mac[0].unwrap();
         sh(&format!("ip -n n1 neigh add 10.5.2.0 lladdr {mac} dev flannel.1 nud permanent"));
         sh(&format!("bridge -n n1 fdb add {mac} dev flannel.1 dst 192.168.77.2"));
         sh("ip -n n1 route add 10.5.2.0/24 via 10.5.2.0 dev flannel.1 onlink");
         sh("ip -n n1 route add 10.5.3.0/24 via 10.5.3.0 dev flannel.1 onlink");
         let link = sh("ip -n n1 -d link show dev flannel.1");
         nodes[0].start();
-        let report = nodes[0].reset(vec![Peer { subnet_v6: None, ..stranger(2) }]);
+        let report = nodes[0].reset(vec![Peer { subnet_v6: None, ..peer_without_node(2) }]);
         assert_eq!([Kind::Route, Kind::Neighbour, Kind::Fdb].map(|kind| report.changed(kind)), [2, 0, 0]);
         assert_eq!(route(2), "10.5.2.0/24 via 10.5.2.0 dev flannel.1 proto 115 onlink");
         assert_eq!(route(3), "");
@@ -365,8 +366,9 @@ fn t33_direct_routing_follows_which_peers_are_on_the_link() {
         sh("ip -n n1 -6 route add fd88::/64 via fd77::fe");
         introduce(nodes);
         let far_v6 = "fd88::3".parse().unwrap();
-        let far = Peer { public_ip: [192, 168, 88, 3].into(), public_ipv6: Some(far_v6), ..stranger(3) };
-        nodes[0].change(&[], &[stranger(3)]);
+        let far =
+            Peer { public_ip: [192, 168, 88, 3].into(), public_ipv6: Some(far_v6), ..peer_without_node(3) };
+        nodes[0].change(&[], &[peer_without_node(3)]);
         assert_eq!(route(3), "10.5.3.0/24 via 192.168.77.3 dev w0 proto 115");
         assert!(route_v6(3).starts_with("fd10:5:0:3::/64 via fd77::3 dev w0 proto 115"), "{}", route_v6(3));
         nodes[0].change(&[], std::slice::from_ref(&far));

@@ -20,7 +20,7 @@ use crate::bench::{DAY, attributes, config, keys, manager, network, run, stored}
 struct Owners(RefCell<BTreeMap<u8, (SubnetKey, Instant)>>);
 
 /// One run of the cluster load.
-struct Storm {
+struct ClusterLoad {
     sim: Sim,
     seed: u64,
     config: &'static str,
@@ -54,9 +54,9 @@ fn both(host: u8) -> Attributes {
     Attributes { public_ipv6: format!("fd00:2::{host:x}").parse().ok(), ..attributes(host) }
 }
 
-// === impl Storm ===
+// === impl ClusterLoad ===
 
-impl Storm {
+impl ClusterLoad {
     /// One run of a node: acquires a lease, keeps it for a while, and is dropped at an arbitrary
     /// step.
     async fn life(&self, node: u8, seed: u64, previous: SubnetKey) -> SubnetKey {
@@ -111,7 +111,7 @@ impl Storm {
     }
 
     /// Deletes leases now and then.
-    async fn vandal(&self, seed: u64) {
+    async fn delete_leases(&self, seed: u64) {
         let mut chance = Rng::new(seed);
         loop {
             tokio::time::sleep(Duration::from_millis(chance.below(60_000))).await;
@@ -144,7 +144,7 @@ async fn at_most<T>(steps: u64, future: impl Future<Output = T>) {
     .await;
 }
 
-async fn storm(seed: u64, config: &'static str, nodes: u8) -> u32 {
+async fn load(seed: u64, config: &'static str, nodes: u8) -> u32 {
     let sim = network(seed, config).await;
     sim.set_faults(Faults {
         lost_reply: 40,
@@ -154,7 +154,7 @@ async fn storm(seed: u64, config: &'static str, nodes: u8) -> u32 {
         compaction: 50,
         ..Faults::default()
     });
-    let storm = Rc::new(Storm {
+    let load = Rc::new(ClusterLoad {
         sim,
         seed,
         config,
@@ -163,43 +163,43 @@ async fn storm(seed: u64, config: &'static str, nodes: u8) -> u32 {
         taken: Cell::new(0),
         lost: Cell::new(0),
     });
-    let vandal = tokio::task::spawn_local({
-        let storm = storm.clone();
-        async move { storm.vandal(seed).await }
+    let delete_leases = tokio::task::spawn_local({
+        let load = load.clone();
+        async move { load.delete_leases(seed).await }
     });
     let mut all = tokio::task::JoinSet::new();
     for node in 1..=nodes {
-        let storm = storm.clone();
-        all.spawn_local(async move { storm.node(node, seed).await });
+        let load = load.clone();
+        all.spawn_local(async move { load.node(node, seed).await });
     }
     while let Some(ended) = all.join_next().await {
         ended.unwrap();
     }
-    vandal.abort();
-    assert!(storm.taken.get() > u32::from(nodes), "seed {seed}: too few leases were acquired");
-    calm(&storm, seed).await;
-    storm.lost.get()
+    delete_leases.abort();
+    assert!(load.taken.get() > u32::from(nodes), "seed {seed}: too few leases were acquired");
+    calm(&load, seed).await;
+    load.lost.get()
 }
 
 /// After the load every node starts once more; then each has one lease and no two share an address.
-async fn calm(storm: &Storm, seed: u64) {
-    storm.sim.set_faults(Faults::default());
-    for node in 1..=storm.nodes {
+async fn calm(load: &ClusterLoad, seed: u64) {
+    load.sim.set_faults(Faults::default());
+    for node in 1..=load.nodes {
         let wish = Wish { attributes: both(node), previous: SubnetKey::default() };
-        let lease = manager(&storm.sim, seed).acquire(&config(storm.config), &wish).await.unwrap();
-        storm.owners.own(node, lease.key, seed);
+        let lease = manager(&load.sim, seed).acquire(&config(load.config), &wish).await.unwrap();
+        load.owners.own(node, lease.key, seed);
     }
     tokio::time::sleep(DAY / 2).await;
-    let all = keys(&storm.sim).await;
+    let all = keys(&load.sim).await;
     let all: Vec<SubnetKey> = all.iter().map(|key| key.parse().unwrap()).collect();
     let of = |node: u8| {
         let wanted = String::from_utf8(both(node).to_json()).unwrap();
-        async move { stored(&storm.sim).await.into_iter().filter(|(_, value)| *value == wanted).count() }
+        async move { stored(&load.sim).await.into_iter().filter(|(_, value)| *value == wanted).count() }
     };
-    for node in 1..=storm.nodes {
+    for node in 1..=load.nodes {
         assert!(of(node).await >= 1, "seed {seed}: node {node} has lost its lease");
     }
-    assert!(all.len() >= usize::from(storm.nodes));
+    assert!(all.len() >= usize::from(load.nodes));
 }
 
 const SMALL: &str = r#"{"Network":"10.5.0.0/26","Backend":{"Type":"vxlan"}}"#;
@@ -216,18 +216,18 @@ fn seeds() -> std::ops::Range<u64> {
 #[test]
 fn no_two_nodes_ever_own_an_address_in_a_network_that_is_almost_too_small() {
     // 3 subnets of /28 for two nodes, so that their leftovers are in each other's way.
-    let lost: u32 = seeds().map(|seed| run(storm(seed, SMALL, 2))).sum();
+    let lost: u32 = seeds().map(|seed| run(load(seed, SMALL, 2))).sum();
     assert!(lost > 0, "no lease was ever lost");
 }
 
 #[test]
 fn no_two_nodes_ever_own_an_address_with_ipv4_alone() {
-    let lost: u32 = seeds().map(|seed| run(storm(seed, ROOMY, 8))).sum();
+    let lost: u32 = seeds().map(|seed| run(load(seed, ROOMY, 8))).sum();
     assert!(lost > 0, "no lease was ever lost");
 }
 
 #[test]
 fn no_two_nodes_ever_own_an_address_with_both_families() {
-    let lost: u32 = seeds().map(|seed| run(storm(seed, SMALL_DUAL, 6))).sum();
+    let lost: u32 = seeds().map(|seed| run(load(seed, SMALL_DUAL, 6))).sum();
     assert!(lost > 0, "no lease was ever lost");
 }

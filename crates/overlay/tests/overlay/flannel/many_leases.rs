@@ -11,9 +11,9 @@ use russet_overlay::flannel::{Backend, Networks, Peer, PeerKey};
 use super::cluster::{Node, json, sh, vxlan, with_nodes};
 
 /// Leases of a burst.
-const STORM: u32 = 1000;
+const BURST_LEASES: u32 = 1000;
 /// Consecutive bursts.
-const STORMS: u32 = 10;
+const BURSTS: u32 = 10;
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
@@ -115,16 +115,16 @@ fn t24_ten_bursts_of_a_thousand_leases_leave_exactly_the_leased_routes() {
         node.reset(steady.clone());
         let mut leases: BTreeMap<_, _> = steady.into_iter().map(|peer| (peer.key(), peer)).collect();
         let (mut slowest, mut piece) = (Duration::ZERO, 0);
-        for storm in 0..STORMS {
+        for burst in 0..BURSTS {
             let began = Instant::now();
             // In pieces of a different size each time; every third lease is changed once more,
             // every second is removed in the end.
-            for numbers in (0..STORM).collect::<Vec<_>>().chunks(1 + 13 * piece % 97) {
+            for numbers in (0..BURST_LEASES).collect::<Vec<_>>().chunks(1 + 13 * piece % 97) {
                 piece += 1;
-                let put: Vec<Peer> = numbers.iter().map(|number| lease(*number, storm)).collect();
+                let put: Vec<Peer> = numbers.iter().map(|number| lease(*number, burst)).collect();
                 node.change(&[], &put);
                 let again: Vec<Peer> =
-                    numbers.iter().filter(|n| *n % 3 == 0).map(|n| lease(*n, 100 + storm)).collect();
+                    numbers.iter().filter(|n| *n % 3 == 0).map(|n| lease(*n, 100 + burst)).collect();
                 let gone: Vec<PeerKey> = put
                     .iter()
                     .zip(numbers)
@@ -140,7 +140,7 @@ fn t24_ten_bursts_of_a_thousand_leases_leave_exactly_the_leased_routes() {
             assert_holds(&leases);
         }
         println!(
-            "{STORM} leases came, a third changed, half went: {slowest:?} in the slowest of {STORMS} storms"
+            "{BURST_LEASES} leases added, a third changed, half removed: {slowest:?} in the slowest of {BURSTS} bursts"
         );
         node.drifted();
         assert!(node.resync().is_quiet(), "a full comparison has nothing to add");

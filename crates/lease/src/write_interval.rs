@@ -11,13 +11,13 @@ const SPACE: Duration = Duration::from_millis(200);
 
 /// The time of the next permitted write.
 #[derive(Default)]
-pub(crate) struct Pace {
+pub(crate) struct WriteInterval {
     next: Cell<Option<Instant>>,
 }
 
-// === impl Pace ===
+// === impl WriteInterval ===
 
-impl Pace {
+impl WriteInterval {
     /// Waits for this writer's turn; writers queue in order of their calls.
     pub(crate) async fn turn(&self) {
         let now = Instant::now();
@@ -35,14 +35,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn writes_are_a_fifth_of_a_second_apart() {
-        let (pace, begun) = (Pace::default(), Instant::now());
-        pace.turn().await;
+        let (write_interval, begun) = (WriteInterval::default(), Instant::now());
+        write_interval.turn().await;
         assert_eq!(begun.elapsed(), Duration::ZERO);
-        tokio::join!(pace.turn(), pace.turn());
+        tokio::join!(write_interval.turn(), write_interval.turn());
         assert_eq!(begun.elapsed().as_millis() / 10 * 10, 400);
         tokio::time::sleep(SPACE * 2).await;
         let later = Instant::now();
-        pace.turn().await;
+        write_interval.turn().await;
         assert_eq!(later.elapsed(), Duration::ZERO);
     }
 }
