@@ -1,7 +1,7 @@
 //! The interfaces that are attached on this node, as recorded when they were attached. CHECK, the
 //! verdicts and drift repair compare the kernel with this table.
 //!
-//! Requests of plugins fill it through [`Ledger`]. When the agent starts, it takes over what the
+//! Requests of plugins fill it through [`InterfaceObserver`]. When the agent starts, it takes over what the
 //! journal records and the kernel shows. The table exists in memory only.
 
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use russet_addr::{ContainerId, IfName, NetworkName};
 use russet_attach::{Attached, Wired};
 use russet_cni_spec::CniError;
-use russet_plugins::Ledger;
+use russet_plugins::InterfaceObserver;
 use tokio::sync::watch;
 
 use crate::drift::AttachedInterfaces;
@@ -109,7 +109,7 @@ impl Attachments {
     }
 }
 
-impl Ledger for Attachments {
+impl InterfaceObserver for Attachments {
     fn wiring(&self, wired: &Wired, netns: &Path) -> Result<(), CniError> {
         self.0.pending.borrow_mut().insert(key(wired.container(), wired.ifname()), netns.to_owned());
         // The ADD is a repetition. Parts of the interface may be replaced, so drift repair must not

@@ -11,7 +11,8 @@ use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
 use russet_linux::sysctl;
 use russet_plugins::stages::during;
 use russet_plugins::{
-    CalicoHost, CalicoNode, Done, Ledger, LocalNode, Node, RequestLog, Stage, Teardown, Wiring,
+    CalicoHost, CalicoNode, InterfaceObserver, LocalNode, Node, RequestLog, RequestOutcome, Stage, Teardown,
+    Wiring,
 };
 use russet_store::Store;
 
@@ -76,7 +77,7 @@ pub async fn direct(
     let done = if calico {
         // Its datastore is the configuration's, and who this node is, too.
         let host = CalicoHost::new(paths.root(), Rc::new(EtcdDatastores::of_request()));
-        let node = CalicoNode::of_request(host);
+        let node = CalicoNode::for_request(host);
         let done = russet_plugins::run_calico(&node, request, log).await;
         then_delete_links(&node.wiring, done).await?
     } else {
@@ -107,7 +108,7 @@ async fn on_own_store(
     plugin: &str,
     request: &Request,
     log: &RequestLog,
-) -> Result<Done, CniError> {
+) -> Result<RequestOutcome, CniError> {
     let unopened = |error| CniError::try_again_later("the store cannot be opened", error);
     if !matches!(config.store, StoreLocation::Embedded) {
         let opened = stores::open(&config.paths, &config.store).await.map_err(unopened)?;
@@ -120,7 +121,7 @@ async fn on_own_store(
         store.open().await.map_err(unopened)?;
     }
     let mut node = request_node(config, Rc::clone(&store) as Rc<dyn Store>);
-    node.wiring = node.wiring.with_ledger(Rc::new(PausesStore(Rc::clone(&store))));
+    node.wiring = node.wiring.with_observer(Rc::new(PausesStore(Rc::clone(&store))));
     let work = on_node(config, &node, plugin, request, log, || store.pause());
     let done = store.serve_during(work).await;
     store.close().await;
@@ -148,7 +149,7 @@ async fn on_node(
     request: &Request,
     log: &RequestLog,
     released: impl FnOnce(),
-) -> Result<Done, CniError> {
+) -> Result<RequestOutcome, CniError> {
     let done = match start_on_node(config, node, plugin, request, log).await {
         Ok(done) => done,
         Err(error) => return then_delete_links(&node.wiring, Err(error)).await,
@@ -172,7 +173,7 @@ async fn start_on_node(
     plugin: &str,
     request: &Request,
     log: &RequestLog,
-) -> Result<Done, CniError> {
+) -> Result<RequestOutcome, CniError> {
     if matches!(request.env.call, Call::Add(_)) {
         prepare(config, node)
             .await
@@ -197,7 +198,7 @@ async fn run_local(
     request: &Request,
     log: &RequestLog,
 ) -> Result<Direct, CniError> {
-    let node = LocalNode::of_request(paths.root().to_owned());
+    let node = LocalNode::for_request(paths.root().to_owned());
     let done = russet_plugins::run_local(&node, plugin, request, log).await;
     let result = then_delete_links(&node.wiring, done).await?;
     History::at(paths.history_file()).record(request, result.as_ref());
@@ -244,7 +245,7 @@ async fn prepare(config: &Config, node: &russet_plugins::Node) -> Result<(), Boo
 
 // === impl PausesStore ===
 
-impl Ledger for PausesStore {
+impl InterfaceObserver for PausesStore {
     fn wiring(&self, _: &Wired, _: &Path) -> Result<(), CniError> {
         self.0.pause();
         Ok(())

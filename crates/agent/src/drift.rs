@@ -33,7 +33,7 @@ use std::thread;
 use std::time::{Instant, SystemTime};
 
 use russet_attach::restore::Depth;
-use russet_linux::watch::Call;
+use russet_linux::watch::WakeHandle;
 use russet_netlink::NetlinkError;
 use russet_overlay::openshift::Sdn as DataPath;
 use russet_overlay::{Inputs, ReconcileReport};
@@ -70,7 +70,7 @@ struct Shared {
     sdn: Mutex<Sdn>,
     verdicts: Verdicts,
     /// Called when an answer about verdicts has arrived.
-    answer_ready: Arc<Call>,
+    answer_ready: Arc<WakeHandle>,
     event_filter: Mutex<EventFilter>,
     dirty: Mutex<Option<DirtyParts>>,
     log: Mutex<Log>,
@@ -238,7 +238,7 @@ impl Shared {
     ) -> Result<Self, NetlinkError> {
         let operation = || "create the wake-up of the thread that listens to changes".to_owned();
         let answer_ready =
-            Call::new().map_err(|source| NetlinkError::Io { operation: operation(), source })?;
+            WakeHandle::new().map_err(|source| NetlinkError::Io { operation: operation(), source })?;
         let answer_ready = Arc::new(answer_ready);
         Ok(Self {
             overlay: Mutex::new(Overlay::open()?),

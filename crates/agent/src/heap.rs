@@ -23,6 +23,6 @@ pub async fn run() {
                 memory::unmap_code();
             }
         }
-        memory::give_back();
+        memory::trim_heap();
     }
 }

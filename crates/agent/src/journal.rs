@@ -26,7 +26,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use russet_addr::{ContainerId, IfName};
 use russet_attach::{Attached, Wired};
 use russet_cni_spec::{Call, CniError, Request};
-use russet_plugins::Ledger;
+use russet_plugins::InterfaceObserver;
 
 pub use entry::{AttachmentPart, Begin, Effect, Interface, LiveAttachment, OpenOperation, Verb};
 pub(crate) use view::unfinished;
@@ -163,7 +163,7 @@ impl Journal {
             Call::Gc => (Verb::Gc, None),
             Call::Check(_) | Call::Status => return None,
         };
-        if !russet_plugins::leaves_its_own(plugin) {
+        if !russet_plugins::needs_own_del(plugin) {
             return None;
         }
         let (env, config) = source;
@@ -494,7 +494,7 @@ impl Recorder {
         source: (&[(String, String)], &[u8]),
     ) -> Result<Option<u64>, CniError> {
         let interface = request.env.target().map(Interface::from_target);
-        let wires = russet_plugins::wires(plugin);
+        let wires = russet_plugins::creates_interfaces(plugin);
         let attached = interface.is_some_and(|it| wires && self.attachments.has(&it));
         match self.journal.begin(plugin, request, source, attached) {
             None => Ok(None),
@@ -537,7 +537,7 @@ fn unrecorded(error: &JournalError) -> CniError {
     CniError::try_again_later("the request cannot be recorded", error)
 }
 
-impl Ledger for Recorder {
+impl InterfaceObserver for Recorder {
     fn wiring(&self, wired: &Wired, netns: &Path) -> Result<(), CniError> {
         let interface = Interface::from_wired(wired);
         let effect = Effect::Wiring { wired: Box::new(wired.clone()), netns: netns.to_owned() };

@@ -43,7 +43,7 @@ use std::time::Duration;
 
 use russet_ipam::Allocator;
 use russet_linux::FileLock;
-use russet_plugins::{CalicoHost, Datastore, Ledger, Node, Pause, SystemClock, Teardown};
+use russet_plugins::{CalicoHost, Datastore, InterfaceObserver, Node, Pause, SystemClock, Teardown};
 use russet_store::Store;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
@@ -321,7 +321,7 @@ fn leak_finder(config: &Config, node: &Node) -> LeakFinder {
 
 /// The node with its observers, and with what the agent knows of it.
 fn configured(mut node: Node, config: &Config, readiness: &Readiness, recorder: &Rc<Recorder>) -> Node {
-    node.wiring = node.wiring.told(Rc::clone(recorder) as Rc<dyn Ledger>);
+    node.wiring = node.wiring.with_observer_and_precreation(Rc::clone(recorder) as Rc<dyn InterfaceObserver>);
     let (ready, attachments) = (readiness.clone(), recorder.attachments().clone());
     node.not_ready = Rc::new(move || ready.not_ready(!attachments.is_empty()));
     if let Some(mtu) = direct::published_mtu(config) {
@@ -339,7 +339,7 @@ fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &R
     let allocator = Rc::new(allocator.with_backoff(Rc::new(Pause)).with_cache(CACHE_MAX_AGE));
     let own = match &config.store {
         StoreLocation::Etcd(settings) => {
-            Some((*settings.clone(), Datastore::of(Rc::clone(&store), Rc::clone(&allocator))))
+            Some((*settings.clone(), Datastore::with_allocator(Rc::clone(&store), Rc::clone(&allocator))))
         }
         StoreLocation::Embedded | StoreLocation::Unix(_) => None,
     };

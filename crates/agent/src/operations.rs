@@ -14,7 +14,7 @@ use russet_cni_spec::plugin::{Outcome, Prepared, prepare};
 use russet_cni_spec::relay::RelayRequest;
 use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
 use russet_plugins::stages::during;
-use russet_plugins::{Done, Node, Release, RequestLog, Stage, Stages};
+use russet_plugins::{Node, Release, RequestLog, RequestOutcome, Stage, Stages};
 use tokio::task::spawn_local;
 
 use crate::history::History;
@@ -169,7 +169,7 @@ impl Operations {
             Ok(Prepared::Request(request)) => {
                 let (plugin, request, line) = (plugin.clone(), *request, stages.clone());
                 let waiting = Waiting { plugin, request, env, deadline, end: started + deadline, line };
-                stages.of(self.run(waiting, gone)).await
+                stages.record(self.run(waiting, gone)).await
             }
             Err(error) => self.failed(verb, &error),
         };
@@ -230,7 +230,7 @@ impl Operations {
         let late = Rc::new(Cell::new(false));
         let (log, flag, this) = (Rc::clone(log), Rc::clone(&late), Rc::clone(self));
         let task = LockedRequest { plugin, request, env, log, end, late, guard };
-        let task = spawn_local(async move { line.of(this.begun(task)).await });
+        let task = spawn_local(async move { line.record(this.begun(task)).await });
         match tokio::time::timeout_at(end.into(), task).await {
             Ok(Ok(done)) => done?.settled().await,
             Ok(Err(error)) => Err(CniError::internal("the request was interrupted", error)),
@@ -243,10 +243,10 @@ impl Operations {
     }
 
     /// Carries out a request that holds its locks.
-    async fn begun(self: Rc<Self>, task: LockedRequest) -> Result<Done, CniError> {
+    async fn begun(self: Rc<Self>, task: LockedRequest) -> Result<RequestOutcome, CniError> {
         let LockedRequest { plugin, request, env, log, end, late, guard } = task;
         let adds = matches!(request.env.call, Call::Add(_));
-        let node = if adds { self.node.of_add(end) } else { self.node.clone() };
+        let node = if adds { self.node.for_add(end) } else { self.node.clone() };
         let begin = async { self.recorder.begin(&plugin, &request, (&env, &request.stdin)) };
         let op = during(Stage::Journal, begin).await?;
         let done = Box::pin(russet_plugins::run(&node, &plugin, &request, &log)).await;
@@ -282,18 +282,18 @@ impl Operations {
     /// addresses are released.
     async fn ended(
         self: Rc<Self>,
-        done: Result<Done, CniError>,
+        done: Result<RequestOutcome, CniError>,
         op: Option<u64>,
         request: Request,
         guard: RequestGuard,
-    ) -> Result<Done, CniError> {
+    ) -> Result<RequestOutcome, CniError> {
         let done = match (done, op) {
-            (Ok(Done { release: Some(release), result, policy }), Some(op))
+            (Ok(RequestOutcome { release: Some(release), result, policy }), Some(op))
                 if self.recorder.journal().is_recorded(op)
                     && self.recorder.journal().open_count() <= OPEN_MAX =>
             {
                 spawn_local(self.release(AnsweredDel { op, request, release, _guard: guard }));
-                return Ok(Done { result, policy, release: None });
+                return Ok(RequestOutcome { result, policy, release: None });
             }
             (Ok(done), _) => done.released().await,
             (Err(error), _) => Err(error),
@@ -311,7 +311,7 @@ impl Operations {
         let AnsweredDel { op, request, release, _guard } = finishing;
         tokio::time::sleep(ANSWER_FIRST).await;
         let line = Stages::begin();
-        let done = line.of(release.run()).await;
+        let done = line.record(release.run()).await;
         self.metrics.stages(verb_of(&request.env.vars), &line.spent());
         self.note_request(request.env.target());
         match done {
@@ -476,7 +476,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (journal, _) = Journal::open(dir.path().join("journal"), "boot".to_owned(), Metrics::new().0);
         let recorder = Rc::new(Recorder::new(journal, Attachments::default()));
-        node.wiring = node.wiring.told(Rc::clone(&recorder) as _);
+        node.wiring = node.wiring.with_observer_and_precreation(Rc::clone(&recorder) as _);
         (Rc::new(Operations::new(node, Metrics::new().0, history, recorder)), dir)
     }
 
@@ -575,7 +575,7 @@ mod tests {
                 let op = op.unwrap();
                 let (finish, finished) = tokio::sync::oneshot::channel();
                 let release = Release::new(&operations.node.releases, async { finished.await.unwrap() });
-                let done = Done { result: None, policy: None, release: Some(release) };
+                let done = RequestOutcome { result: None, policy: None, release: Some(release) };
                 let done = Rc::clone(&operations).ended(Ok(done), Some(op), request, guard).await.unwrap();
                 assert!(done.release.is_none() && operations.recorder.journal().is_open(op));
                 assert!(operations.main.lock_of("abc").try_lock_owned().is_err(), "the locks are held");
@@ -649,7 +649,7 @@ mod tests {
             let (op, request, guard) = carried_out(&operations, true).await;
             let failing = async { Err(CniError::internal("the store is away", "")) };
             let release = Release::new(&operations.node.releases, failing);
-            let done = Done { result: None, policy: None, release: Some(release) };
+            let done = RequestOutcome { result: None, policy: None, release: Some(release) };
             let error = Rc::clone(&operations).ended(Ok(done), op, request, guard).await.unwrap_err();
             assert!(
                 error.msg.contains("the store is away")
@@ -669,7 +669,7 @@ mod tests {
                     tokio::task::yield_now().await;
                     result
                 });
-                let done = Done { result: None, policy: None, release: Some(release) };
+                let done = RequestOutcome { result: None, policy: None, release: Some(release) };
                 let done = Rc::clone(&operations).ended(Ok(done), None, request, guard).await;
                 assert_eq!(done.map(|done| done.release.is_none()), outcome.map(|()| true));
                 assert_eq!(operations.node.releases.pending(), 0);

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use russet_linux::udp::{Inbox, Port, UdpSocket as Many};
+use russet_linux::udp::{Inbox, PortSharing, UdpSocket as Many};
 use rustix::net::{AddressFamily, MMsgHdr, SendAncillaryBuffer, SendFlags, SocketType, sockopt};
 
 use crate::cores::{ONE, OTHER, pin_all, pin_this};
@@ -167,7 +167,7 @@ fn connections(stage: &Stage) -> Result<f64> {
 fn small(stage: &Stage) -> Result<f64> {
     let (_, to, address) = stage.ends();
     let target = SocketAddrV4::new(address, 9000);
-    let mut sink = to.with(|| Many::bind(target, Port::Alone))??;
+    let mut sink = to.with(|| Many::bind(target, PortSharing::Alone))??;
     sink.plain();
     let sender = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     sender.connect(target)?;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use russet_linux::{FileLock, Holder, LockError};
+use russet_linux::{FileLock, LockError, LockHolder};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -45,7 +45,7 @@ pub enum SocketError {
     #[error("listen on {}: {holder} serves there, and has not ended within {} s", path.display(), waited.as_secs())]
     Held {
         path: PathBuf,
-        holder: Holder,
+        holder: LockHolder,
         /// How long the server has waited.
         waited: Duration,
     },
@@ -135,13 +135,13 @@ impl Drop for Listener {
 
 /// The lock beside the socket.
 fn lock(file: &Path, socket: &Path, timeout: Duration) -> Result<FileLock, SocketError> {
-    let on_holder = |holder: &Holder| {
+    let on_holder = |holder: &LockHolder| {
         let (socket, timeout_s) = (socket.display(), timeout.as_secs());
         tracing::warn!(%socket, %holder, timeout_s, "another server has the socket; waiting until it has ended");
     };
-    FileLock::exclusive_telling(file, Instant::now() + timeout, on_holder).map_err(|error| match error {
+    FileLock::exclusive_reporting(file, Instant::now() + timeout, on_holder).map_err(|error| match error {
         LockError::Timeout { waited, .. } => {
-            SocketError::Held { path: socket.to_owned(), holder: Holder::of(file), waited }
+            SocketError::Held { path: socket.to_owned(), holder: LockHolder::of(file), waited }
         }
         source => SocketError::Lock { path: socket.to_owned(), source },
     })

@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use regex::bytes::{Regex, RegexBuilder};
 use russet_addr::Family;
-use russet_netlink::{Address, AddressFlags, Link, NetlinkError, Route, RouteFilter, RouteKind, Socket, Way};
+use russet_netlink::{
+    Address, AddressFlags, Link, NetlinkError, Route, RouteFilter, RouteKind, RouteLookup, Socket,
+};
 
 use crate::flags::Options;
 use crate::source::Known;
@@ -65,7 +67,7 @@ pub struct Dump {
     /// decide.
     pub defaults: Vec<Route>,
     /// The route to `can_reach`, or the error of the lookup.
-    pub route: Option<Result<Way, String>>,
+    pub route: Option<Result<RouteLookup, String>>,
 }
 
 /// Why no interface was found, or a requested one cannot be used.
@@ -224,7 +226,7 @@ impl Dump {
             }
         }
         if let Ok(address) = wanted.can_reach.parse() {
-            dump.route = Some(socket.way_to(address).map_err(|error| error.to_string()));
+            dump.route = Some(socket.route_to(address).map_err(|error| error.to_string()));
         }
         Ok(dump)
     }

@@ -156,7 +156,7 @@ impl Execution<'_> {
     /// The same for work that must not continue after this process: the kernel kills the plugin
     /// when this process dies, but not the processes that the plugin has started. The process that
     /// takes over the node can then undo the work.
-    pub fn run_while_we_live(&self) -> Result<Finished, ExecuteError> {
+    pub fn run_tied_to_this_process(&self) -> Result<Finished, ExecuteError> {
         self.execute(&[], STDOUT_MAX_BYTES, true)
     }
 

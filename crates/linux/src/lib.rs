@@ -28,5 +28,5 @@ pub mod udp;
 pub mod userns;
 pub mod watch;
 
-pub use lock::{FileLock, Holder, LockError};
+pub use lock::{FileLock, LockError, LockHolder};
 pub use netns::{NetNs, NetNsError, NetNsGuard, NetNsId};

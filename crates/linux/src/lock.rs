@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, Mode, OFlags, inotify};
 use rustix::io::Errno;
 
-pub use holder::Holder;
+pub use holder::LockHolder;
 
 /// A held lock; dropping it, or the end of the process, releases it.
 ///
@@ -71,17 +71,17 @@ impl FileLock {
     }
 
     /// The same, but calls `report` once with the holder if the wait takes longer than a second.
-    pub fn exclusive_telling(
+    pub fn exclusive_reporting(
         path: impl AsRef<Path>,
         deadline: Instant,
-        report: impl FnOnce(&Holder),
+        report: impl FnOnce(&LockHolder),
     ) -> Result<Self, LockError> {
         let path = path.as_ref();
         let began = Instant::now();
         let report_at = began + REPORT_AFTER;
         if report_at < deadline {
             match Self::exclusive(path, report_at) {
-                Err(LockError::Timeout { .. }) => report(&Holder::of(path)),
+                Err(LockError::Timeout { .. }) => report(&LockHolder::of(path)),
                 other => return other,
             }
         }
@@ -267,19 +267,19 @@ mod tests {
         let path = dir.path().join("l");
         let held = FileLock::exclusive(&path, soon()).unwrap();
         // A waiter with a shorter deadline gets only the error.
-        let now = FileLock::exclusive_telling(&path, Instant::now(), |_| panic!("reported"));
+        let now = FileLock::exclusive_reporting(&path, Instant::now(), |_| panic!("reported"));
         assert!(now.unwrap_err().is_timeout());
         let (report, reported) = mpsc::channel();
         std::thread::scope(|scope| {
             let path = &path;
-            let report = move |holder: &Holder| report.send(holder.to_string()).unwrap();
-            let waiter = scope.spawn(move || FileLock::exclusive_telling(path, soon(), report).map(drop));
+            let report = move |holder: &LockHolder| report.send(holder.to_string()).unwrap();
+            let waiter = scope.spawn(move || FileLock::exclusive_reporting(path, soon(), report).map(drop));
             assert!(reported.recv().unwrap().starts_with(&format!("process {} ", std::process::id())));
             drop(held);
             waiter.join().unwrap().unwrap();
         });
         assert!(reported.recv().is_err(), "reported twice");
-        FileLock::exclusive_telling(&path, soon(), |_| panic!("the lock is free")).map(drop).unwrap();
+        FileLock::exclusive_reporting(&path, soon(), |_| panic!("the lock is free")).map(drop).unwrap();
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub use code::{mapped_file_bytes, unmap_code};
 /// use, up to eight per processor, and free memory of one heap cannot be used by another. Threads
 /// that block most of the time need only one besides the first thread's. Must be called before
 /// threads are started.
-pub fn few_heaps() {
+pub fn limit_heaps() {
     /// The first thread's heap, and one for all other threads.
     const HEAPS_MAX: libc::c_int = 2;
     #[cfg(target_env = "gnu")]
@@ -26,7 +26,7 @@ pub fn few_heaps() {
 /// Returns pages without allocations to the kernel, wherever they are in the heap; without this
 /// call the C library returns only the end of a heap. Takes about as long as the unmapping: a
 /// millisecond for several megabytes.
-pub fn give_back() {
+pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes the allocator's locks, and touches free memory only.
     unsafe {
@@ -55,7 +55,7 @@ mod tests {
         let stays = vec![1_u8; BLOCK_BYTES];
         let full = anonymous_kb();
         drop(blocks);
-        give_back();
+        trim_heap();
         let freed = full.saturating_sub(anonymous_kb());
         assert!(freed > BLOCKS * BLOCK_BYTES / 1024 / 2, "{freed} kB of {full}");
         assert_eq!(stays[BLOCK_BYTES - 1], 1);
@@ -89,7 +89,7 @@ mod tests {
         const CHILD: &str = "RUSSET_TEST_HEAPS";
         match std::env::var(CHILD).as_deref() {
             Ok("few") => {
-                few_heaps();
+                limit_heaps();
                 assert_eq!(heaps_of_eight_threads(), 1);
             }
             Ok(_) => assert!(heaps_of_eight_threads() > 1, "the other case proves something"),

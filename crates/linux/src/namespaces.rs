@@ -9,7 +9,7 @@ use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_sp
 
 /// Kinds of namespaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Kinds {
+pub struct NamespaceKinds {
     /// Interfaces, addresses, routes, `net.*` sysctls.
     pub network: bool,
     /// System V and POSIX message queues, semaphores and shared memory.
@@ -20,7 +20,7 @@ pub struct Kinds {
 
 /// Runs `body` on a new thread in new, empty namespaces of these kinds; child processes inherit
 /// them.
-pub fn in_new<T: Send>(kinds: Kinds, body: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+pub fn in_new<T: Send>(kinds: NamespaceKinds, body: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let inside = || {
             unshare(kinds.unshare_flags())?;
@@ -33,7 +33,7 @@ pub fn in_new<T: Send>(kinds: Kinds, body: impl FnOnce() -> io::Result<T> + Send
 
 /// Moves the calling thread permanently into the namespaces of these kinds of the process behind
 /// `pidfd` (Linux 5.8).
-pub fn join(pidfd: impl AsFd, kinds: Kinds) -> io::Result<()> {
+pub fn join(pidfd: impl AsFd, kinds: NamespaceKinds) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(pidfd.as_fd(), kinds.join_flags())?)
 }
 
@@ -53,9 +53,9 @@ fn unshare(flags: UnshareFlags) -> io::Result<()> {
     Ok(unsafe { rustix::thread::unshare_unsafe(flags) }?)
 }
 
-// === impl Kinds ===
+// === impl NamespaceKinds ===
 
-impl Kinds {
+impl NamespaceKinds {
     fn unshare_flags(self) -> UnshareFlags {
         let mut flags = UnshareFlags::empty();
         flags.set(UnshareFlags::NEWNET, self.network);
@@ -85,7 +85,7 @@ mod tests {
     #[ignore = "kernel: unshare needs root"]
     fn a_thread_gets_new_namespaces_of_the_requested_kinds_only() {
         let home = ["net", "ipc", "uts"].map(link);
-        let kinds = Kinds { network: true, ipc: false, uts: true };
+        let kinds = NamespaceKinds { network: true, ipc: false, uts: true };
         let inside = in_new(kinds, || Ok(["net", "ipc", "uts"].map(link))).unwrap();
         assert_ne!(home[0], inside[0]);
         assert_eq!(home[1], inside[1]);
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     #[ignore = "kernel: unshare and setns need root"]
     fn a_thread_joins_a_process() {
-        let kinds = Kinds { network: true, ipc: true, uts: true };
+        let kinds = NamespaceKinds { network: true, ipc: true, uts: true };
         let (paused, there) = in_new(kinds, || {
             rustix::system::sethostname(b"there")?;
             Ok((crate::pause::start(c"joined")?, ["net", "ipc", "uts"].map(link)))

@@ -19,7 +19,7 @@ use rustix::thread::LinkNameSpaceType;
 
 use crate::netns::{NetNs, NetNsError};
 
-pub use identity::Identity;
+pub use identity::ProcessIdentity;
 
 /// Makes `command` run inside `netns`. The parent's threads stay in their namespaces.
 pub fn in_netns<'a>(command: &'a mut Command, netns: &NetNs) -> Result<&'a mut Command, NetNsError> {

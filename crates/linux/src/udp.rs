@@ -22,12 +22,12 @@ pub struct UdpSocket {
     fd: OwnedFd,
     /// False once the kernel has refused segmentation.
     segments: AtomicBool,
-    joins: bool,
+    coalesces: bool,
 }
 
 /// Whether several sockets of this process share a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Port {
+pub enum PortSharing {
     /// The only socket.
     Alone,
     /// The first socket: bound exclusively, so that a port in use is detected.
@@ -38,7 +38,7 @@ pub enum Port {
 
 /// Datagrams of equal size to be sent with one call.
 #[derive(Debug, Clone, Copy)]
-pub struct Train<'a> {
+pub struct DatagramBatch<'a> {
     /// The bytes.
     pub pieces: &'a [IoSlice<'a>],
     /// How many pieces make one datagram.
@@ -59,9 +59,9 @@ pub struct UdpSocketError {
 }
 
 /// Limit of datagrams per call: `UDP_MAX_SEGMENTS` of kernels before 6.9.
-pub const TRAIN_MAX_DATAGRAMS: usize = 64;
+pub const GSO_MAX_DATAGRAMS: usize = 64;
 /// Limit of bytes per call: the largest UDP payload of an IPv4 packet.
-pub const TRAIN_MAX_BYTES: usize = 65_507;
+pub const GSO_MAX_BYTES: usize = 65_507;
 
 /// Size of receive and send buffer: about a hundred coalesced packets of 64 KiB, as the kernel
 /// counts.
@@ -79,16 +79,16 @@ struct Control([u8; CONTROL_BYTES]);
 impl UdpSocket {
     /// Binds a socket in the calling thread's network namespace. It never sends fragments, and its
     /// calls have no deadline.
-    pub fn bind(address: SocketAddrV4, port: Port) -> Result<Self, UdpSocketError> {
+    pub fn bind(address: SocketAddrV4, port: PortSharing) -> Result<Self, UdpSocketError> {
         let failed =
             |step| move |source: rustix::io::Errno| UdpSocketError { address, step, source: source.into() };
         let fd = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
             .map_err(failed("socket"))?;
-        if port == Port::Further {
+        if port == PortSharing::Further {
             sockopt::set_socket_reuseport(&fd, true).map_err(failed("SO_REUSEPORT"))?;
         }
         rustix::net::bind(&fd, &address).map_err(failed("bind"))?;
-        if port == Port::First {
+        if port == PortSharing::First {
             sockopt::set_socket_reuseport(&fd, true).map_err(failed("SO_REUSEPORT"))?;
         }
         let whole = sockopt::Ipv4PathMtuDiscovery::DO;
@@ -97,8 +97,8 @@ impl UdpSocket {
         // 0 means no segmentation, the default; the call fails only on a kernel without this
         // option.
         let segments = set_udp_option(&fd, libc::UDP_SEGMENT, 0).is_ok();
-        let joins = set_udp_option(&fd, libc::UDP_GRO, 1).is_ok();
-        Ok(Self { fd, segments: AtomicBool::new(segments), joins })
+        let coalesces = set_udp_option(&fd, libc::UDP_GRO, 1).is_ok();
+        Ok(Self { fd, segments: AtomicBool::new(segments), coalesces })
     }
 
     /// Whether the kernel segments what is sent.
@@ -107,34 +107,34 @@ impl UdpSocket {
     }
 
     /// Whether the kernel coalesces what arrives.
-    pub fn joins(&self) -> bool {
-        self.joins
+    pub fn coalesces(&self) -> bool {
+        self.coalesces
     }
 
     /// Disables both offloads.
     pub fn plain(&mut self) {
         self.segments.store(false, Ordering::Relaxed);
-        self.joins = set_udp_option(&self.fd, libc::UDP_GRO, 0).is_err() && self.joins;
+        self.coalesces = set_udp_option(&self.fd, libc::UDP_GRO, 0).is_err() && self.coalesces;
     }
 
     /// Sends all datagrams; blocks while the send buffer is full.
-    pub fn send(&self, to: SocketAddrV4, train: Train<'_>) -> io::Result<()> {
-        if train.pieces.len() <= train.pieces_each {
-            return self.send_message(to, train.pieces, None);
+    pub fn send(&self, to: SocketAddrV4, batch: DatagramBatch<'_>) -> io::Result<()> {
+        if batch.pieces.len() <= batch.pieces_each {
+            return self.send_message(to, batch.pieces, None);
         }
         if self.segments() {
-            match self.send_message(to, train.pieces, Some(train.datagram_bytes)) {
+            match self.send_message(to, batch.pieces, Some(batch.datagram_bytes)) {
                 Err(error) if is_refusal(&error) => {}
                 other => return other,
             }
         }
-        self.send_singly(to, train)
+        self.send_singly(to, batch)
     }
 
     /// Sends datagram by datagram. If that succeeds after the kernel refused to segment,
     /// segmentation is disabled.
-    fn send_singly(&self, to: SocketAddrV4, train: Train<'_>) -> io::Result<()> {
-        for datagram in train.pieces.chunks(train.pieces_each.max(1)) {
+    fn send_singly(&self, to: SocketAddrV4, batch: DatagramBatch<'_>) -> io::Result<()> {
+        for datagram in batch.pieces.chunks(batch.pieces_each.max(1)) {
             self.send_message(to, datagram, None)?;
         }
         self.segments.store(false, Ordering::Relaxed);
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     fn socket() -> (UdpSocket, SocketAddrV4) {
-        let socket = UdpSocket::bind(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), Port::Alone).unwrap();
+        let socket = UdpSocket::bind(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), PortSharing::Alone).unwrap();
         let address = rustix::net::getsockname(&socket).unwrap().try_into().unwrap();
         (socket, address)
     }
@@ -256,7 +256,7 @@ mod tests {
         let pieces: Vec<IoSlice<'_>> =
             sent.iter().flat_map(|bytes| [IoSlice::new(&bytes[..3]), IoSlice::new(&bytes[3..])]).collect();
         let datagram_bytes = u16::try_from(lens[0]).unwrap();
-        from.send(address, Train { pieces: &pieces, pieces_each: 2, datagram_bytes }).unwrap();
+        from.send(address, DatagramBatch { pieces: &pieces, pieces_each: 2, datagram_bytes }).unwrap();
         let mut inbox = Inbox::new(4);
         let mut received: Vec<Vec<u8>> = Vec::new();
         while received.len() < lens.len() {
@@ -277,7 +277,7 @@ mod tests {
         let received = deliver(&from, &to, address, &[1200, 1200, 1200, 700]);
         assert_eq!(received.last().unwrap().len(), 700);
         deliver(&from, &to, address, &[50]);
-        deliver(&from, &to, address, &[1000; TRAIN_MAX_DATAGRAMS]);
+        deliver(&from, &to, address, &[1000; GSO_MAX_DATAGRAMS]);
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         let ((mut from, _), (mut to, address)) = (socket(), socket());
         from.plain();
         to.plain();
-        assert!(!from.segments() && !to.joins());
+        assert!(!from.segments() && !to.coalesces());
         deliver(&from, &to, address, &[1200, 1200, 1200, 700]);
     }
 
@@ -301,10 +301,10 @@ mod tests {
     #[test]
     fn a_port_in_use_is_refused_and_further_sockets_share_ours() {
         let local = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
-        let first = UdpSocket::bind(local, Port::First).unwrap();
+        let first = UdpSocket::bind(local, PortSharing::First).unwrap();
         let taken: SocketAddrV4 = rustix::net::getsockname(&first).unwrap().try_into().unwrap();
-        let second = UdpSocket::bind(taken, Port::Further).unwrap();
-        for port in [Port::Alone, Port::First] {
+        let second = UdpSocket::bind(taken, PortSharing::Further).unwrap();
+        for port in [PortSharing::Alone, PortSharing::First] {
             let error = UdpSocket::bind(taken, port).unwrap_err();
             assert_eq!(error.source.raw_os_error(), Some(libc::EADDRINUSE));
             assert!(error.to_string().starts_with(&format!("open UDP socket {taken}: bind: ")), "{error}");

@@ -26,7 +26,7 @@ pub struct DirWatch {
 
 /// Ends a wait from another thread.
 #[derive(Debug)]
-pub struct Call(OwnedFd);
+pub struct WakeHandle(OwnedFd);
 
 /// The reason why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl DirWatch {
     }
 
     /// Waits for a change, for `call`, or until `limit`.
-    pub fn wait(&self, call: &Call, limit: Duration) -> io::Result<Woken> {
+    pub fn wait(&self, call: &WakeHandle, limit: Duration) -> io::Result<Woken> {
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -168,9 +168,9 @@ fn wait_for(fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<Option<usize>
     }
 }
 
-// === impl Call ===
+// === impl WakeHandle ===
 
-impl Call {
+impl WakeHandle {
     /// A handle that was not called yet.
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
@@ -183,7 +183,7 @@ impl Call {
     }
 
     /// Resets the handle: earlier calls do not end waits that begin now.
-    pub fn hush(&self) {
+    pub fn reset(&self) {
         // Fails if there was no call.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
@@ -194,7 +194,7 @@ impl Call {
     }
 }
 
-impl AsFd for Call {
+impl AsFd for WakeHandle {
     /// Readable once there was a call.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -220,19 +220,19 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     fn woken(watch: &DirWatch, limit: Duration) -> Woken {
-        watch.wait(&Call::new().unwrap(), limit).unwrap()
+        watch.wait(&WakeHandle::new().unwrap(), limit).unwrap()
     }
 
     #[test]
     fn a_call_counts_until_it_is_reset() {
-        let call = Call::new().unwrap();
-        call.hush();
+        let call = WakeHandle::new().unwrap();
+        call.reset();
         for _ in 0..2 {
             assert!(!call.wait(Duration::ZERO).unwrap());
             call.call();
             call.call();
             assert!(call.wait(LIMIT).unwrap() && call.wait(LIMIT).unwrap());
-            call.hush();
+            call.reset();
         }
     }
 
@@ -298,7 +298,7 @@ mod tests {
     fn a_call_ends_a_wait() {
         let root = tempfile::tempdir().unwrap();
         let watch = DirWatch::arm(&[root.path().to_owned()]).unwrap();
-        let call = Call::new().unwrap();
+        let call = WakeHandle::new().unwrap();
         assert!(!call.wait(Duration::ZERO).unwrap());
         call.call();
         assert_eq!(watch.wait(&call, LIMIT).unwrap(), Woken::Called);

@@ -49,10 +49,10 @@ pub use link::{
     AddrGenMode, Bridge, BridgePort, Df, Ipip, Ipv4Conf, Link, LinkAdd, LinkDel, LinkKind, LinkRef, LinkSet,
     OperState, Peer, Vxlan,
 };
-pub use lookup::Way;
-pub use monitor::{Change, Event, Heard, Monitor, Topic};
+pub use lookup::RouteLookup;
+pub use monitor::{AttributedEvent, Change, Event, Monitor, Topic};
 pub use neighbour::{FdbEntry, FdbTable, Neighbour, NeighbourState};
-pub use netconf::{Conf, ConfOf};
+pub use netconf::{Conf, ConfTarget};
 pub use ports::{is_own_netfilter_port, is_own_route_port};
 pub use route::{NextHop, Route, RouteFilter, RouteKind};
 pub use rule::Rule;

@@ -13,7 +13,7 @@ use crate::wire::{Message, MessageBuilder, array};
 
 /// The route to one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
+pub struct RouteLookup {
     /// What happens to packets; `Local` for addresses of this machine.
     pub kind: RouteKind,
     /// The index of the outgoing link.
@@ -24,26 +24,26 @@ pub struct Way {
     pub source: Option<IpAddr>,
 }
 
-// === impl Way ===
+// === impl RouteLookup ===
 
-impl Way {
+impl RouteLookup {
     /// Decodes the answer to `RTM_GETROUTE` for one address.
     fn decode(message: &Message<'_>) -> Option<Self> {
         if message.kind != RTM_NEWROUTE {
             return None;
         }
         let [kind] = array(message.payload, 7)?;
-        let mut way = Self { kind: RouteKind::from_number(kind), oif: None, gateway: None, source: None };
+        let mut route = Self { kind: RouteKind::from_number(kind), oif: None, gateway: None, source: None };
         for attribute in message.attributes(RTMSG_BYTES) {
             match attribute.kind {
-                RTA_OIF => way.oif = attribute.u32(),
-                RTA_GATEWAY => way.gateway = attribute.ip(),
-                RTA_VIA => way.gateway = crate::route::via(&attribute),
-                RTA_PREFSRC => way.source = attribute.ip(),
+                RTA_OIF => route.oif = attribute.u32(),
+                RTA_GATEWAY => route.gateway = attribute.ip(),
+                RTA_VIA => route.gateway = crate::route::via(&attribute),
+                RTA_PREFSRC => route.source = attribute.ip(),
                 _ => {}
             }
         }
-        Some(way)
+        Some(route)
     }
 }
 
@@ -51,12 +51,12 @@ impl Way {
 
 impl Socket {
     /// The route to `address`; an error such as ENETUNREACH if there is none.
-    pub fn way_to(&mut self, address: IpAddr) -> Result<Way> {
+    pub fn route_to(&mut self, address: IpAddr) -> Result<RouteLookup> {
         let family = Family::of(address);
         let fill = |message: &mut MessageBuilder<'_>| {
             message.raw(&[af(family), family.bits(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
             message.attr_ip(RTA_DST, address);
         };
-        self.get(|| format!("look up the way to {address}"), RTM_GETROUTE, fill, Way::decode)
+        self.get(|| format!("look up the route to {address}"), RTM_GETROUTE, fill, RouteLookup::decode)
     }
 }

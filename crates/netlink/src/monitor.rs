@@ -23,7 +23,7 @@ use crate::wire::{Message, Messages};
 pub struct Monitor {
     fd: Fd,
     inbox: Vec<u8>,
-    waiting: VecDeque<Heard>,
+    waiting: VecDeque<AttributedEvent>,
 }
 
 /// Topics of events, each for both IP families if it has them.
@@ -45,7 +45,7 @@ pub enum Topic {
 
 /// An event, and the socket that caused it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Heard {
+pub struct AttributedEvent {
     /// The event.
     pub event: Event,
     /// The netlink port of the socket that requested the change; 0 if the kernel made it or does
@@ -101,11 +101,11 @@ impl Monitor {
     /// The next event; `None` after `timeout`. A timeout of zero never waits, for callers that poll
     /// the descriptor themselves.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Event>> {
-        Ok(self.next_heard(timeout)?.map(|heard| heard.event))
+        Ok(self.next_attributed(timeout)?.map(|heard| heard.event))
     }
 
     /// The same, with the socket that caused the event.
-    pub fn next_heard(&mut self, timeout: Duration) -> Result<Option<Heard>> {
+    pub fn next_attributed(&mut self, timeout: Duration) -> Result<Option<AttributedEvent>> {
         // No deadline if it is beyond the range of the clock.
         let deadline = Instant::now().checked_add(timeout);
         loop {
@@ -114,10 +114,10 @@ impl Monitor {
             }
             match self.fd.receive(&mut self.inbox, false).map_err(failed("read netlink events"))? {
                 Received::Datagram(len) => self.take(len),
-                Received::Overrun => self.waiting.push_back(Heard::OVERRUN),
+                Received::Overrun => self.waiting.push_back(AttributedEvent::OVERRUN),
                 Received::Truncated(len) => {
                     self.inbox.resize(len.next_power_of_two(), 0);
-                    self.waiting.push_back(Heard::OVERRUN);
+                    self.waiting.push_back(AttributedEvent::OVERRUN);
                 }
                 Received::Nothing => {
                     let left =
@@ -133,12 +133,12 @@ impl Monitor {
 
     fn take(&mut self, len: usize) {
         let Some(datagram) = self.inbox.get(..len) else {
-            return self.waiting.push_back(Heard::OVERRUN);
+            return self.waiting.push_back(AttributedEvent::OVERRUN);
         };
         for message in Messages::new(datagram) {
             match message {
-                Ok(message) => self.waiting.extend(Heard::decode(&message)),
-                Err(_) => self.waiting.push_back(Heard::OVERRUN),
+                Ok(message) => self.waiting.extend(AttributedEvent::decode(&message)),
+                Err(_) => self.waiting.push_back(AttributedEvent::OVERRUN),
             }
         }
     }
@@ -170,9 +170,9 @@ impl Topic {
     }
 }
 
-// === impl Heard ===
+// === impl AttributedEvent ===
 
-impl Heard {
+impl AttributedEvent {
     const OVERRUN: Self = Self { event: Event::Overrun, port: 0 };
 
     fn decode(message: &Message<'_>) -> Option<Self> {

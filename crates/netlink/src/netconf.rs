@@ -15,7 +15,7 @@ pub struct Conf {
     /// IPv4 or IPv6.
     pub family: Family,
     /// The link or default that they belong to.
-    pub of: ConfOf,
+    pub of: ConfTarget,
     /// Whether forwarding is enabled.
     pub forwarding: Option<bool>,
     /// The reverse-path filter; IPv4 only.
@@ -26,7 +26,7 @@ pub struct Conf {
 
 /// The owner of sysctls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ConfOf {
+pub enum ConfTarget {
     /// `conf/all`
     All,
     /// `conf/default`
@@ -52,9 +52,9 @@ impl Conf {
         let attributes = message.attributes(NETCONFMSG_BYTES);
         let value = |kind| attributes.find(kind).and_then(|attribute| attribute.u32());
         let of = match value(NETCONFA_IFINDEX)? {
-            ALL => ConfOf::All,
-            DEFAULT => ConfOf::Default,
-            ifindex => ConfOf::Link(ifindex),
+            ALL => ConfTarget::All,
+            DEFAULT => ConfTarget::Default,
+            ifindex => ConfTarget::Link(ifindex),
         };
         Some(Self {
             family: family(number)?,

@@ -76,7 +76,7 @@ proptest! {
     #[test]
     fn a_rule_is_read_back_with_its_comment_and_digest(comment in "[ -~]{0,127}", set in "[a-z]{1,40}") {
         let table = Table::inet("t");
-        let rule = Rule::of(&table, "c").saddr_in(russet_addr::Family::V6, set).counter().accept();
+        let rule = Rule::in_chain(&table, "c").saddr_in(russet_addr::Family::V6, set).counter().accept();
         let rule = rule.comment(comment.clone());
         let mut change = Transaction::new();
         change.replace_rule(9, &rule);

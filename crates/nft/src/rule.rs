@@ -66,11 +66,11 @@ pub struct RuleInfo {
 impl Rule {
     /// An empty rule, to be added to `chain`.
     pub fn new(chain: &Chain) -> Self {
-        Self::of(&chain.table, chain.name.clone())
+        Self::in_chain(&chain.table, chain.name.clone())
     }
 
     /// [`new`](Self::new) with names.
-    pub fn of(table: &Table, chain: impl Into<String>) -> Self {
+    pub fn in_chain(table: &Table, chain: impl Into<String>) -> Self {
         Self {
             table: table.clone(),
             chain: chain.into(),

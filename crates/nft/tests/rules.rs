@@ -56,7 +56,7 @@ fn compare(family: &str, table: &Table, cases: &[Case]) {
 }
 
 fn matches(table: &Table) -> Vec<Case> {
-    let rule = |chain: &str| Rule::of(table, chain).counter();
+    let rule = |chain: &str| Rule::in_chain(table, chain).counter();
     let f = || rule("filter");
     let name = |text: &str| text.parse().unwrap();
     let mut cases = vec![
@@ -96,7 +96,7 @@ fn matches(table: &Table) -> Vec<Case> {
 }
 
 fn actions(table: &Table) -> Vec<Case> {
-    let rule = |chain: &str| Rule::of(table, chain);
+    let rule = |chain: &str| Rule::in_chain(table, chain);
     let ip = |text: &str| text.parse().unwrap();
     let tcp = |chain: &str| rule(chain).protocol(L4::Tcp).dport(80);
     vec![
@@ -162,7 +162,7 @@ fn nft_understands_every_action() {
 fn a_table_of_one_family_needs_no_match_of_the_family() {
     in_new_netns(|| {
         let table = Table::new(TableFamily::Ip, "ours");
-        let rule = Rule::of(&table, "filter").saddr_in(Family::V4, "p4");
+        let rule = Rule::in_chain(&table, "filter").saddr_in(Family::V4, "p4");
         assert_eq!(rule.expressions().len(), 2);
         compare("ip", &table, &[("filter", rule.accept(), "ip saddr @p4 accept")]);
     });
@@ -170,7 +170,7 @@ fn a_table_of_one_family_needs_no_match_of_the_family() {
 
 #[test]
 fn a_rule_checks_its_family_only_once() {
-    let rule = Rule::of(&Table::inet("t"), "c").saddr_in(Family::V4, "a").daddr_not_in(Family::V4, "a");
+    let rule = Rule::in_chain(&Table::inet("t"), "c").saddr_in(Family::V4, "a").daddr_not_in(Family::V4, "a");
     assert_eq!(rule.expressions().len(), 6);
     let meta = |expr: &&Expr| matches!(expr, Expr::Meta { key: MetaKey::Nfproto, .. });
     assert_eq!(rule.expressions().iter().filter(meta).count(), 1);
@@ -178,13 +178,13 @@ fn a_rule_checks_its_family_only_once() {
 
 #[test]
 fn digests_differ_between_rules_and_ignore_comments() {
-    let rule = || Rule::of(&Table::inet("t"), "c").saddr_in(Family::V4, "a");
+    let rule = || Rule::in_chain(&Table::inet("t"), "c").saddr_in(Family::V4, "a");
     assert_eq!(rule().digest(), rule().comment("x").digest());
     assert_ne!(rule().accept().digest(), rule().drop().digest());
     assert_ne!(rule().jump("a").digest(), rule().jump("b").digest());
     assert_ne!(rule().digest(), rule().counter().digest());
     // The digest is stored on disk, so it must not change between releases.
-    assert_eq!(Rule::of(&Table::inet("t"), "c").digest(), 0xcbf2_9ce4_8422_2325);
+    assert_eq!(Rule::in_chain(&Table::inet("t"), "c").digest(), 0xcbf2_9ce4_8422_2325);
 }
 
 #[test]

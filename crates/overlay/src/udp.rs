@@ -33,7 +33,7 @@ use std::thread::JoinHandle;
 
 use russet_addr::{IfName, Ipv4Net};
 use russet_linux::tun::{Tun, TunError, TunOffloads};
-use russet_linux::udp::{Port, UdpSocket, UdpSocketError};
+use russet_linux::udp::{PortSharing, UdpSocket, UdpSocketError};
 use russet_netlink::{NetlinkError, Socket};
 
 pub use shared::Count;
@@ -164,7 +164,7 @@ impl Proxy {
             offloads: Offloads {
                 tun: tun.offloads,
                 segments: sockets.iter().all(UdpSocket::segments),
-                joins: sockets.iter().all(UdpSocket::joins),
+                joins: sockets.iter().all(UdpSocket::coalesces),
             },
             device,
             peers: Arc::default(),
@@ -281,9 +281,9 @@ fn bind(options: &Options) -> Result<Vec<UdpSocket>, UdpSocketError> {
     let address = SocketAddrV4::new(options.local, options.port);
     let count = options.queues.max(1);
     let port = |number| match number {
-        _ if count == 1 => Port::Alone,
-        0 => Port::First,
-        _ => Port::Further,
+        _ if count == 1 => PortSharing::Alone,
+        0 => PortSharing::First,
+        _ => PortSharing::Further,
     };
     let mut sockets = Vec::with_capacity(count);
     for number in 0..count {

@@ -33,7 +33,7 @@ use serde_json::{Map, Value};
 use crate::calico_conf::{CalicoConf, DatastoreKind};
 use crate::calico_v1::{self, DataModel, PodFacts};
 use crate::target::Target;
-use crate::{CalicoNode, Datastore, Done, RequestLog, failure};
+use crate::{CalicoNode, Datastore, RequestLog, RequestOutcome, failure};
 pub(crate) use addresses::one_of_a_family;
 use annotations::PodOptions;
 pub use recent::RecentChecks;
@@ -58,7 +58,7 @@ struct RequestContext<'a> {
 }
 
 /// Executes one request.
-pub async fn run(node: &CalicoNode, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
+pub async fn run(node: &CalicoNode, request: &Request, log: &RequestLog) -> Result<RequestOutcome, CniError> {
     if let Call::Del(target) = &request.env.call {
         // First, because it needs neither configuration nor datastore: the interface is removed
         // even if the rest fails.
@@ -82,11 +82,11 @@ async fn run_on(
     request: &Request,
     conf: &CalicoConf,
     log: &RequestLog,
-) -> Result<Done, CniError> {
+) -> Result<RequestOutcome, CniError> {
     match model(node, conf).await? {
         DataModel::V1(etcd) => {
             let facts = facts(node, request, conf).await?;
-            calico_v1::run(node, request, conf, *etcd, facts.as_ref(), log).await.map(Done::from)
+            calico_v1::run(node, request, conf, *etcd, facts.as_ref(), log).await.map(RequestOutcome::from)
         }
         DataModel::V3 => run_v3(node, request, conf, log).await,
     }
@@ -127,7 +127,7 @@ async fn run_v3(
     request: &Request,
     conf: &CalicoConf,
     log: &RequestLog,
-) -> Result<Done, CniError> {
+) -> Result<RequestOutcome, CniError> {
     match &request.env.call {
         Call::Add(target) => add(node, request, conf, target, log).await,
         Call::Del(target) => {
@@ -151,7 +151,7 @@ async fn add(
     conf: &CalicoConf,
     target: &CniTarget,
     log: &RequestLog,
-) -> Result<Done, CniError> {
+) -> Result<RequestOutcome, CniError> {
     let target = Target::from_request(request, target)?;
     let netns = target.open_netns()?;
     let mut context = RequestContext::open(node, request, conf, &target, log).await?;

@@ -127,11 +127,11 @@ impl CalicoHost {
 
 impl Datastore {
     pub fn new(store: Rc<dyn Store>, allocator: Allocator) -> Self {
-        Self::of(store, Rc::new(allocator))
+        Self::with_allocator(store, Rc::new(allocator))
     }
 
     /// Another handle for a store that has an allocator already.
-    pub fn of(store: Rc<dyn Store>, allocator: Rc<Allocator>) -> Self {
+    pub fn with_allocator(store: Rc<dyn Store>, allocator: Rc<Allocator>) -> Self {
         Self {
             store,
             allocator,

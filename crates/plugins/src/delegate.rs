@@ -9,7 +9,7 @@ use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, CniResult, Verb, Version};
 use russet_linux::execute::{ExecuteError, Execution, Finished};
 
-use crate::executable::{self, Found};
+use crate::executable::{self, ExecutableOwner};
 use crate::threads::BlockingPool;
 
 /// A plugin and its environment and configuration.
@@ -38,7 +38,9 @@ impl Delegate {
     /// section 1.1). A plugin of ours that would wait for the request that it is part of is
     /// refused.
     pub fn new(kind: &str, request: &Request, stdin: Vec<u8>) -> Result<Self, CniError> {
-        if crate::takes_container_lock(kind) && executable::find(kind, &request.env.path) == Found::Ours {
+        if crate::takes_container_lock(kind)
+            && executable::find(kind, &request.env.path) == ExecutableOwner::Ours
+        {
             let msg = format!("{kind:?} cannot work for another plugin: it would wait for that one to end");
             let details = "name it in the list of the network's plugins, and another one here";
             return Err(CniError::invalid_config(msg, details));
@@ -97,7 +99,7 @@ fn execute(
     let execution = Execution { binary: &binary, env, stdin, deadline: DEADLINE };
     // The plugin is killed together with this process: the locks that this process held are then
     // free, and their next holder undoes what the plugin did so far.
-    let finished = execution.run_while_we_live();
+    let finished = execution.run_tied_to_this_process();
     let finished = finished.map_err(|error| {
         let msg = format!("plugin {kind:?} did not finish");
         match error {

@@ -8,7 +8,7 @@
 use russet_cni_spec::{Call, CniArgs, CniError, CniResult, NetworkConfig, Request, Target, Verb};
 
 use crate::delegate::Delegate;
-use crate::executable::{self, Found};
+use crate::executable::{self, ExecutableOwner};
 use crate::node::LocalNode;
 use crate::request_log::RequestLog;
 
@@ -31,7 +31,9 @@ enum Runner {
 impl<'n> Delegation<'n> {
     /// The plugin `kind` for the container of `request`, with `stdin` as its configuration.
     pub fn new(node: &'n LocalNode, request: &Request, kind: &str, stdin: Vec<u8>) -> Result<Self, CniError> {
-        let runner = if crate::is_local(kind) && executable::find(kind, &request.env.path) != Found::Foreign {
+        let runner = if crate::is_local(kind)
+            && executable::find(kind, &request.env.path) != ExecutableOwner::Foreign
+        {
             Runner::InProcess
         } else {
             Runner::Executable(Delegate::new(kind, request, stdin.clone())?)

@@ -13,7 +13,7 @@ use russet_cni_spec::relay;
 
 /// What a runtime finds under a plugin's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum ExecutableOwner {
     /// There is no file. An agent in a container may not see the directory.
     Nothing,
     /// Our own executable, a link to it or a copy of it.
@@ -45,19 +45,19 @@ const CACHE_MAX: usize = 32;
 static MARKED: OwnershipCache = OwnershipCache(Mutex::new(Vec::new()));
 
 /// Whether there is a file at `path`, and whether it is ours.
-pub fn whose(path: &Path) -> Found {
+pub fn owner_of(path: &Path) -> ExecutableOwner {
     if !path.is_file() {
-        return Found::Nothing;
+        return ExecutableOwner::Nothing;
     }
-    if is_ours(path) { Found::Ours } else { Found::Foreign }
+    if is_ours(path) { ExecutableOwner::Ours } else { ExecutableOwner::Foreign }
 }
 
 /// Looks for the plugin `kind` in `dirs`; the first directory that has it decides.
-pub fn find(kind: &str, dirs: &[PathBuf]) -> Found {
+pub fn find(kind: &str, dirs: &[PathBuf]) -> ExecutableOwner {
     dirs.iter()
-        .map(|dir| whose(&dir.join(kind)))
-        .find(|found| *found != Found::Nothing)
-        .unwrap_or(Found::Nothing)
+        .map(|dir| owner_of(&dir.join(kind)))
+        .find(|found| *found != ExecutableOwner::Nothing)
+        .unwrap_or(ExecutableOwner::Nothing)
 }
 
 fn is_ours(path: &Path) -> bool {
@@ -127,21 +127,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let dirs = [dir.path().to_owned()];
         let path = dir.path().join("host-local");
-        assert_eq!(find("host-local", &dirs), Found::Nothing);
+        assert_eq!(find("host-local", &dirs), ExecutableOwner::Nothing);
         std::os::unix::fs::symlink("/proc/self/exe", &path).unwrap();
-        assert_eq!(find("host-local", &dirs), Found::Ours, "this very executable");
+        assert_eq!(find("host-local", &dirs), ExecutableOwner::Ours, "this very executable");
         std::fs::remove_file(&path).unwrap();
         std::fs::write(dir.path().join("russet"), "").unwrap();
         std::os::unix::fs::symlink("russet", &path).unwrap();
-        assert_eq!(find("host-local", &dirs), Found::Ours, "a link to ours");
+        assert_eq!(find("host-local", &dirs), ExecutableOwner::Ours, "a link to ours");
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "#!/bin/sh\n").unwrap();
-        assert_eq!(find("host-local", &dirs), Found::Foreign);
+        assert_eq!(find("host-local", &dirs), ExecutableOwner::Foreign);
         std::fs::remove_file(&path).unwrap();
         std::fs::copy("/proc/self/exe", &path).unwrap();
-        assert_eq!(find("host-local", &dirs), Found::Ours, "a copy");
+        assert_eq!(find("host-local", &dirs), ExecutableOwner::Ours, "a copy");
         let other = tempfile::tempdir().unwrap();
-        assert_eq!(find("host-local", &[other.path().to_owned()]), Found::Nothing);
+        assert_eq!(find("host-local", &[other.path().to_owned()]), ExecutableOwner::Nothing);
     }
 
     #[test]
@@ -150,9 +150,9 @@ mod tests {
         let dirs = [dir.path().to_owned()];
         let path = dir.path().join("bridge");
         for (text, found) in [
-            ("#!/bin/sh\n".to_owned(), Found::Foreign),
-            (format!("a copy: {}", relay::MARK), Found::Ours),
-            ("#!/bin/bash\n".to_owned(), Found::Foreign),
+            ("#!/bin/sh\n".to_owned(), ExecutableOwner::Foreign),
+            (format!("a copy: {}", relay::MARK), ExecutableOwner::Ours),
+            ("#!/bin/bash\n".to_owned(), ExecutableOwner::Foreign),
         ] {
             std::fs::write(&path, &text).unwrap();
             assert_eq!([find("bridge", &dirs), find("bridge", &dirs)], [found; 2], "{text}");

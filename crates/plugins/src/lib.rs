@@ -49,7 +49,7 @@ pub use clusters::Clusters;
 pub use datastore::{CalicoHost, Datastore, Datastores};
 pub use isolation::port_guard;
 pub use node::{CalicoNode, Clock, LocalNode, Node, NotReady, SystemClock, Teardown};
-pub use observer::Ledger;
+pub use observer::InterfaceObserver;
 pub use pause::Pause;
 pub use releases::{Release, Releases};
 pub use request_log::RequestLog;
@@ -58,7 +58,7 @@ pub use wiring::Wiring;
 
 /// The outcome of a request.
 #[derive(Debug)]
-pub struct Done {
+pub struct RequestOutcome {
     /// The result to print, for an ADD.
     pub result: Option<CniResult>,
     /// What an ADD still waits for before its answer, after its locks are released.
@@ -85,7 +85,12 @@ pub const NAMES: [&str; 10] = [
 /// Executes one request of the plugin `name`; `log` is for the runtime's standard error. Once
 /// started it must run to its end: dropping the future half-way may leave an address that only DEL
 /// releases.
-pub async fn run(node: &Node, name: &str, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
+pub async fn run(
+    node: &Node,
+    name: &str,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<RequestOutcome, CniError> {
     let result = match name {
         calico::NAME => return run_calico(&node.for_calico(), request, log).await,
         "russet" => return run_russet(node, request, log).await,
@@ -97,14 +102,14 @@ pub async fn run(node: &Node, name: &str, request: &Request, log: &RequestLog) -
             Err(CniError::unsupported_field(format!("type: {name:?} is not a plugin of this agent"), details))
         }
     };
-    result.map(Done::from).map_err(|error| error.in_version(request.config.cni_version))
+    result.map(RequestOutcome::from).map_err(|error| error.in_version(request.config.cni_version))
 }
 
-async fn run_russet(node: &Node, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
+async fn run_russet(node: &Node, request: &Request, log: &RequestLog) -> Result<RequestOutcome, CniError> {
     russet::run(node, request, log).await.map_err(|error| error.in_version(request.config.cni_version))
 }
 
-/// Repeats only the last part of a DEL ([`Done::release`]), after it failed.
+/// Repeats only the last part of a DEL ([`RequestOutcome::release`]), after it failed.
 pub fn release(node: &Node, request: &Request) -> Result<Release, CniError> {
     match request.env.target() {
         Some(target) => Ok(russet::release(node, request, &target::Target::from_request(request, target)?)),
@@ -118,7 +123,11 @@ pub fn is_calico(name: &str) -> bool {
 }
 
 /// [`run`] for a plugin that [`is_calico`].
-pub async fn run_calico(node: &CalicoNode, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
+pub async fn run_calico(
+    node: &CalicoNode,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<RequestOutcome, CniError> {
     let done = calico::run(node, request, log).await;
     done.map_err(|error| error.in_version(request.config.cni_version))
 }
@@ -155,13 +164,13 @@ pub fn is_ipam(name: &str) -> bool {
 }
 
 /// Whether the plugin creates interfaces.
-pub fn wires(name: &str) -> bool {
+pub fn creates_interfaces(name: &str) -> bool {
     ["russet", calico::NAME, bridge::NAME, flannel::NAME].contains(&name)
 }
 
 /// Whether the plugin leaves state that only its own DEL removes. The callers of IPAM plugins call
 /// their DEL, and `loopback` leaves nothing.
-pub fn leaves_its_own(name: &str) -> bool {
+pub fn needs_own_del(name: &str) -> bool {
     takes_container_lock(name) && name != "loopback"
 }
 
@@ -180,15 +189,15 @@ pub async fn run_ipam(
     done.map_err(|error| error.in_version(request.config.cni_version))
 }
 
-// === impl Done ===
+// === impl RequestOutcome ===
 
-impl From<Option<CniResult>> for Done {
+impl From<Option<CniResult>> for RequestOutcome {
     fn from(result: Option<CniResult>) -> Self {
         Self { result, policy: None, release: None }
     }
 }
 
-impl Done {
+impl RequestOutcome {
     /// Runs the rest of a DEL, while the caller still holds the container's lock.
     pub async fn released(mut self) -> Result<Self, CniError> {
         match self.release.take() {

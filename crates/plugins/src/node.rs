@@ -93,8 +93,8 @@ pub struct NotReady {
 
 impl Node {
     /// Returns a copy for an ADD whose caller gives up at `limit`.
-    pub fn of_add(&self, limit: Instant) -> Self {
-        Self { wiring: self.wiring.of_add(limit), ..self.clone() }
+    pub fn for_add(&self, limit: Instant) -> Self {
+        Self { wiring: self.wiring.for_add(limit), ..self.clone() }
     }
 
     /// The view for the plugin `calico`.
@@ -114,7 +114,7 @@ impl Node {
 
 impl LocalNode {
     /// A node without an agent, for one request.
-    pub fn of_request(root: PathBuf) -> Self {
+    pub fn for_request(root: PathBuf) -> Self {
         Self { root, wiring: Wiring::default(), teardown: Teardown::Batched }
     }
 }
@@ -123,7 +123,7 @@ impl LocalNode {
 
 impl CalicoNode {
     /// A node without an agent, for one request.
-    pub fn of_request(host: CalicoHost) -> Self {
+    pub fn for_request(host: CalicoHost) -> Self {
         Self {
             host,
             wiring: Wiring::default(),

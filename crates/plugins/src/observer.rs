@@ -8,7 +8,7 @@ use russet_attach::{Attached, Wired};
 use russet_cni_spec::CniError;
 
 /// Is called before and after interfaces are wired and removed.
-pub trait Ledger {
+pub trait InterfaceObserver {
     /// The interface is about to be wired, possibly again, in the namespace at `netns`; drift
     /// repair must leave it alone until `wired` or `unwired`. An error prevents the wiring and
     /// fails the ADD.
@@ -30,7 +30,7 @@ pub(crate) struct NoObserver;
 
 // === impl NoObserver ===
 
-impl Ledger for NoObserver {
+impl InterfaceObserver for NoObserver {
     fn wiring(&self, _: &Wired, _: &Path) -> Result<(), CniError> {
         Ok(())
     }

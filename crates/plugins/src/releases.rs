@@ -1,7 +1,7 @@
 //! Addresses that a DEL releases after everything else is done. The caller of the plugin decides
 //! whether to wait for the release before the answer
-//! ([`Done::settled`](crate::Done::settled)), or to answer first and
-//! finish the release later ([`Done::release`](crate::Done)). ADDs that find
+//! ([`RequestOutcome::settled`](crate::RequestOutcome::settled)), or to answer first and
+//! finish the release later ([`RequestOutcome::release`](crate::RequestOutcome)). ADDs that find
 //! no free address wait for releases in progress.
 
 use std::fmt;

@@ -22,21 +22,21 @@ use crate::settings::Settings;
 use crate::stages::{Stage, during};
 use crate::target::Target;
 use crate::wiring::AttachFailure;
-use crate::{Done, failure};
+use crate::{RequestOutcome, failure};
 
 /// The attribute with the time of a request, named as Calico names it.
 const MARK: &str = "timestamp";
 
-pub async fn run(node: &Node, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
-    let nothing = |()| Done::from(None);
+pub async fn run(node: &Node, request: &Request, log: &RequestLog) -> Result<RequestOutcome, CniError> {
+    let nothing = |()| RequestOutcome::from(None);
     match &request.env.call {
         Call::Add(target) => {
             let added = add(node, request, &Target::from_request(request, target)?, log).await;
-            added.map(|result| Done::from(Some(result)))
+            added.map(|result| RequestOutcome::from(Some(result)))
         }
         Call::Del(target) => {
             let release = del(node, request, &Target::from_request(request, target)?).await?;
-            Ok(Done { release: Some(release), ..Done::from(None) })
+            Ok(RequestOutcome { release: Some(release), ..RequestOutcome::from(None) })
         }
         Call::Check(target) => {
             check(node, request, &Target::from_request(request, target)?).await.map(nothing)

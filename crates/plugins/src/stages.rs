@@ -134,7 +134,7 @@ impl Stages {
     }
 
     /// Runs `request` on this timeline.
-    pub async fn of<T>(&self, request: impl Future<Output = T>) -> T {
+    pub async fn record<T>(&self, request: impl Future<Output = T>) -> T {
         TIMELINE.scope(self.clone(), request).await
     }
 
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn nested_stages_never_add_up_to_more_than_the_total() {
         let stages = Stages::begin();
-        let work = stages.of(async {
+        let work = stages.record(async {
             during(Stage::Address, async {
                 tokio::time::sleep(TICK).await;
                 // An IPAM plugin that wires an interface, and a request that does two things at
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn a_blocking_thread_records_stages_of_its_request() {
         let stages = Stages::begin();
-        runtime().block_on(stages.of(during(Stage::Wiring, async {
+        runtime().block_on(stages.record(during(Stage::Wiring, async {
             let timeline = current();
             let gate = || drop(enter(Stage::Gate));
             tokio::task::spawn_blocking(move || with_timeline(timeline, gate)).await.unwrap();

@@ -23,7 +23,7 @@ use russet_policy::{Guards, Keeper, VerdictReport};
 use tokio::task::JoinHandle;
 
 use crate::isolation::{Isolation, port_guard, port_of};
-use crate::observer::{Ledger, NoObserver};
+use crate::observer::{InterfaceObserver, NoObserver};
 use crate::stages::{self, Stage};
 use crate::threads::{Permit, Permits};
 use crate::{bandwidth, failure};
@@ -46,7 +46,7 @@ pub struct Wiring {
     permits: Permits,
     /// Whether the request is an ADD, which must leave permits to DELs.
     adds: bool,
-    observer: Rc<dyn Ledger>,
+    observer: Rc<dyn InterfaceObserver>,
     isolation: Isolation,
     /// Whether veths may be created before their addresses are known. False after an interface
     /// failed: where addresses have run out, each precreated veth would have to be deleted again.
@@ -101,19 +101,19 @@ impl fmt::Debug for Wiring {
 impl Wiring {
     /// Reports what happens to interfaces to `observer`, and creates veths before their addresses
     /// are known.
-    pub fn told(self, observer: Rc<dyn Ledger>) -> Self {
+    pub fn with_observer_and_precreation(self, observer: Rc<dyn InterfaceObserver>) -> Self {
         Self { observer, precreate_enabled: Some(Rc::new(Cell::new(true))), ..self }
     }
 
     /// Reports what happens to interfaces to `observer`, for the process of a single request:
     /// nothing is created before its addresses are known.
-    pub fn with_ledger(self, observer: Rc<dyn Ledger>) -> Self {
+    pub fn with_observer(self, observer: Rc<dyn InterfaceObserver>) -> Self {
         Self { observer, ..self }
     }
 
     /// Returns a copy for an ADD whose caller gives up at `limit`; after that time nothing is
     /// wired.
-    pub fn of_add(&self, limit: Instant) -> Self {
+    pub fn for_add(&self, limit: Instant) -> Self {
         Self { isolation: self.isolation.until(limit), adds: true, ..self.clone() }
     }
 
@@ -241,7 +241,7 @@ impl Wiring {
         done
     }
 
-    fn notify<T>(&self, call: impl FnOnce(&dyn Ledger) -> T) -> T {
+    fn notify<T>(&self, call: impl FnOnce(&dyn InterfaceObserver) -> T) -> T {
         let _journal = stages::enter(Stage::Journal);
         call(&*self.observer)
     }
@@ -351,7 +351,7 @@ impl Wiring {
             CniError::new(failure::WIRING, format!("packets from 127.0.0.1 cannot be routed to {pod}"), error)
         };
         self.run(move |socket| {
-            let route = socket.way_to(pod).map_err(|error| failed(&error))?;
+            let route = socket.route_to(pod).map_err(|error| failed(&error))?;
             let oif = route.oif.ok_or_else(|| failed(&"no link leads there"))?;
             let link = socket.link_by_index(oif).map_err(|error| failed(&error))?;
             let name = format!("net/ipv4/conf/{}/route_localnet", link.name);
@@ -627,7 +627,7 @@ mod tests {
     fn hanging_adds_leave_a_permit_to_dels() {
         let wiring = Wiring::default();
         let (release, work) = hanging();
-        let add = wiring.of_add(Instant::now() + TEST_TIMEOUT);
+        let add = wiring.for_add(Instant::now() + TEST_TIMEOUT);
         let hang = |_| {
             let (add, work) = (add.clone(), work.clone());
             tokio::task::spawn_local(async move { add.run(work).await })
@@ -647,7 +647,7 @@ mod tests {
     /// An observer that refuses all interfaces with error code 77.
     struct Refuses;
 
-    impl Ledger for Refuses {
+    impl InterfaceObserver for Refuses {
         fn wiring(&self, _: &Wired, _: &std::path::Path) -> Result<(), CniError> {
             Err(CniError::new(77, "refused", ""))
         }
@@ -661,13 +661,13 @@ mod tests {
 
     #[test]
     fn an_add_past_its_deadline_is_not_wired_and_not_announced_to_the_observer() {
-        let wiring = Wiring::default().told(Rc::new(Refuses));
+        let wiring = Wiring::default().with_observer_and_precreation(Rc::new(Refuses));
         let network = "net".parse().unwrap();
         let mut attachment =
             Attachment::new(Dialect::Native, network, "c1".parse().unwrap(), "eth0".parse().unwrap(), None);
         attachment.addresses = vec!["10.1.0.7".parse().unwrap()];
         for (time_left, code) in [(Duration::ZERO, 11), (TEST_TIMEOUT, 77)] {
-            let add = wiring.of_add(Instant::now() + time_left);
+            let add = wiring.for_add(Instant::now() + time_left);
             let netns = NetNs::current().unwrap();
             let failed = on_threads(1, add.attach(attachment.clone(), netns)).unwrap_err();
             assert_eq!((failed.error.code, failed.undone), (code, true), "{}", failed.error);
@@ -679,7 +679,7 @@ mod tests {
     fn precreation_stops_after_a_failed_add_until_another_add_succeeds() {
         russet_testkit::in_new_netns(|| {
             let without_agent = Wiring::default();
-            let wiring = without_agent.clone().told(Rc::new(NoObserver));
+            let wiring = without_agent.clone().with_observer_and_precreation(Rc::new(NoObserver));
             let pod = NetNs::create_unnamed().unwrap();
             let of = |ifname: &str| {
                 let (network, container) = ("net".parse().unwrap(), "c1".parse().unwrap());

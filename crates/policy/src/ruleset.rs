@@ -220,7 +220,7 @@ pub(crate) fn rules(shape: Shape) -> Vec<Rule> {
 }
 
 fn guards(shape: Shape) -> Vec<Rule> {
-    let rule = |chain: &str| Rule::of(&table(), chain);
+    let rule = |chain: &str| Rule::in_chain(&table(), chain);
     let entry = |prefix: &str| rule(PREROUTING).iif_prefix(prefix);
     let mut rules = vec![entry(PREFIX).goto(GUARD), entry(CALICO_PREFIX).goto(GUARD_CALICO)];
     if shape.calico == Some(true) {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use russet_addr::{ContainerId, IfName, NetworkName};
 use russet_cni_spec::{CniResult, ConfigError, ConfigList, Version, base64};
 use russet_linux::file::{PRIVATE, create_exclusive};
-use russet_linux::process::Identity;
+use russet_linux::process::ProcessIdentity;
 use serde_json::{Map, Value, json};
 
 use crate::Attachment;
@@ -169,7 +169,7 @@ impl Cache {
     pub(crate) fn tidy(&self) {
         for file in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let writer = writer_of(&file.file_name().to_string_lossy());
-            if writer.is_some_and(|pid| matches!(Identity::of(pid), Ok(None))) {
+            if writer.is_some_and(|pid| matches!(ProcessIdentity::of(pid), Ok(None))) {
                 let _ = fs::remove_file(file.path());
             }
         }

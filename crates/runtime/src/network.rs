@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use russet_cni_spec::ConfigList;
-use russet_linux::watch::{Call, DirWatch, Woken};
+use russet_linux::watch::{DirWatch, WakeHandle, Woken};
 
 use survey::{Found, Surveyor};
 pub use survey::{Skipped, Unready, Why};
@@ -54,7 +54,7 @@ struct State {
 
 /// Ends the thread when the last clone is dropped.
 #[derive(Debug)]
-struct Watching(Arc<Call>);
+struct Watching(Arc<WakeHandle>);
 
 /// The timing of the thread.
 #[derive(Debug, Clone, Copy)]
@@ -91,7 +91,7 @@ impl Networks {
         let mut surveyor = Surveyor::new(dir, runtime);
         let shared = Arc::new(Shared { dir: path.clone(), state: RwLock::default() });
         let watch = shared.look(&mut surveyor);
-        let call = Arc::new(Call::new().map_err(failed)?);
+        let call = Arc::new(WakeHandle::new().map_err(failed)?);
         let (of_thread, until) = (Arc::clone(&shared), Arc::clone(&call));
         let thread = std::thread::Builder::new().name("networks".into());
         thread.spawn(move || of_thread.go_on(&mut surveyor, watch, &until, timing)).map_err(failed)?;
@@ -174,7 +174,13 @@ impl Shared {
     }
 
     /// Runs until the last clone is dropped.
-    fn go_on(&self, surveyor: &mut Surveyor, mut watch: Option<DirWatch>, call: &Call, timing: ScanTiming) {
+    fn go_on(
+        &self,
+        surveyor: &mut Surveyor,
+        mut watch: Option<DirWatch>,
+        call: &WakeHandle,
+        timing: ScanTiming,
+    ) {
         let heard = |watch: Option<DirWatch>| watch.map(|watch| settled(&watch, call, timing));
         while !is_called(heard(watch), || call.wait(timing.poll), timing.poll) {
             watch = self.look(surveyor);
@@ -200,7 +206,7 @@ fn is_called(
 }
 
 /// Waits for a change, and then for quiet.
-fn settled(watch: &DirWatch, call: &Call, timing: ScanTiming) -> io::Result<Woken> {
+fn settled(watch: &DirWatch, call: &WakeHandle, timing: ScanTiming) -> io::Result<Woken> {
     let mut woken = watch.wait(call, timing.poll)?;
     let began = std::time::Instant::now();
     while woken == Woken::Changed && began.elapsed() < timing.settle_limit {

@@ -83,7 +83,7 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     const BLOCKING_THREADS_MAX: usize = 64;
     /// Blocking work has shallow stacks; small ones keep the agent's memory small.
     const STACK_BYTES: usize = 512 * 1024;
-    russet_linux::memory::few_heaps();
+    russet_linux::memory::limit_heaps();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().max_blocking_threads(BLOCKING_THREADS_MAX).thread_stack_size(STACK_BYTES).build()
 }

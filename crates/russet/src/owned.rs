@@ -13,7 +13,7 @@ use russet_linux::sysctl;
 use russet_netlink::{NetlinkError, Route, Socket};
 use russet_nft::{Nft, Table};
 use russet_overlay::firewall::EXCEPTION_COMMENT;
-use russet_plugins::executable::{self, Found as Whose};
+use russet_plugins::executable::{self, ExecutableOwner as Whose};
 use russet_sandbox::SandboxId;
 use serde::Serialize;
 
@@ -157,7 +157,7 @@ impl Files {
             files.conflists.push(conflist);
         }
         for Saved { path, saved } in manifest.saved.into_iter().filter(|it| exists(&it.saved)) {
-            match executable::whose(&path) {
+            match executable::owner_of(&path) {
                 // It is newer than the saved file, and stays.
                 Whose::Foreign => files.programs.push(saved),
                 Whose::Ours | Whose::Nothing => files.saved.push((saved, path)),
@@ -181,7 +181,7 @@ impl Files {
         } else if let Some(service) = Service::from_unit(name) {
             self.units.extend(enabled(file, service));
             self.units.push(file.to_owned());
-        } else if executable::whose(file) != Whose::Foreign {
+        } else if executable::owner_of(file) != Whose::Foreign {
             // A package may have replaced the plugin with its own since.
             self.programs.push(file.to_owned());
         }

@@ -31,9 +31,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use russet_linux::NetNs;
-use russet_linux::namespaces::{self, Kinds};
+use russet_linux::namespaces::{self, NamespaceKinds};
 use russet_linux::pause::{self, Paused};
-use russet_linux::process::Identity;
+use russet_linux::process::ProcessIdentity;
 
 use crate::{Config, Engine, EngineError, EngineState, Made, SandboxId, sysctls};
 
@@ -85,7 +85,11 @@ impl Builtin {
         if !config.host_ipc {
             shm::mount(&dir).map_err(|error| failed("mount /dev/shm of", id, error))?;
         }
-        let kinds = Kinds { network: !config.host_network, ipc: !config.host_ipc, uts: !config.host_network };
+        let kinds = NamespaceKinds {
+            network: !config.host_network,
+            ipc: !config.host_ipc,
+            uts: !config.host_network,
+        };
         let inside = || {
             if kinds.uts && !config.hostname.is_empty() {
                 let set = rustix::system::sethostname(config.hostname.as_bytes());
@@ -115,7 +119,7 @@ impl Builtin {
     }
 
     /// From here on the process lives independently of this one.
-    fn settle(&self, id: &SandboxId, paused: Paused, own: Kinds) -> io::Result<()> {
+    fn settle(&self, id: &SandboxId, paused: Paused, own: NamespaceKinds) -> io::Result<()> {
         protect(paused.pid());
         Record::for_process(paused.pid(), own)?.write(&self.dir(id))?;
         paused.release()
@@ -126,7 +130,7 @@ impl Builtin {
     /// namespaces, so these stay while there are any.
     fn take_down(&self, id: &SandboxId) -> Result<(), EngineError> {
         // This reaps a process that has died by itself.
-        let end = |holder: Option<Identity>| {
+        let end = |holder: Option<ProcessIdentity>| {
             let ended = holder.map_or(Ok(()), |process| process.end(END_TIMEOUT));
             ended.map_err(|error| failed("end the process of", id, error))
         };
@@ -137,7 +141,7 @@ impl Builtin {
     pub(crate) fn take_down_by(
         &self,
         id: &SandboxId,
-        end: impl FnOnce(Option<Identity>) -> Result<(), EngineError>,
+        end: impl FnOnce(Option<ProcessIdentity>) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let dir = self.dir(id);
         let record = Record::read(&dir).map_err(|error| failed("read the record of", id, error))?;

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use russet_containerd::{Client, Image, Keyring, Reference, ensure, find};
-use russet_linux::namespaces::{self, Kinds};
+use russet_linux::namespaces::{self, NamespaceKinds};
 use russet_linux::{NetNs, sysctl};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -130,7 +130,11 @@ impl Containerd {
             image,
             snapshotter: &self.options.snapshotter,
         };
-        let kinds = Kinds { network: !config.host_network, ipc: !config.host_ipc, uts: !config.host_network };
+        let kinds = NamespaceKinds {
+            network: !config.host_network,
+            ipc: !config.host_ipc,
+            uts: !config.host_network,
+        };
         let settle = |pid: u32| {
             if kinds.ipc && !kinds.network {
                 ipc::mount(&dir, &pid.to_string())?;
@@ -154,7 +158,7 @@ impl Containerd {
             let named = NetNs::name_current_in(&dir, id.as_str());
             named.map(drop).map_err(|error| failed("mount the network namespace of", id, error))
         };
-        let kinds = Kinds { network: true, ..Kinds::default() };
+        let kinds = NamespaceKinds { network: true, ..NamespaceKinds::default() };
         let made = namespaces::in_new(kinds, || Ok(inside()));
         made.map_err(|error| failed("make namespaces of", id, error))??;
         Ok(self.builtin.netns(id))

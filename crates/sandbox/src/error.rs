@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use russet_linux::Holder;
+use russet_linux::LockHolder;
 use russet_runtime::RuntimeError;
 
 use crate::{ConfigError, EngineError, SandboxId};
@@ -55,7 +55,7 @@ pub enum SandboxError {
         /// What is locked.
         lock: String,
         /// By whom.
-        holder: Holder,
+        holder: LockHolder,
     },
     /// Other operations were always in progress, so that GC could not run exclusively.
     #[error("collect garbage: sandboxes are being made or removed; try again later")]

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use russet_cni_spec::ConfigList;
 use russet_linux::file::private_dir;
-use russet_linux::{FileLock, Holder};
+use russet_linux::{FileLock, LockHolder};
 use russet_runtime::Runtime;
 
 use crate::checkpoint::{Phase, Records};
@@ -50,7 +50,7 @@ pub struct Options {
     /// How long to wait for another process that holds these sandboxes.
     pub lock_timeout: Duration,
     /// Called once, after a second of waiting, with the holder.
-    pub on_waiting: fn(&Holder),
+    pub on_waiting: fn(&LockHolder),
 }
 
 /// All sandboxes of this node. All calls block; share it among threads in an `Arc`.
@@ -274,10 +274,10 @@ impl Sandboxes {
     }
 }
 
-fn lock(path: &Path, lock_timeout: Duration, notify: fn(&Holder)) -> Result<FileLock, SandboxError> {
-    FileLock::exclusive_telling(path, Instant::now() + lock_timeout, notify).map_err(|error| {
+fn lock(path: &Path, lock_timeout: Duration, notify: fn(&LockHolder)) -> Result<FileLock, SandboxError> {
+    FileLock::exclusive_reporting(path, Instant::now() + lock_timeout, notify).map_err(|error| {
         match error.is_timeout() {
-            true => SandboxError::InUse { lock: path.display().to_string(), holder: Holder::of(path) },
+            true => SandboxError::InUse { lock: path.display().to_string(), holder: LockHolder::of(path) },
             false => SandboxError::step("lock", path.display(), error),
         }
     })

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use russet_addr::{Family, Ipv4Net, Mac};
 use russet_attach::{DOOMED_GROUP, nat};
 use russet_netlink::{
-    Address, Change, Conf, ConfOf, Event, FdbEntry, FdbTable, Link, Neighbour, NeighbourState, Route, Scope,
+    Address, Change, Conf, ConfTarget, Event, FdbEntry, FdbTable, Link, Neighbour, NeighbourState, Route,
+    Scope,
 };
 use russet_nft::monitor::Commit;
 use russet_nft::{Table, TableFamily};
@@ -193,7 +194,7 @@ impl EventFilter {
                 let name = self.links.get(&address.ifindex).map(|look| look.name.as_str());
                 self.pods.with(|all| name.is_none_or(|name| all.has_bridge(name)) && !all.is_empty())
             }
-            Change::Conf(Conf { of: ConfOf::Link(ifindex), .. }) => {
+            Change::Conf(Conf { of: ConfTarget::Link(ifindex), .. }) => {
                 matches!(change, Change::Conf(conf) if there && is_switched_off(conf)) && host_end(*ifindex)
             }
             _ => false,
@@ -325,7 +326,7 @@ impl Wanted {
 
     fn conf(&self, conf: &Conf) -> bool {
         let wanted = self.desired.forwarding.contains(&conf.family);
-        wanted && conf.forwarding == Some(false) && conf.of == ConfOf::All
+        wanted && conf.forwarding == Some(false) && conf.of == ConfTarget::All
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use russet_attach::nat;
 use russet_attach::restore::Depth;
 use russet_linux::cpu::busy_time;
-use russet_linux::watch::Call;
+use russet_linux::watch::WakeHandle;
 use russet_netlink::{Event, Monitor, NetlinkError, Socket, Topic, is_own_netfilter_port, is_own_route_port};
 use russet_nft::monitor as tables;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -117,15 +117,15 @@ impl KernelEvents {
     }
 
     /// Waits until an event or an answer arrives, or `timeout` passed.
-    fn wait(&self, answer_ready: &Call, timeout: Duration) {
+    fn wait(&self, answer_ready: &WakeHandle, timeout: Duration) {
         wait_for([Some(self.routes.as_fd()), self.tables_fd(), Some(answer_ready.as_fd())], timeout);
         // A later answer wakes the next wait; one that has arrived already is found by this pass.
-        answer_ready.hush();
+        answer_ready.reset();
     }
 
     /// Waits until nf_tables sends an event, an answer arrives, or events of rtnetlink have been
     /// collected for long enough.
-    fn gather(&self, answer_ready: &Call) {
+    fn gather(&self, answer_ready: &WakeHandle) {
         wait_for([None, self.tables_fd(), Some(answer_ready.as_fd())], GATHER);
     }
 
@@ -161,7 +161,7 @@ impl KernelEvents {
         batch: &mut Batch,
     ) -> Result<(), NetlinkError> {
         while batch.events < EVENTS_MAX
-            && let Some(heard) = self.routes.next_heard(NO_WAIT)?
+            && let Some(heard) = self.routes.next_attributed(NO_WAIT)?
         {
             batch.events += 1;
             batch.links_lost |= heard.event == Event::Overrun;

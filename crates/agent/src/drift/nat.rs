@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use russet_attach::nat;
 use russet_linux::probe::{self, Feature};
-use russet_nft::{NetlinkError, Nft, Photo, Transaction};
+use russet_nft::{NetlinkError, Nft, TableSnapshot, Transaction};
 
 use super::Restored;
 
@@ -32,14 +32,14 @@ struct Kernel {
 
 /// A snapshot of the table, or the fact that it does not exist.
 struct Baseline {
-    snapshot: Option<Photo>,
+    snapshot: Option<TableSnapshot>,
     /// [`nat::changes`] when it was taken.
     changes: u64,
 }
 
 /// A comparison that found a difference.
 struct Difference {
-    now: Option<Photo>,
+    now: Option<TableSnapshot>,
     generation: u32,
     differences: usize,
 }
@@ -89,7 +89,7 @@ impl Nat {
         }
         // An outdated snapshot is worse than none: restoring it would remove later changes.
         self.baseline = None;
-        let snapshot = nft.photograph(&nat::table())?;
+        let snapshot = nft.snapshot(&nat::table())?;
         let still = count() == Some(changes);
         self.baseline = still.then_some(Baseline { snapshot, changes });
         Ok(still)
@@ -151,7 +151,7 @@ impl Nat {
             return Ok(Comparison::AsDesired);
         };
         let generation = nft.generation()?;
-        let now = nft.photograph(&nat::table())?;
+        let now = nft.snapshot(&nat::table())?;
         let differences = snapshot.differs_from(now.as_ref());
         Ok(match differences {
             0 => Comparison::AsDesired,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use russet_addr::IfName;
 use russet_attach::{Dialect, Wired};
-use russet_linux::watch::Call;
+use russet_linux::watch::WakeHandle;
 use russet_policy::{Answer, Keeper, KeeperError, Pending, TABLE, Verdict, VerdictReport, VerdictState};
 
 use super::attached_interfaces::AttachedInterfaces;
@@ -16,7 +16,7 @@ use super::{DirtyParts, Restored};
 pub(super) struct Verdicts {
     keeper: Keeper,
     interfaces: AttachedInterfaces,
-    answer_ready: Arc<Call>,
+    answer_ready: Arc<WakeHandle>,
 }
 
 /// A comparison in progress. Its commit may wait for other programs' commits; links and routes do
@@ -49,7 +49,7 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Verdicts {
     /// `answer_ready` is called when an answer has arrived.
-    pub fn new(keeper: Keeper, interfaces: AttachedInterfaces, answer_ready: Arc<Call>) -> Self {
+    pub fn new(keeper: Keeper, interfaces: AttachedInterfaces, answer_ready: Arc<WakeHandle>) -> Self {
         Self { keeper, interfaces, answer_ready }
     }
 

@@ -22,7 +22,7 @@ fn file(path: &str) -> String {
 fn use_all(metrics: &Metrics) {
     let stages = Stages::begin();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(stages.of(during(Stage::Turn, std::future::ready(()))));
+    runtime.block_on(stages.record(during(Stage::Turn, std::future::ready(()))));
     metrics.request("ADD", 0, &stages.spent());
     for family in [&metrics.changes, &metrics.repaired, &metrics.recoveries, &metrics.guard_drops] {
         family.get_or_create(&Kind { kind: "route".to_owned() }).inc();

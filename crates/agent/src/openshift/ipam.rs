@@ -44,7 +44,7 @@ impl Ipam {
         let dir = dir(root);
         let settings = json!({"type": ENGINE, "dataDir": root.join(DATA_DIR), "subnet": subnet.subnet.to_string(),
             "gateway": subnet.gateway().to_string(), "routes": routes(network, subnet.gateway())});
-        let node = LocalNode::of_request(root.to_owned());
+        let node = LocalNode::for_request(root.to_owned());
         Self { node, dir, settings, lock: Default::default() }
     }
 

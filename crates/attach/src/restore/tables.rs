@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use russet_addr::{Family, IfName, IpNet};
 use russet_netlink::{
-    Conf, ConfOf, Link, Neighbour, NeighbourState, NetlinkError, Route, RouteFilter, Socket,
+    Conf, ConfTarget, Link, Neighbour, NeighbourState, NetlinkError, Route, RouteFilter, Socket,
 };
 
 use crate::executor::wire_route;
@@ -49,7 +49,7 @@ impl Tables {
                 }
             }
             for conf in listed(host.confs(family))? {
-                if let ConfOf::Link(ifindex) = conf.of {
+                if let ConfTarget::Link(ifindex) = conf.of {
                     tables.confs.insert((family, ifindex), conf);
                 }
             }

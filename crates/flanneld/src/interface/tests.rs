@@ -191,7 +191,7 @@ fn an_annotation_of_the_node_wins_over_the_flag() {
 fn the_route_to_an_address_names_the_interface_and_the_source() {
     let wanted = Wanted { can_reach: "203.0.113.1".to_owned(), ..wish(&["eth9"], &[]) };
     let source = Some("192.168.5.9".parse().unwrap());
-    let route = Way { kind: RouteKind::Unicast, oif: Some(3), gateway: None, source };
+    let route = RouteLookup { kind: RouteKind::Unicast, oif: Some(3), gateway: None, source };
     let reachable = Dump { route: Some(Ok(route)), ..dump() };
     let external = choose(&reachable, Stack::Dual, &wanted).unwrap();
     assert_eq!(

@@ -6,7 +6,7 @@ use std::path::Path;
 /// The process that holds a lock, as far as it is visible: processes of other PID namespaces are
 /// not, and some file systems report none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder(Option<Process>);
+pub struct LockHolder(Option<Process>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Process {
@@ -17,16 +17,16 @@ struct Process {
 /// All file locks of the machine (proc_locks(5)).
 const LOCKS: &str = "/proc/locks";
 
-// === impl Holder ===
+// === impl LockHolder ===
 
-impl Holder {
+impl LockHolder {
     /// The holder of the lock on the file at `path`.
     pub fn of(path: &Path) -> Self {
         Self(find(path).map(|pid| Process { pid, name: name(pid) }))
     }
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for LockHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Some(Process { pid, name }) => write!(f, "process {pid} ({name})"),
@@ -68,10 +68,10 @@ mod tests {
         let held = FileLock::try_exclusive(&path).unwrap().unwrap();
         let pid = std::process::id();
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
-        assert_eq!(Holder::of(&path).to_string(), format!("process {pid} ({})", name.trim_end()));
+        assert_eq!(LockHolder::of(&path).to_string(), format!("process {pid} ({})", name.trim_end()));
         drop(held);
-        assert_eq!(Holder::of(&path).to_string(), "another process");
-        assert_eq!(Holder::of(&dir.path().join("none")), Holder(None));
+        assert_eq!(LockHolder::of(&path).to_string(), "another process");
+        assert_eq!(LockHolder::of(&dir.path().join("none")), LockHolder(None));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::has_ended;
 
 /// A process of this boot. Two values are equal exactly if they are the same process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
+pub struct ProcessIdentity {
     /// The PID in the caller's PID namespace.
     pub pid: u32,
     /// The start time in clock ticks since the boot (field 22 of proc_pid_stat(5)).
@@ -21,9 +21,9 @@ pub struct Identity {
 /// The index of the start time in `/proc/PID/stat`, counted from the state after the name.
 const STARTED_FIELD: usize = 19;
 
-// === impl Identity ===
+// === impl ProcessIdentity ===
 
-impl Identity {
+impl ProcessIdentity {
     /// The process with this PID; `None` if there is none or it is a zombie.
     pub fn of(pid: u32) -> io::Result<Option<Self>> {
         let text = match std::fs::read(format!("/proc/{pid}/stat")) {
@@ -113,9 +113,9 @@ mod tests {
     #[test]
     fn an_identity_is_valid_until_the_end_and_never_ends_another_process() {
         let mut child = Command::new("sh").args(["-c", "read never"]).stdin(Stdio::piped()).spawn().unwrap();
-        let identity = Identity::of(child.id()).unwrap().unwrap();
+        let identity = ProcessIdentity::of(child.id()).unwrap().unwrap();
         assert!(identity.is_alive().unwrap());
-        let earlier = Identity { started_ticks: identity.started_ticks - 1, ..identity };
+        let earlier = ProcessIdentity { started_ticks: identity.started_ticks - 1, ..identity };
         assert!(!earlier.is_alive().unwrap());
         earlier.end(Duration::from_secs(20)).unwrap();
         assert!(identity.is_alive().unwrap(), "another process of the number is left alone");
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn a_zombie_is_not_alive() {
         let mut child = Command::new("true").spawn().unwrap();
-        super::super::tests::eventually(|| Identity::of(child.id()).unwrap().is_none());
+        super::super::tests::eventually(|| ProcessIdentity::of(child.id()).unwrap().is_none());
         child.wait().unwrap();
     }
 
@@ -139,7 +139,7 @@ mod tests {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut ready = [0; 6];
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
-        Identity::of(child.id()).unwrap().unwrap().end(Duration::from_millis(50)).unwrap();
+        ProcessIdentity::of(child.id()).unwrap().unwrap().end(Duration::from_millis(50)).unwrap();
         assert!(child.wait().is_err(), "it is reaped");
     }
 }

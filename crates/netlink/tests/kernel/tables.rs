@@ -380,13 +380,16 @@ fn the_route_to_an_address_is_the_kernels_choice() {
         let own = Address::new(w0, net("10.1.0.7/24"));
         let far = Route { oif: Some(w0), ..Route::via(net("198.51.100.0/24"), ip("10.1.0.1")) };
         run(&mut socket, |batch| batch.add_address(&own).add_route(&far)).unwrap();
-        let way = socket.way_to(ip("198.51.100.9")).unwrap();
-        assert_eq!((way.kind, way.oif, way.gateway), (RouteKind::Unicast, Some(w0), Some(ip("10.1.0.1"))));
-        assert_eq!(way.source, Some(ip("10.1.0.7")));
-        let near = socket.way_to(ip("10.1.0.9")).unwrap();
+        let route = socket.route_to(ip("198.51.100.9")).unwrap();
+        assert_eq!(
+            (route.kind, route.oif, route.gateway),
+            (RouteKind::Unicast, Some(w0), Some(ip("10.1.0.1")))
+        );
+        assert_eq!(route.source, Some(ip("10.1.0.7")));
+        let near = socket.route_to(ip("10.1.0.9")).unwrap();
         assert_eq!((near.oif, near.gateway), (Some(w0), None));
-        assert_eq!(socket.way_to(ip("10.1.0.7")).unwrap().kind, RouteKind::Local);
-        let error = socket.way_to(ip("203.0.113.1")).unwrap_err().to_string();
-        assert!(error.starts_with("look up the way to 203.0.113.1: ENETUNREACH"), "{error}");
+        assert_eq!(socket.route_to(ip("10.1.0.7")).unwrap().kind, RouteKind::Local);
+        let error = socket.route_to(ip("203.0.113.1")).unwrap_err().to_string();
+        assert!(error.starts_with("look up the route to 203.0.113.1: ENETUNREACH"), "{error}");
     });
 }

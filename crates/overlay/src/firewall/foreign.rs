@@ -113,7 +113,7 @@ fn settle(
 }
 
 fn accept(table: &Table, chain: &str, line: &Line, mark: &str) -> Rule {
-    native::addresses(Rule::of(table, chain), line).counter().accept().comment(mark)
+    native::addresses(Rule::in_chain(table, chain), line).counter().accept().comment(mark)
 }
 
 fn forward(wanted: &Wanted, family: TableFamily) -> Vec<Line> {

@@ -511,7 +511,7 @@ impl DirectLinks {
     fn link_towards(&mut self, socket: &mut Socket, address: IpAddr) -> Option<u32> {
         *self.0.entry(address).or_insert_with(|| {
             // Without any route there is no direct one.
-            let path = socket.way_to(address).ok()?;
+            let path = socket.route_to(address).ok()?;
             path.oif.filter(|_| path.kind == RouteKind::Unicast && path.gateway.is_none())
         })
     }

@@ -255,7 +255,7 @@ impl Tunnel {
     }
 
     fn rules(&self, own: &[IpNet]) -> Vec<Rule> {
-        let rule = |chain: &str| Rule::of(&self.table(), chain);
+        let rule = |chain: &str| Rule::in_chain(&self.table(), chain);
         let enters = |chain: &str, to: &str| rule(chain).protocol(L4::Udp).dport(self.port).goto(to);
         let active = self.active().name;
         let stale = |chain: &str| rule(chain).is_not_in(&[Field::L4Proto], active.clone()).accept();

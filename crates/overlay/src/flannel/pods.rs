@@ -154,7 +154,7 @@ fn ruleset(nodes: &BTreeSet<IpAddr>, fib: bool) -> Ruleset {
 }
 
 fn rules(fib: bool) -> Vec<Rule> {
-    let rule = |chain: &str| Rule::of(&table(), chain);
+    let rule = |chain: &str| Rule::in_chain(&table(), chain);
     let drops = |rule: Rule, why: &str| rule.counter().drop().comment(why);
     let encapsulated = || rule(GUARD).is_in(&[Field::L4Proto], encapsulations_set().name);
     let mut rules = vec![rule(PREROUTING).is_in(&[Field::IifName], bridges_set().name).goto(GUARD)];

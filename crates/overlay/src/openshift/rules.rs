@@ -186,7 +186,7 @@ fn chains() -> [Chain; 13] {
 }
 
 fn rule(chain: &str) -> Rule {
-    Rule::of(&table(), chain)
+    Rule::in_chain(&table(), chain)
 }
 
 const V4: Family = Family::V4;

@@ -7,7 +7,7 @@ use std::io::{self, IoSlice};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 
-use russet_linux::udp::{TRAIN_MAX_BYTES, TRAIN_MAX_DATAGRAMS, Train, UdpSocket};
+use russet_linux::udp::{DatagramBatch, GSO_MAX_BYTES, GSO_MAX_DATAGRAMS, UdpSocket};
 
 /// Datagrams to be sent. Their bodies are ranges of the memory that [`GsoBatch::send`] gets.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ const PIECES_EACH: usize = 2;
 
 impl GsoBatch {
     pub(super) fn new() -> Self {
-        let datagrams = Vec::with_capacity(TRAIN_MAX_DATAGRAMS);
+        let datagrams = Vec::with_capacity(GSO_MAX_DATAGRAMS);
         Self { to: Ipv4Addr::UNSPECIFIED, heads: Vec::new(), datagrams, bytes: 0 }
     }
 
@@ -51,8 +51,8 @@ impl GsoBatch {
         to == self.to
             && last.bytes() == first.bytes()
             && bytes <= first.bytes()
-            && self.datagrams.len() < TRAIN_MAX_DATAGRAMS
-            && self.bytes + bytes <= TRAIN_MAX_BYTES
+            && self.datagrams.len() < GSO_MAX_DATAGRAMS
+            && self.bytes + bytes <= GSO_MAX_BYTES
     }
 
     /// Adds a datagram that [fits](Self::takes): `head` appends its first bytes and returns the
@@ -86,16 +86,16 @@ impl GsoBatch {
                 true => &[IoSlice::new(&memory[single.body.start - single.head.len()..single.body.end])][..],
                 false => &single.pieces(&self.heads, memory),
             };
-            let gso_batch = Train { pieces, pieces_each: pieces.len(), datagram_bytes: 0 };
+            let gso_batch = DatagramBatch { pieces, pieces_each: pieces.len(), datagram_bytes: 0 };
             let sent = socket.send(SocketAddrV4::new(self.to, port), gso_batch);
             self.clear();
             return sent;
         }
-        let mut pieces = [IoSlice::new(&[]); PIECES_EACH * TRAIN_MAX_DATAGRAMS];
+        let mut pieces = [IoSlice::new(&[]); PIECES_EACH * GSO_MAX_DATAGRAMS];
         for (pair, datagram) in pieces.as_chunks_mut::<PIECES_EACH>().0.iter_mut().zip(&self.datagrams) {
             *pair = datagram.pieces(&self.heads, memory);
         }
-        let gso_batch = Train {
+        let gso_batch = DatagramBatch {
             pieces: &pieces[..PIECES_EACH * self.datagrams.len()],
             pieces_each: PIECES_EACH,
             datagram_bytes: u16::try_from(first.bytes()).unwrap_or(u16::MAX),
@@ -149,7 +149,7 @@ mod tests {
     fn datagrams_of_one_size_go_together_and_a_shorter_one_is_the_last() {
         assert_eq!(taken([100, 100, 100, 60, 60]), 4);
         assert_eq!(taken([100, 100, 101]), 2);
-        assert_eq!(taken(vec![30; 100]), TRAIN_MAX_DATAGRAMS);
+        assert_eq!(taken(vec![30; 100]), GSO_MAX_DATAGRAMS);
         assert_eq!(taken(vec![1472; 100]), 44);
     }
 

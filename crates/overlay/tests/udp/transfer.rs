@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream, UdpSock
 use std::time::Duration;
 
 use russet_linux::NetNs;
-use russet_linux::udp::{Port, Train, UdpSocket as SegmentingSocket};
+use russet_linux::udp::{DatagramBatch, PortSharing, UdpSocket as SegmentingSocket};
 use rustix::net::sockopt;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -55,12 +55,13 @@ pub fn udp_segments(
     sockopt::set_socket_recv_buffer_size_force(&receiver, RECEIVE_BUFFER_BYTES).unwrap();
     receiver.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
-    let sender = from.with(|| SegmentingSocket::bind(any, Port::Alone)).unwrap().unwrap();
+    let sender = from.with(|| SegmentingSocket::bind(any, PortSharing::Alone)).unwrap().unwrap();
     for send in 0..sends {
         let datagrams: Vec<Vec<u8>> = (0..each).map(|n| datagram(send * each + n, size)).collect();
         let pieces: Vec<IoSlice<'_>> = datagrams.iter().map(|bytes| IoSlice::new(bytes)).collect();
-        let train = Train { pieces: &pieces, pieces_each: 1, datagram_bytes: u16::try_from(size).unwrap() };
-        sender.send(SocketAddrV4::new(address, 4433), train).unwrap();
+        let batch =
+            DatagramBatch { pieces: &pieces, pieces_each: 1, datagram_bytes: u16::try_from(size).unwrap() };
+        sender.send(SocketAddrV4::new(address, 4433), batch).unwrap();
     }
     assert!(sender.segments() || each == 1, "the pod's own kernel did not segment");
     let mut arrived = BTreeSet::new();

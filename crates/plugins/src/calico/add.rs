@@ -19,9 +19,9 @@ use super::status_file::PolicyWait;
 use super::wire::{self, Wire};
 use super::{RequestContext, pod_cidr, profile, ready};
 use crate::stages::{Stage, during};
-use crate::{Done, SystemClock};
+use crate::{RequestOutcome, SystemClock};
 
-pub async fn run(context: &mut RequestContext<'_>, wire: &dyn Wire) -> Result<Done, CniError> {
+pub async fn run(context: &mut RequestContext<'_>, wire: &dyn Wire) -> Result<RequestOutcome, CniError> {
     ready::refuse_impossible(context.conf, &context.workload, context.log)?;
     let mtu = ready::mtu_bytes(context.conf, context.root())?;
     ready::datastore(&context.datastore).await?;
@@ -124,7 +124,7 @@ async fn establish(
     draft: &EndpointDraft,
     existing: Option<&Stored>,
     mtu: u32,
-) -> Result<Done, CniError> {
+) -> Result<RequestOutcome, CniError> {
     let source =
         addresses::source(context, &draft.pod_options, existing.map(|stored| &stored.endpoint.spec))?;
     if let (AddressSource::Exactly(_), Some(stored)) = (&source, existing) {
@@ -165,7 +165,7 @@ async fn establish(
     let timeout = Duration::from_secs(context.conf.policy_setup_timeout_s.into());
     let policy =
         PolicyWait::new(&context.conf.endpoint_status_dir(context.root()), &context.workload, timeout);
-    Ok(Done { policy, ..Done::from(Some(result)) })
+    Ok(RequestOutcome { policy, ..RequestOutcome::from(Some(result)) })
 }
 
 async fn ensure_profile(context: &RequestContext<'_>) -> Result<(), CniError> {

@@ -89,9 +89,9 @@ impl Stage {
             allocator.ensure_pools(&[pool]).await.unwrap();
         }
         let api = Rc::new(Api::default());
-        let datastore = Datastore::of(Rc::new(sim.clone()), Rc::clone(&allocator));
+        let datastore = Datastore::with_allocator(Rc::new(sim.clone()), Rc::clone(&allocator));
         let host = CalicoHost::new("/nonexistent", Rc::new(Fixed(datastore.clone())));
-        let node = CalicoNode { clusters: Clusters::fixed(api.clone()), ..CalicoNode::of_request(host) };
+        let node = CalicoNode { clusters: Clusters::fixed(api.clone()), ..CalicoNode::for_request(host) };
         let log = RequestLog::new(NAME);
         let stage = Self { node, sim, datastore, log, wire: Paper::default(), api };
         stage.set_ready(json!({"datastoreReady": true})).await;

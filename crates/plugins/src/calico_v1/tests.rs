@@ -42,8 +42,8 @@ fn request_with(container: &str, args: &str, ipam: &str, path: &str, extra: &str
 fn node(store: &Rc<Sim>) -> CalicoNode {
     let store: Rc<dyn Store> = store.clone();
     let allocator = Rc::new(Allocator::new(store.clone(), Rc::new(SystemClock)));
-    let fixed = Rc::new(Fixed(Datastore::of(store, allocator)));
-    CalicoNode::of_request(CalicoHost::new("/nonexistent", fixed))
+    let fixed = Rc::new(Fixed(Datastore::with_allocator(store, allocator)));
+    CalicoNode::for_request(CalicoHost::new("/nonexistent", fixed))
 }
 
 async fn planted() -> Rc<Sim> {

@@ -199,7 +199,7 @@ fn a_gate_that_does_not_open_in_time_leaves_nothing_and_asks_to_try_again() {
         node.hold();
         let wiring = Wiring::default().with_isolation(node.isolation.clone());
         let attach =
-            |limit| wait(wiring.of_add(limit).attach(attachment.clone(), netns.try_clone().unwrap()));
+            |limit| wait(wiring.for_add(limit).attach(attachment.clone(), netns.try_clone().unwrap()));
         let failed = attach(Instant::now() + Duration::from_millis(100)).unwrap_err();
         assert_eq!(failed.error.code, code::TRY_AGAIN_LATER, "{}", failed.error);
         assert!(failed.error.details.contains("did not take the change within"), "{}", failed.error);

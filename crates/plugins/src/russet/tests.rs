@@ -21,7 +21,7 @@ async fn node() -> Node {
         let pool = DefaultPool { name: name.into(), cidr, vxlan_mode: EncapMode::Never, nat_outgoing: false };
         allocator.ensure_pools(&[pool]).await.unwrap();
     }
-    let fixed = Rc::new(Fixed(Datastore::of(store.clone(), Rc::clone(&allocator))));
+    let fixed = Rc::new(Fixed(Datastore::with_allocator(store.clone(), Rc::clone(&allocator))));
     Node {
         calico: CalicoHost::new("/nonexistent", fixed),
         name: "node-a".parse().unwrap(),

@@ -92,7 +92,7 @@ const UNSPECIFIED_V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 const UNSPECIFIED_V6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 fn rule(chain: &str) -> Rule {
-    Rule::of(&table(), chain)
+    Rule::in_chain(&table(), chain)
 }
 
 fn other_mac(chain: &str) -> Rule {

@@ -58,7 +58,7 @@ fn work(
     let config = || settings::direct(args, is_add).map_err(refusal);
     let runtime = runtime().map_err(|error| CniError::internal("start the runtime", error))?;
     let local = tokio::task::LocalSet::new();
-    let work = stages.of(russet_agent::direct(&paths, config, plugin, request, log));
+    let work = stages.record(russet_agent::direct(&paths, config, plugin, request, log));
     let done = local.block_on(&runtime, work);
     // A thread that hangs in a dead file system must not delay the answer.
     runtime.shutdown_background();

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use russet_linux::process::{Identity, has_ended};
+use russet_linux::process::{ProcessIdentity, has_ended};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Signal, pidfd_send_signal};
 
@@ -73,7 +73,7 @@ pub fn record_process(pid: u32) -> Result<(), DemoError> {
     let path = processes_file();
     let failed = |source| DemoError::io(format!("write {}", path.display()), source);
     let mut file = fs::OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
-    let identity = Identity::of(pid).map_err(failed)?;
+    let identity = ProcessIdentity::of(pid).map_err(failed)?;
     identity.map_or(Ok(()), |of| writeln!(file, "{} {}", of.pid, of.started_ticks).map_err(failed))
 }
 
@@ -95,7 +95,7 @@ fn end_processes() -> bool {
     let recorded = fs::read_to_string(processes_file()).unwrap_or_default();
     let recorded = recorded.lines().filter_map(|line| {
         let (pid, started_ticks) = line.split_once(' ')?;
-        Some(Identity { pid: pid.parse().ok()?, started_ticks: started_ticks.parse().ok()? })
+        Some(ProcessIdentity { pid: pid.parse().ok()?, started_ticks: started_ticks.parse().ok()? })
     });
     let held: Vec<OwnedFd> = recorded.filter_map(|process| process.hold().ok().flatten()).collect();
     for pidfd in &held {

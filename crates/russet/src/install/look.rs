@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use russet_attach::nat::{self, NatError};
 use russet_nft::Nft;
-use russet_plugins::executable::{self, Found as Whose};
+use russet_plugins::executable::{self, ExecutableOwner as Whose};
 
 use crate::output;
 
@@ -63,7 +63,7 @@ fn executable_at(path: &Path, from: &Path) -> Result<There, InstallError> {
     if read(from)?.is_some_and(|wanted| wanted == bytes) {
         return Ok(There::Same);
     }
-    Ok(if executable::whose(path) == Whose::Ours { There::Ours } else { There::Foreign })
+    Ok(if executable::owner_of(path) == Whose::Ours { There::Ours } else { There::Foreign })
 }
 
 fn text_at(path: &Path, wanted: &str) -> Result<There, InstallError> {

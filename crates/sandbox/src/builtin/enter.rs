@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use russet_linux::namespaces::{self, Kinds};
+use russet_linux::namespaces::{self, NamespaceKinds};
 use rustix::fs::{CWD, statfs};
 use rustix::mount::{
     MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind, move_mount, open_tree,
@@ -71,8 +71,12 @@ impl Builtin {
         if !config.host_ipc {
             mount_over(&shm::path(&dir), Path::new("/dev/shm"))?;
         }
-        let kinds = Kinds { network: !config.host_network, ipc: !config.host_ipc, uts: !config.host_network };
-        if kinds != Kinds::default() {
+        let kinds = NamespaceKinds {
+            network: !config.host_network,
+            ipc: !config.host_ipc,
+            uts: !config.host_network,
+        };
+        if kinds != NamespaceKinds::default() {
             namespaces::join(&process, kinds).map_err(io("join the namespaces of", &dir))?;
         }
         if kinds.network {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use russet_linux::NetNs;
-use russet_linux::process::{Identity, has_ended};
+use russet_linux::process::{ProcessIdentity, has_ended};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::ipc;
@@ -50,7 +50,12 @@ impl Members {
     /// The sandbox's own namespaces that are still held: by its mounts, and by `holder`, whose
     /// namespaces of the kinds `own` were made for it. Call it while that process lives, if it
     /// does.
-    pub(super) fn find(dir: &Path, netns: &Path, holder: Option<Identity>, own: &[&'static str]) -> Self {
+    pub(super) fn find(
+        dir: &Path,
+        netns: &Path,
+        holder: Option<ProcessIdentity>,
+        own: &[&'static str],
+    ) -> Self {
         let mut members = Self::default();
         if let Ok(namespace) =
             NetNs::open(netns).map_err(io::Error::other).and_then(|it| it.as_fd().try_clone_to_owned())
@@ -105,7 +110,10 @@ impl Members {
             if !self.has(pid) {
                 continue;
             }
-            let Some(pidfd) = Identity::of(pid)?.map(Identity::hold).transpose()?.flatten() else { continue };
+            let Some(pidfd) = ProcessIdentity::of(pid)?.map(ProcessIdentity::hold).transpose()?.flatten()
+            else {
+                continue;
+            };
             // The pid may have been reused since; from now on it cannot be.
             if self.has(pid) {
                 members.push(Member { pid, pidfd });

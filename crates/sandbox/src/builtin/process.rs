@@ -8,7 +8,7 @@ use std::path::Path;
 
 use russet_linux::host::boot_id;
 use russet_linux::namespaces;
-use russet_linux::process::Identity;
+use russet_linux::process::ProcessIdentity;
 use serde::{Deserialize, Serialize};
 
 /// The contents of `RUN/engine/ID/process`.
@@ -38,8 +38,8 @@ const NEW_FILE: &str = ".process.new";
 
 impl Record {
     /// The record of a live process with these kinds of namespaces of its own.
-    pub(crate) fn for_process(pid: u32, own: namespaces::Kinds) -> io::Result<Self> {
-        let identity = Identity::of(pid)?.ok_or_else(|| io::Error::other("it has ended already"))?;
+    pub(crate) fn for_process(pid: u32, own: namespaces::NamespaceKinds) -> io::Result<Self> {
+        let identity = ProcessIdentity::of(pid)?.ok_or_else(|| io::Error::other("it has ended already"))?;
         let own = Kinds { network: own.network, ipc: own.ipc, uts: own.uts };
         Ok(Self { boot_id: boot_id()?, pid, started_ticks: identity.started_ticks, own })
     }
@@ -67,13 +67,13 @@ impl Record {
     }
 
     /// The process, alive or not, if it is one of this boot.
-    pub(super) fn identity(&self) -> io::Result<Option<Identity>> {
-        let identity = Identity { pid: self.pid, started_ticks: self.started_ticks };
+    pub(super) fn identity(&self) -> io::Result<Option<ProcessIdentity>> {
+        let identity = ProcessIdentity { pid: self.pid, started_ticks: self.started_ticks };
         Ok((self.boot_id == boot_id()?).then_some(identity))
     }
 
     /// The process, if it lives.
-    pub(super) fn living(&self) -> io::Result<Option<Identity>> {
+    pub(super) fn living(&self) -> io::Result<Option<ProcessIdentity>> {
         let Some(identity) = self.identity()? else { return Ok(None) };
         Ok(identity.is_alive()?.then_some(identity))
     }
@@ -102,7 +102,7 @@ mod tests {
     fn a_record_of_another_boot_identifies_no_process() {
         // cni-runtime.md appendix A.5: the identity of the boot is stored with each record
         let dir = tempfile::tempdir().unwrap();
-        let record = Record::for_process(std::process::id(), namespaces::Kinds::default()).unwrap();
+        let record = Record::for_process(std::process::id(), namespaces::NamespaceKinds::default()).unwrap();
         record.write(dir.path()).unwrap();
         let read = Record::read(dir.path()).unwrap().unwrap();
         assert_eq!(read, record);

@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 
-use russet_linux::process::Identity;
+use russet_linux::process::ProcessIdentity;
 use russet_testkit::{eventually, in_new_netns};
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use rustix::process::Signal;
@@ -78,7 +78,7 @@ fn a_sandbox_is_a_process_in_new_namespaces_that_can_be_stopped_and_removed_twic
             assert_eq!(fixture.engine.state(&id).unwrap(), EngineState::Stopped);
             assert!(!made.netns.as_ref().unwrap().exists());
         }
-        assert_eq!(Identity::of(pid).unwrap(), None);
+        assert_eq!(ProcessIdentity::of(pid).unwrap(), None);
         assert!(!Path::new(&format!("/proc/{pid}")).exists(), "no zombie");
         for _ in 0..2 {
             fixture.engine.remove(&id).unwrap();
@@ -188,7 +188,7 @@ fn what_a_killed_engine_left_at_any_step_is_listed_and_removed_by_another() {
             &|id| drop(NetNs::create_named_in(&fixture.engine.netns_dir(), id.as_str()).unwrap()),
             &|id| {
                 let paused = pause::start(&CString::new(id.as_str()).unwrap()).unwrap();
-                fixture.engine.settle(id, paused, Kinds::default()).unwrap();
+                fixture.engine.settle(id, paused, NamespaceKinds::default()).unwrap();
             },
         ];
         for killed_after in 1..=steps.len() {
@@ -222,7 +222,7 @@ fn a_sandbox_lives_on_without_its_engine_and_ends_when_its_process_is_killed() {
         // The last one is closed when the process continues.
         let files = || std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
         eventually(Duration::from_secs(20), || files() == 0);
-        Identity::of(pid).unwrap().unwrap().end(Duration::from_secs(20)).unwrap();
+        ProcessIdentity::of(pid).unwrap().unwrap().end(Duration::from_secs(20)).unwrap();
         assert_eq!(other.state(&id).unwrap(), EngineState::Stopped);
         other.remove(&id).unwrap();
         fixture.assert_nothing_left();
@@ -261,7 +261,7 @@ fn programs_inside_end_with_the_sandbox_even_after_its_process() {
             let mut child = program(&fixture, &id, &config, "read never");
             if killed_before {
                 let pid = made.pid.unwrap();
-                Identity::of(pid).unwrap().unwrap().end(Duration::from_secs(20)).unwrap();
+                ProcessIdentity::of(pid).unwrap().unwrap().end(Duration::from_secs(20)).unwrap();
             }
             assert!(child.try_wait().unwrap().is_none());
             fixture.engine.remove(&id).unwrap();
@@ -282,7 +282,7 @@ fn a_removal_from_inside_another_namespace_leaves_the_nodes_processes_alone() {
             Command::new("sh").args(["-c", "read never"]).stdin(Stdio::piped()).spawn().unwrap();
         super::members::note(&fixture.engine.dir(&id)).unwrap();
         // A namespace that the remover shares is not the pod's own.
-        let kinds = Kinds { network: true, ipc: true, uts: true };
+        let kinds = NamespaceKinds { network: true, ipc: true, uts: true };
         namespaces::in_new(kinds, || fixture.engine.remove(&id).map_err(std::io::Error::other)).unwrap();
         assert!(bystander.try_wait().unwrap().is_none());
         drop(bystander.stdin.take());
@@ -300,7 +300,7 @@ fn a_process_that_died_by_itself_is_no_zombie_after_the_removal() {
         let pid = made.pid.unwrap();
         let signalled = Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap();
         assert!(signalled.success());
-        eventually(Duration::from_secs(20), || Identity::of(pid).unwrap().is_none());
+        eventually(Duration::from_secs(20), || ProcessIdentity::of(pid).unwrap().is_none());
         assert!(Path::new(&format!("/proc/{pid}")).exists(), "it is a zombie of ours");
         fixture.engine.remove(&id).unwrap();
         assert!(!Path::new(&format!("/proc/{pid}")).exists());

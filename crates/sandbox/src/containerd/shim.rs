@@ -7,14 +7,14 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use russet_linux::process::{Identity, has_ended};
+use russet_linux::process::{ProcessIdentity, has_ended};
 
 use crate::SandboxId;
 use crate::builtin::members::{Member, end_all};
 
 /// A shim of the sandbox.
 struct Shim {
-    identity: Identity,
+    identity: ProcessIdentity,
     pidfd: OwnedFd,
 }
 
@@ -64,7 +64,7 @@ fn find(id: &SandboxId) -> io::Result<Vec<Shim>> {
         if !is_shim(pid) {
             continue;
         }
-        let Some(identity) = Identity::of(pid)? else { continue };
+        let Some(identity) = ProcessIdentity::of(pid)? else { continue };
         let Some(pidfd) = identity.hold()? else { continue };
         if is_of(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default(), id) {
             found.push(Shim { identity, pidfd });
@@ -94,7 +94,7 @@ fn children(pid: u32) -> io::Result<Vec<Member>> {
     for thread in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
         let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
         for child in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
-            let held = Identity::of(child)?.map(Identity::hold).transpose()?.flatten();
+            let held = ProcessIdentity::of(child)?.map(ProcessIdentity::hold).transpose()?.flatten();
             // Read afterwards, since the pid may have been reused before.
             found.extend(
                 held.filter(|_| parent(child) == Some(pid)).map(|pidfd| Member { pid: child, pidfd }),

@@ -5,7 +5,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use russet_linux::process::Identity;
+use russet_linux::process::ProcessIdentity;
 use russet_testkit::containerd::{Answer, Proxy};
 use russet_testkit::registry::{Access, Registry};
 use russet_testkit::{Random, eventually, in_new_netns, let_pass};
@@ -449,7 +449,11 @@ fn sandboxes_outlive_containerd_and_end_without_it() {
         let error = fixture.create(&config("new")).unwrap_err().to_string();
         assert!(error.contains("connect to containerd at "), "{error}");
         assert!(fixture.engine.stop(&goes).unwrap_err().to_string().contains("connect to containerd at "));
-        assert_eq!(Identity::of(gone.pid.unwrap()).unwrap(), None, "its process has ended all the same");
+        assert_eq!(
+            ProcessIdentity::of(gone.pid.unwrap()).unwrap(),
+            None,
+            "its process has ended all the same"
+        );
         assert!(!gone.netns.unwrap().exists());
         fixture.containerd.run();
         assert_eq!(fixture.engine.state(&stays).unwrap(), EngineState::Running { pid: made.pid });

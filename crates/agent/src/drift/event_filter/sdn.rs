@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use russet_addr::{Family, IpNet, Ipv4Net};
-use russet_netlink::{Change, Conf, ConfOf, Link, NeighbourState, Route};
+use russet_netlink::{Change, Conf, ConfTarget, Link, NeighbourState, Route};
 use russet_overlay::openshift::{DEVICE, LEAVING_GROUP, ROUTE_PROTOCOL};
 
 use super::{LinkProperties, is_switched_off};
@@ -42,11 +42,13 @@ impl Sdn {
                 let settled = matches!(found.state, NeighbourState::Permanent | NeighbourState::Failed);
                 found.address.is_ipv4() && !found.proxy && (!there || settled) && ours(found.ifindex)
             }
-            Change::Conf(conf @ Conf { of: ConfOf::Link(ifindex), .. }) => {
+            Change::Conf(conf @ Conf { of: ConfTarget::Link(ifindex), .. }) => {
                 there && is_switched_off(conf) && ours(*ifindex)
             }
             // Without forwarding, no packet passes from one pod's link to another.
-            Change::Conf(Conf { of: ConfOf::All, family: Family::V4, forwarding: Some(false), .. }) => there,
+            Change::Conf(Conf {
+                of: ConfTarget::All, family: Family::V4, forwarding: Some(false), ..
+            }) => there,
             // The BPF programs choose the destination; there are no forwarding entries.
             Change::Conf(_) | Change::Fdb(_) | Change::Link(_) | Change::Rule(_) => false,
         }

@@ -150,20 +150,20 @@ fn sysctls_that_are_switched_off_are_noticed_and_those_of_a_new_link_are_ignored
     let conf = |of, forwarding, rp_filter| {
         Event::Set(Change::Conf(Conf { family: Family::V4, of, forwarding, rp_filter, proxy: None }))
     };
-    assert_eq!(dirty_parts(&conf(ConfOf::All, Some(false), None)), [Part::Overlay]);
-    assert_eq!(dirty_parts(&conf(ConfOf::All, Some(true), None)), []);
+    assert_eq!(dirty_parts(&conf(ConfTarget::All, Some(false), None)), [Part::Overlay]);
+    assert_eq!(dirty_parts(&conf(ConfTarget::All, Some(true), None)), []);
     // Not one of our links; and all sysctls at once, which is how the kernel announces a new link.
-    assert_eq!(dirty_parts(&conf(ConfOf::Link(33), Some(false), None)), []);
+    assert_eq!(dirty_parts(&conf(ConfTarget::Link(33), Some(false), None)), []);
     assert!(is_switched_off(&Conf {
         family: Family::V4,
-        of: ConfOf::Link(9),
+        of: ConfTarget::Link(9),
         forwarding: Some(false),
         rp_filter: None,
         proxy: None
     }));
     assert!(!is_switched_off(&Conf {
         family: Family::V4,
-        of: ConfOf::Link(9),
+        of: ConfTarget::Link(9),
         forwarding: Some(false),
         rp_filter: Some(0),
         proxy: Some(false)
@@ -205,7 +205,7 @@ fn a_link_that_was_there_before_the_first_event_is_known() {
     let gone = Event::Gone(Change::Link(Box::new(Link { alias: None, ..host_end.clone() })));
     let conf = Conf {
         family: Family::V4,
-        of: ConfOf::Link(9),
+        of: ConfTarget::Link(9),
         forwarding: Some(false),
         rp_filter: None,
         proxy: None,
@@ -270,7 +270,7 @@ fn changes_to_openshifts_data_path_are_noticed_and_its_own_adds_and_dels_ignored
     let pod = Neighbour::permanent(9, ip("10.128.0.5"), Mac([0x0a, 0x58, 10, 128, 0, 5]));
     let neighbour = |state| Event::Set(Change::Neighbour(Neighbour { state, ..pod.clone() }));
     let forwarding = |family, on| {
-        let conf = Conf { family, of: ConfOf::All, forwarding: Some(on), rp_filter: None, proxy: None };
+        let conf = Conf { family, of: ConfTarget::All, forwarding: Some(on), rp_filter: None, proxy: None };
         Event::Set(Change::Conf(conf))
     };
     let judge_of = |attached: bool| {
@@ -365,7 +365,7 @@ fn no_event_of_an_openshift_add_or_del_makes_its_data_path_dirty() {
         filter.learn(socket.links().unwrap());
         let mut classify = || {
             let (mut events, mut dirty_parts) = (0, Vec::new());
-            while let Some(heard) = monitor.next_heard(Duration::ZERO).unwrap() {
+            while let Some(heard) = monitor.next_attributed(Duration::ZERO).unwrap() {
                 events += 1;
                 let own = heard.port != 0 && is_own_route_port(heard.port);
                 if filter.classify(&heard.event, own).sdn {

@@ -117,7 +117,7 @@ fn the_thread_does_not_wait_for_the_answer_about_verdicts_and_logs_it_when_it_ar
         // The answer, and the one about the events that arrived meanwhile.
         for _ in 0..2 {
             assert!(shared.answer_ready.wait(20 * SECOND).unwrap());
-            shared.answer_ready.hush();
+            shared.answer_ready.reset();
             shared.work(&mut state);
         }
         assert!(state.pending.is_none());

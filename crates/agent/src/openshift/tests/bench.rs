@@ -229,7 +229,7 @@ impl Bench {
         let Prepared::Request(request) = prepare(vars, config.to_string().into_bytes(), "test")? else {
             panic!()
         };
-        let node = LocalNode::of_request(self.root.path().to_owned());
+        let node = LocalNode::for_request(self.root.path().to_owned());
         russet_plugins::run_local(&node, "openshift-sdn", &request, &RequestLog::new("test")).await
     }
 

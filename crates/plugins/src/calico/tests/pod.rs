@@ -468,7 +468,7 @@ fn a_pod_on_a_warm_node_costs_three_requests() {
         let mut stage = Stage::new(Sim::atomic(1)).await;
         let allocator = Allocator::new(Rc::new(stage.sim.clone()), Rc::new(SystemClock));
         let allocator = Rc::new(allocator.with_cache(std::time::Duration::from_secs(60)));
-        stage.datastore = Datastore::of(Rc::new(stage.sim.clone()), allocator);
+        stage.datastore = Datastore::with_allocator(Rc::new(stage.sim.clone()), allocator);
         for pod in ["first", "second"] {
             stage.pod(pod, json!({}));
         }

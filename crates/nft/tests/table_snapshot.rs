@@ -53,9 +53,9 @@ fn a_flushed_table_is_restored_from_its_snapshot() {
     in_new_netns(|| {
         let table = Table::inet("russet-cni");
         let mut nft = Nft::open().unwrap();
-        assert!(nft.photograph(&table).unwrap().is_none());
+        assert!(nft.snapshot(&table).unwrap().is_none());
         load(RULESET);
-        let photo = nft.photograph(&table).unwrap().unwrap();
+        let snapshot = nft.snapshot(&table).unwrap().unwrap();
         let before = shown();
         for vandal in [
             "flush ruleset",
@@ -66,13 +66,13 @@ fn a_flushed_table_is_restored_from_its_snapshot() {
             "insert rule inet russet-cni ports-of-abc drop",
         ] {
             load(vandal);
-            let now = nft.photograph(&table).unwrap();
-            assert!(photo.differs_from(now.as_ref()) > 0, "{vandal}");
+            let now = nft.snapshot(&table).unwrap();
+            assert!(snapshot.differs_from(now.as_ref()) > 0, "{vandal}");
             let mut transaction = Transaction::new();
-            nft.commit(transaction.restore(&photo)).unwrap_or_else(|error| panic!("{vandal}: {error}"));
+            nft.commit(transaction.restore(&snapshot)).unwrap_or_else(|error| panic!("{vandal}: {error}"));
             assert_eq!(shown(), before, "{vandal}");
-            let now = nft.photograph(&table).unwrap();
-            assert_eq!(photo.differs_from(now.as_ref()), 0, "{vandal}");
+            let now = nft.snapshot(&table).unwrap();
+            assert_eq!(snapshot.differs_from(now.as_ref()), 0, "{vandal}");
         }
     });
 }

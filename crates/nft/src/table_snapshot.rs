@@ -18,7 +18,7 @@ use crate::transaction::Transaction;
 
 /// A table at one moment.
 #[derive(Debug, Clone)]
-pub struct Photo {
+pub struct TableSnapshot {
     table: Table,
     /// Table, sets, chains, elements, rules, in an order in which they can be created.
     parts: Vec<Part>,
@@ -85,14 +85,14 @@ const MAX_TRIES: usize = 8;
 
 impl Nft {
     /// A snapshot of a table; `None` if it does not exist.
-    pub fn photograph(&mut self, table: &Table) -> Result<Option<Photo>, NetlinkError> {
+    pub fn snapshot(&mut self, table: &Table) -> Result<Option<TableSnapshot>, NetlinkError> {
         let mut tries = 0;
         loop {
             let before = self.generation()?;
             let taken = self.take(table);
             tries += 1;
             if tries == MAX_TRIES || self.generation()? == before {
-                return taken.map(|parts| parts.map(|parts| Photo::new(table, parts)));
+                return taken.map(|parts| parts.map(|parts| TableSnapshot::new(table, parts)));
             }
         }
     }
@@ -197,9 +197,9 @@ impl Part {
     }
 }
 
-// === impl Photo ===
+// === impl TableSnapshot ===
 
-impl Photo {
+impl TableSnapshot {
     fn new(table: &Table, parts: Vec<Part>) -> Self {
         let mut facts = BTreeSet::new();
         // Rules are ordered within their chain, elements are not.
@@ -241,11 +241,11 @@ impl Photo {
 
 impl Transaction {
     /// Restores a table from a snapshot, replacing an existing one.
-    pub fn restore(&mut self, photo: &Photo) -> &mut Self {
-        self.destroy_table(&photo.table);
-        for part in &photo.parts {
+    pub fn restore(&mut self, snapshot: &TableSnapshot) -> &mut Self {
+        self.destroy_table(&snapshot.table);
+        for part in &snapshot.parts {
             let id = self.next_set_id();
-            self.push(&photo.table, part.kind, NLM_F_CREATE | append(part.kind), |message| {
+            self.push(&snapshot.table, part.kind, NLM_F_CREATE | append(part.kind), |message| {
                 part.encode(message);
                 if part.kind == NFT_MSG_NEWSET {
                     message.attr_be32(NFTA_SET_ID, id);
