@@ -118,7 +118,7 @@ impl Session {
 
     async fn pause(&mut self) {
         let half = self.retry / 2;
-        let jitter = self.chance.below(u64::try_from(half.as_micros()).unwrap_or(0));
+        let jitter = self.rng.below(u64::try_from(half.as_micros()).unwrap_or(0));
         tokio::time::sleep(half + Duration::from_micros(jitter)).await;
         self.retry = (self.retry * 2).min(RETRY_MAX);
     }
