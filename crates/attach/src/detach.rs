@@ -4,8 +4,8 @@
 //! Only links whose alias names the container and interface are touched, and precreated ones that a
 //! killed ADD of theirs left. Deferred removal returns at once: the kernel drops routes and
 //! neighbours of a link that goes down, both ends get doomed names, so that the next ADD of the
-//! same pod finds its own names free, and [`reap`](crate::reap) deletes the group later (DESIGN
-//! section 7). A failing part never prevents the others.
+//! same pod finds its own names free, and [`reap`](crate::reap) deletes the group later
+//! (ARCHITECTURE.md, "Time budgets"). A failing part never prevents the others.
 
 use std::fmt;
 

@@ -97,7 +97,7 @@ pub enum RuntimeError {
 // === impl PluginError ===
 
 impl PluginError {
-    /// The error of a plugin with a bad exit status (the table of section 2.2).
+    /// The error of a plugin with a bad exit status (the table of cni-runtime.md section 2.2).
     pub(crate) fn from_finished(finished: Finished) -> Self {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let Finished { status, stdout, stderr } = finished;

@@ -15,7 +15,7 @@ use crate::bench::{
 #[test]
 #[ignore = "kernel: root and ping"]
 fn a_deferred_del_disconnects_the_pod_and_frees_its_names() {
-    // DESIGN section 7; calico-cni.md section 5.1, oracle 5
+    // ARCHITECTURE.md, "Time budgets"; calico-cni.md section 5.1, oracle 5
     on_a_node(|node| {
         let (a, b) = (namespace("a"), namespace("b"));
         let wanted = attachment("c1", "a", &["10.1.0.1", "fd00::1"]);

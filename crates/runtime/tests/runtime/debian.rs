@@ -64,7 +64,7 @@ fn left() -> Vec<String> {
     left
 }
 
-/// The chains of section 5.2, and their other plugins; each with whether all of its plugins support
+/// The chains of cni-runtime.md section 5.2, and their other plugins; each with whether all of its plugins support
 /// CHECK. Without masquerading where the namespace is deleted first: Debian's bridge then forgets
 /// its rules.
 fn chains(netns_goes: bool) -> Vec<(&'static str, Value, bool)> {

@@ -241,7 +241,7 @@ fn a_report_releases_its_leaks_and_nothing_that_changed_since() {
     let out = &answer.stdout;
     assert!(out.contains("released 10.1.0.16: handle net.lost, pod default/web-0, node node-a\n"), "{out}");
     assert!(out.contains("released 10.1.0.18: handle net.kept"), "{out}");
-    assert!(out.contains("kept 10.1.0.17") && out.contains("1767322800000000003 is stored"), "{out}");
+    assert!(out.contains("kept 10.1.0.17") && out.contains("the stored one 1767322800000000003"), "{out}");
     assert!(out.contains("released handle net.one\n"), "{out}");
     assert!(out.contains("kept handle net.two") && out.contains("it has changed since the report"), "{out}");
     // What is left has changed; after another report it is released, too.

@@ -1,5 +1,5 @@
 //! `russet ipam repair`, and the agent's periodic repair: leaks of every kind are released, and no
-//! live pod loses its address (USERS.md pain 1; calico#5044, #12257).
+//! live pod loses its address (calico#5044, calico#12257).
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -19,7 +19,7 @@ use super::queue::{Answer, Job, QueuedRequest};
 use crate::Request;
 use crate::block_ops::{self, Reserved};
 
-/// Limit of requests in one commit (DESIGN.md section 3): with two blocks of its own for each,
+/// Limit of requests in one commit (ARCHITECTURE.md, "The store"): with two blocks of its own for each,
 /// still below [`MAX_STEPS`].
 const SHARERS_MAX: usize = 32;
 

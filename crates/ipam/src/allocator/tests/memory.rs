@@ -21,7 +21,7 @@ fn cost(bench: &Bench, work: impl FnOnce()) -> u64 {
 
 #[test]
 fn an_add_with_a_warm_cache_is_one_commit_and_no_read() {
-    // DESIGN.md section 7: "address: 1 store round trip, 0 for reads"
+    // ARCHITECTURE.md, "Time budgets": one commit, no read.
     let bench = bench();
     bench.assign(&dual("first")).unwrap();
     let operations = cost(&bench, || {

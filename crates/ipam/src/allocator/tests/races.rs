@@ -175,7 +175,7 @@ fn assert_nothing_leaks(bench: &Bench, ids: &BTreeSet<String>, seed: u64, mode: 
 
 #[test]
 fn no_address_is_assigned_twice_and_none_is_lost() {
-    // DESIGN.md section 6, items 1 and 2
+    // ARCHITECTURE.md, invariants 1 and 2
     for seed in 0..60 {
         for mode in [Mode::Atomic, Mode::Remembering, Mode::OneByOne, Mode::Mixed] {
             play(seed, mode);

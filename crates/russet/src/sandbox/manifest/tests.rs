@@ -160,7 +160,10 @@ fn all_problems_are_reported_with_their_paths() {
         both.contains("apiVersion: v1 is wanted") && both.contains("; metadata.name: is wanted"),
         "{both}"
     );
-    // Rules of the members and of the whole.
+}
+
+#[test]
+fn problems_of_the_members_and_of_the_whole_are_each_reported_once() {
     let all = parsed(
         "{apiVersion: v2, kind: Pod, metadata: {name: a}, spec: {securityContext: {sysctls: [{name: vm.swappiness, value: '1'}, {name: kernel.panic, value: '1'}]}}}",
     );

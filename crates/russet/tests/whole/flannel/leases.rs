@@ -44,7 +44,7 @@ fn t02_without_a_backend_it_is_udp_whose_device_lives_as_long_as_the_daemon() {
     assert!(!host.ip(&["-o", "link"]).contains("flannel0"));
 }
 
-/// flannel.md sections 3.4, 10 and 12.2: Russet renews by keep-alive, so that the lease stays the
+/// flannel.md sections 3.4, 10 and section 12 item 2: Russet renews by keep-alive, so that the lease stays the
 /// same, and only its time changes.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd; takes 70 s"]

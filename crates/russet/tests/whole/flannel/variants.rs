@@ -10,7 +10,7 @@ use super::lab::{Host, Lab, PREFIX};
 use super::traffic::ping;
 use crate::node::TIMEOUT;
 
-/// flannel.md sections 3.1a and 12.1: two nodes on the keys API reach each other, and their leases
+/// flannel.md section 3.1a and section 12 item 1: two nodes on the keys API reach each other, and their leases
 /// live a day there.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd with the v2 API, ping"]
