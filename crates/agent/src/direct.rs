@@ -22,8 +22,8 @@ use crate::datastores::EtcdDatastores;
 use crate::health::{Condition, Readiness};
 use crate::history::History;
 use crate::journal;
+use crate::node_lock::{self, Admission};
 use crate::stores::BriefStore;
-use crate::turn::{self, Turn};
 use crate::{stores, underlay};
 
 /// Who carried out a request, and what came of it.
@@ -63,10 +63,10 @@ pub async fn direct(
     if matches!(request.env.call, Call::Status) && !calico && !local {
         return Err(CniError::not_available("no agent is running on this node", "start `russet agent`"));
     }
-    let turn = async { turn::of_request(paths, plugin, request) };
+    let turn = async { node_lock::lock_for_request(paths, plugin, request) };
     let held = match during(Stage::Turn, turn).await? {
-        Turn::Ours(held) => held,
-        Turn::Agents(outcome) => return Ok(Direct::HandedOver(outcome)),
+        Admission::Locked(held) => held,
+        Admission::Answered(outcome) => return Ok(Direct::HandedOver(outcome)),
     };
     if let Call::Add(target) = &request.env.call {
         leave_to_the_agent(paths, target)?;
@@ -89,7 +89,7 @@ pub async fn direct(
 }
 
 /// Refuses an ADD of an interface for which an agent that died had begun something: the next agent finishes or undoes that, and would take down what had
-/// been attached meanwhile. Held by whoever has the container's turn, so that no agent is there.
+/// been attached meanwhile. The caller holds the container's lock, so that no agent runs.
 fn leave_to_the_agent(paths: &Paths, target: &Target) -> Result<(), CniError> {
     let path = paths.journal_file();
     let left = journal::unfinished(&path, &target.container_id, &target.ifname);
@@ -184,7 +184,7 @@ async fn start_on_node(
     russet_plugins::run(node, plugin, request, log).await
 }
 
-/// Deletes the links that a request doomed, whatever else became of it.
+/// Deletes the links that a request doomed, even if the request failed.
 async fn then_delete_links<T>(wiring: &Wiring, done: Result<T, CniError>) -> Result<T, CniError> {
     let deleted = wiring.reap_batch().await;
     let done = done?;
@@ -235,7 +235,7 @@ async fn prepare(config: &Config, node: &russet_plugins::Node) -> Result<(), Boo
         return Ok(());
     }
     if config.calico {
-        // Pools and nodes are registered by whoever keeps the cluster.
+        // The operator of the cluster registers pools and nodes.
         return Ok(());
     }
     bootstrap::ensure_pools(&node.allocator, &config.pools).await?;

@@ -22,6 +22,7 @@ mod isolation;
 pub mod journal;
 mod measured;
 mod metrics;
+mod node_lock;
 pub mod openshift;
 pub mod openshift_tenants;
 mod operations;
@@ -33,7 +34,6 @@ mod route_daemons;
 mod server;
 mod service_manager;
 mod stores;
-mod turn;
 mod underlay;
 mod unsupported;
 
@@ -52,11 +52,11 @@ pub use config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, Set
 pub use direct::{Direct, direct};
 pub use health::{Condition, Readiness};
 pub use history::{History, Tenure};
+pub use node_lock::Taken;
 pub use russet_health::Address as HealthAddress;
 pub use russet_plugins::{RequestLog, Stages};
 pub use russet_store_etcd::{Secret, Settings as EtcdSettings, SettingsError as EtcdSettingsError};
 pub use stores::{Opened, open as open_store, own as own_store};
-pub use turn::Taken;
 
 use attachments::Attachments;
 use datastores::EtcdDatastores;
@@ -64,17 +64,17 @@ use drift::Drift;
 use journal::{Journal, JournalContents, Recorder};
 use measured::Measured;
 use metrics::{Listeners, Metrics};
+use node_lock::Timeouts;
 use operations::Operations;
 use reconcile::Loop;
 use repair::{LeakFinder, RepairQueue, Repairs, UnheldQueue};
-use turn::Patience;
 
 /// Why an agent cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// Another agent of this node runs, or a plugin does not release the node lock.
     #[error(transparent)]
-    Taken(#[from] turn::Taken),
+    Taken(#[from] node_lock::Taken),
     #[error("open the store: {0}")]
     Store(#[from] russet_store::StoreError),
     /// An operation on a socket or file failed.
@@ -111,7 +111,7 @@ pub struct NodeLock(FileLock);
 /// Takes the node lock. Waits for plugins that work without an agent.
 pub fn take_node(config: &Config) -> Result<NodeLock, AgentError> {
     russet_linux::file::private_dir(config.paths.run_dir()).map_err(io("make the run directory"))?;
-    Ok(NodeLock(turn::of_agent(&config.paths, Patience::default())?))
+    Ok(NodeLock(node_lock::lock_for_agent(&config.paths, Timeouts::default())?))
 }
 
 fn io(what: &str) -> impl FnOnce(std::io::Error) -> AgentError {

@@ -1,14 +1,14 @@
-//! Deletes, all at once, what deferred removals left; and lists what is ours.
+//! Deletes the links that deferred removals left, as one group, and lists the links of Russet.
 //!
-//! The agent calls all: `reap` a moment after a DEL and at its start, `reap_precreated` at its start, `list` for GC and `russet owned`. Plugins without an
-//! agent call `reap_unless_gone` at the end of a DEL or GC.
+//! The agent calls `reap` a moment after a DEL and at its start, `reap_precreated` at its start, and
+//! `list` for GC and `russet owned`. Plugins without an agent call `reap_unless_gone` in a DEL or GC.
 
 use russet_netlink::{Batch, Link, LinkDel, NetlinkError, Socket};
 
 use crate::owner::Owner;
 use crate::{DOOMED_GROUP, detach, inspect};
 
-/// A link on the node that is ours.
+/// A link of Russet on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnedLink {
     /// Its index.
@@ -30,24 +30,24 @@ pub struct OwnedLink {
 pub struct Reaped {
     /// How many links were deleted.
     pub count: usize,
-    /// Links that somebody else put into our group: they stay, and make every deletion slow.
+    /// Foreign links in the group: they stay, and make every deletion slow.
     pub foreign: Vec<String>,
 }
 
-/// All links of the node that are ours, doomed ones included.
+/// All links of Russet on the node, doomed ones included.
 pub fn list(host: &mut Socket) -> Result<Vec<OwnedLink>, NetlinkError> {
     Ok(host.links()?.iter().filter_map(owned).collect())
 }
 
-/// A link as one of ours, if it is.
+/// The link as one of Russet, if it is one.
 pub(crate) fn owned(link: &Link) -> Option<OwnedLink> {
     let owner = inspect::owner(link)?;
     let (doomed, bridged) = (inspect::is_doomed(link), link.master.is_some());
     Some(OwnedLink { ifindex: link.index, peer: link.link, name: link.name.clone(), owner, doomed, bridged })
 }
 
-/// Deletes the doomed links. The kernel deletes a group for the price of one link, so that is what happens when
-/// every member is ours; otherwise ours go one by one.
+/// Deletes the doomed links. The kernel deletes a group in the time of one link, so the group is
+/// deleted if Russet made every member; otherwise the doomed links are deleted one by one.
 pub fn reap(host: &mut Socket) -> Result<Reaped, NetlinkError> {
     let mut members = host.links()?;
     members.retain(|link| link.group == DOOMED_GROUP);
@@ -63,11 +63,13 @@ pub fn reap(host: &mut Socket) -> Result<Reaped, NetlinkError> {
     Ok(Reaped { count: ours.len(), foreign })
 }
 
-/// [`reap`] for a process that doomed the links `own`, unless all of these are gone: then another process's deletion of the group took them along.
+/// [`reap`] for a process that doomed the links `own`, unless all of these are gone because another
+/// process deleted the group.
 ///
-/// No lock is needed between such processes. The kernel answers a question about a link only when a deletion under way has taken its links off the
-/// list, so of many that ask at once the first deletes what all have doomed. A process that is killed before this leaves links of the group, which go
-/// with the next deletion: by any later DEL, or by an agent's start.
+/// Such processes need no lock between them. The kernel answers a question about a link only after a
+/// deletion in progress has removed its links from the list, so of many processes that ask at once
+/// the first deletes the links of all. A process that is killed before this leaves links in the
+/// group, which the next deletion removes: that of a later DEL, or of an agent's start.
 pub fn reap_unless_gone(host: &mut Socket, own: &[u32]) -> Result<Reaped, NetlinkError> {
     for index in own {
         if inspect::by_index(host, *index)?.is_some_and(|link| inspect::is_doomed(&link)) {
@@ -77,8 +79,8 @@ pub fn reap_unless_gone(host: &mut Socket, own: &[u32]) -> Result<Reaped, Netlin
     Ok(Reaped::default())
 }
 
-/// Deletes what ADDs left that were killed before they could write an owner on their link, and tells how many. Only for whoever knows that no ADD is
-/// under way on the node.
+/// Deletes the links that ADDs left which were killed before they wrote an owner on them, and returns
+/// their number. The caller must know that no ADD is in progress on the node.
 pub fn reap_precreated(host: &mut Socket) -> Result<usize, NetlinkError> {
     let mut precreated = host.links()?;
     precreated.retain(inspect::is_untouched_precreated);

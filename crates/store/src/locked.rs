@@ -1,6 +1,8 @@
-//! Who may open the embedded store of a directory: the owner, for its life, or for a moment a plugin that finds no owner. Both hold `store.lock`.
+//! Which process may open the embedded store of a directory: an owner while it runs, or, without one,
+//! a plugin for one request. Both hold `store.lock`.
 //!
-//! The lock is an flock, so a process that dies gives it back. It says who holds it, for the one who waits in vain.
+//! The lock is an flock, which the kernel releases when its process dies. Its file names the holder,
+//! for the error of a process that waits in vain.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -23,12 +25,13 @@ use crate::{
 
 /// The store's file in its directory.
 pub const STORE_FILE: &str = "store.redb";
-/// The lock of whoever has it open.
+/// The lock of the process that has the store open.
 pub const LOCK_FILE: &str = "store.lock";
-/// The socket on which its owner answers others.
+/// The socket on which the owner serves other processes.
 pub const SOCKET_FILE: &str = "store.sock";
 
-/// How often a process that waits for the lock looks whether its owner listens now: that one keeps the lock for its life.
+/// How often a process that waits for the lock looks whether its owner listens now: an owner keeps
+/// the lock while it runs.
 const OWNER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// First and longest pause between two tries of [`join`]. An owner takes about 2 ms to open the file.
 const JOIN_INTERVAL_MIN: Duration = Duration::from_millis(2);
@@ -43,8 +46,8 @@ pub struct Locked {
     _lock: File,
 }
 
-/// A process's place among those that wait for the lock. The kernel serves waiters that block in flock(2) in their order and wakes the next one
-/// when the lock is free; polling leaves the store idle between two tries, which a burst of plugins pays for one after the other.
+/// A process that waits for the lock. The kernel serves waiters that block in flock(2) in their order
+/// and wakes the next one when the lock is free.
 struct Queue {
     /// The lock's file, before the first try.
     file: Option<File>,
@@ -52,16 +55,16 @@ struct Queue {
     blocked: Option<oneshot::Receiver<io::Result<File>>>,
 }
 
-/// A way to the embedded store of a directory, whoever owns it.
+/// How a process reaches the embedded store of a directory.
 pub enum Access {
     /// Through the process that owns it.
     Remote(Remote),
-    /// There is no owner: we have it.
+    /// In this process, which holds the lock.
     Locked(Locked),
 }
 
-/// Reaches the store in `dir`: through its owner's socket when somebody answers there, else by taking the lock, for which it waits at most `deadline`.
-/// The deadline is also that of each later call through the socket.
+/// Reaches the store in `dir` through its owner's socket if an owner answers, else by taking the lock,
+/// for which it waits at most `deadline`. Each later call through the socket has the same deadline.
 pub async fn open_or_connect(dir: &Path, deadline: Duration) -> Result<Access, StoreError> {
     let end = Instant::now() + deadline;
     let mut queue = Queue::join(dir).map_err(|error| lock_error(dir, error))?;
@@ -134,7 +137,7 @@ impl Locked {
     }
 
     fn open(dir: &Path, mut lock: File, options: Options) -> Result<Self, StoreError> {
-        // Only a hint for whoever waits: without room for it the lock is as good.
+        // Only a hint for processes that wait: the lock is valid without it.
         let _ = sign(&mut lock);
         Ok(Self { store: Embedded::open_with(dir.join(STORE_FILE), options)?, _lock: lock })
     }
@@ -222,7 +225,8 @@ fn holder(dir: &Path) -> Option<String> {
 
 fn held_by_another(dir: &Path, deadline: Duration) -> StoreError {
     let holder = holder(dir).unwrap_or_else(|| "another process".into());
-    let reason = format!("still held by {holder} after {deadline:?}, and nobody answers on {SOCKET_FILE}");
+    let reason =
+        format!("still held by {holder} after {deadline:?}, and no process answers on {SOCKET_FILE}");
     StoreError::Unavailable {
         operation: format!("lock {}", dir.join(LOCK_FILE).display()),
         source: Cause::text(reason),

@@ -23,7 +23,7 @@ use crate::config::Paths;
 use crate::history::History;
 use crate::metrics::{Kind, Metrics};
 use crate::operations::Operations;
-use crate::{StoreLocation, stores, turn};
+use crate::{StoreLocation, node_lock, stores};
 
 /// Path on the agent's socket for a round.
 pub const REPAIR_PATH: &str = "/v1/repair";
@@ -291,7 +291,8 @@ pub async fn run_without_agent(
     };
     let reach = Reach::Everything;
     russet_linux::file::private_dir(paths.run_dir()).map_err(|e| failed("make the run directory")(&e))?;
-    let lock = turn::alone(paths, REQUESTS_TIMEOUT).map_err(|e| failed("take the node's lock")(&e))?;
+    let lock = node_lock::lock_exclusively(paths, REQUESTS_TIMEOUT)
+        .map_err(|e| failed("take the node's lock")(&e))?;
     let opened = stores::open(paths, location).await.map_err(|e| failed("open the store")(&e))?;
     let first_finder = finder(&opened.store);
     let first = first_finder.check(reach, options.grace).await?;
@@ -301,7 +302,8 @@ pub async fn run_without_agent(
     }
     drop((first_finder, opened, lock));
     tokio::time::sleep(options.grace).await;
-    let _lock = turn::alone(paths, REQUESTS_TIMEOUT).map_err(|e| failed("take the node's lock")(&e))?;
+    let _lock = node_lock::lock_exclusively(paths, REQUESTS_TIMEOUT)
+        .map_err(|e| failed("take the node's lock")(&e))?;
     let _calico =
         calico_lock(paths.root()).map_err(|e| failed("take the lock of Calico's IPAM plugins")(&e))?;
     tokio::time::sleep(HISTORY_DELAY).await;

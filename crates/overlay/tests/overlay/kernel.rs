@@ -401,7 +401,9 @@ fn oracle_59_another_vni_port_or_mtu_recreates_the_device() {
         assert_eq!(of(&device()), (Some(4096), Some(4789), Some(1450)));
         nodes[0].inputs.tunnel = Tunnel { vni: 4097, port: 4790, mtu: [Some(1300), None] };
         let report = nodes[0].reconcile();
-        assert_eq!(report.replaced, ["vxlan.calico: VNI 4096, not 4097; port 4789, not 4790"]);
+        let why = ["vxlan.calico", "vxlan-v6.calico"]
+            .map(|device| format!("{device}: VNI 4096, not 4097; port 4789, not 4790"));
+        assert_eq!(report.replaced, why);
         assert_eq!(of(&device()), (Some(4097), Some(4790), Some(1300)));
         let rules = sh("ip netns exec n1 nft list table inet russet");
         assert!(rules.contains("dport 4790") && !rules.contains("4789"), "{rules}");

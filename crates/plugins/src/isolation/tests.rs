@@ -317,7 +317,7 @@ fn check_names_the_verdict_that_was_expected_and_the_one_that_was_found() {
         assert_eq!(check(), "");
         let name = &attachment.host_name;
         for (damage, found) in [
-            ("flush map inet russet-policy to-pods", "somebody else's"),
+            ("flush map inet russet-policy to-pods", "not one of Russet's verdicts"),
             ("flush map inet russet-policy from-pods", "none, so it carries nothing"),
             ("flush table inet russet-policy", "none in force: the rules of chain from-pod were different"),
             ("delete table inet russet-policy", "none in force: the table was missing"),

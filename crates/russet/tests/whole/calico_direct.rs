@@ -1,5 +1,5 @@
 //! Concurrent plugins without an agent, on a datastore that does not answer at first
-//! (crates/agent/src/turn.rs has the locks and their order): each request reaches etcd through a
+//! (crates/agent/src/node_lock.rs has the locks and their order): each request reaches etcd through a
 //! proxy of its own, which the test opens.
 
 use std::collections::BTreeSet;

@@ -1,13 +1,17 @@
-//! Whose turn it is on this node, between processes: an agent, plugins that work without one, and whoever repairs by hand.
+//! The locks between processes of a node: an agent, plugins that work without one, and repairs by
+//! hand. Each takes those that it needs in this order, so that no two wait for each other:
 //!
-//! There are four kinds of lock, and everybody takes those that he needs in this order. So nobody can wait for somebody who waits for him:
+//! 1. The gate lock: an agent holds it exclusively while it waits for the node lock, and a request
+//!    without an agent holds it shared while it takes the node lock. Overlapping requests cannot
+//!    keep an agent out.
+//! 2. The node lock: an agent holds it exclusively while it runs, a GC or a repair without an agent
+//!    while it works. A request without an agent holds it shared.
+//! 3. The lock of the container, so that requests for one container do not overlap.
+//! 4. The lock of the pod: an old and a new sandbox of a pod have the same host end.
 //!
-//! 1. The gate. An agent holds it while it waits for the node; requests pass through it. Without it, requests that overlap for ever would keep the agent out.
-//! 2. The node. An agent has it for its life, and GC and a repair for their work, alone; requests for one container share it.
-//! 3. The container, and 4. the pod: one request at a time. An old sandbox and a new one of the same pod want the same host end.
-//!
-//! What the work itself takes comes after these: the lock of Calico's IPAM plugins, or `host-local`'s, then that of the embedded store. IPAM plugins take
-//! none of the four, for their callers may hold them. Every wait has an end, and the kernel gives the locks of a dead process back.
+//! The work takes its own locks after these: that of Calico's IPAM plugins or of `host-local`, then
+//! that of the embedded store. IPAM plugins take none of the four, because their callers may hold
+//! them. Every wait has a deadline, and the kernel releases the locks of a dead process.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,78 +24,86 @@ use russet_linux::{FileLock, LockError};
 
 use crate::config::Paths;
 
-/// How long a request may wait for others that work without an agent; runtimes give up after one to four minutes.
-const PATIENCE: Duration = Duration::from_secs(45);
-/// GC's: CRI-O gives it 30 seconds in all.
-const GC_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a request waits for the node before it looks whether an agent has come: that one keeps the lock as long as it lives. An agent looks as often who
-/// has it.
+/// How long a request waits for other requests without an agent; runtimes give up after one to four
+/// minutes.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(45);
+/// The same for a GC: CRI-O gives it 30 seconds in all.
+const GC_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a request waits for the node lock before it looks whether an agent has started, which
+/// keeps the lock while it runs. An agent looks at the holder as often.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// How long an agent waits for requests: each may wait for its container first, and Calico's IPAM plugins work for up to 110 s.
-const REQUESTS_PATIENCE: Duration = Duration::from_secs(180);
-/// How long for somebody who has the node alone: longer than a GC takes, and most probably another agent.
-const ALONE_PATIENCE: Duration = Duration::from_secs(10);
-/// Between two lines of an agent that waits.
-const TELL_INTERVAL: Duration = Duration::from_secs(10);
+/// How long an agent waits for requests: each may wait for its container's lock first, and Calico's
+/// IPAM plugins take up to 110 s.
+const REQUESTS_TIMEOUT: Duration = Duration::from_secs(180);
+/// How long an agent waits for a process that holds the node lock exclusively. A GC takes less, so
+/// a longer hold is most probably another agent.
+const EXCLUSIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval of log lines of an agent that waits.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Whose turn it is.
-pub enum Turn {
-    /// The request's own process has it.
-    Ours(Held),
-    /// An agent came while the request waited, and has answered.
-    Agents(Outcome),
+/// What a request without an agent came to after it waited for its locks.
+pub enum Admission {
+    /// It has its locks.
+    Locked(Held),
+    /// An agent started meanwhile, and has answered the request.
+    Answered(Outcome),
 }
 
-/// The right to work on one container, or on all of them; dropping it gives it back, in the opposite order.
+/// The locks for work on one container, or on all of them. Dropping them releases them in the
+/// opposite order.
 pub struct Held {
     _pod: Option<Subject>,
     _container: Option<Subject>,
     _node: FileLock,
 }
 
-/// The lock of a container or pod. Its file goes with it: they are many, and most come once.
+/// The lock of a container or pod. Its file is removed with it, because there would be one for each
+/// container that ever ran.
 struct Subject(FileLock);
 
-/// Somebody who waits.
+/// A request that waits for its locks.
 struct Wait<'a> {
     plugin: &'a str,
     request: &'a Request,
     began: Instant,
-    patience: Duration,
+    timeout: Duration,
 }
 
-/// How long an agent waits for the node.
+/// How long an agent waits for the node lock.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// While requests have it.
+pub struct Timeouts {
+    /// While requests hold it shared.
     requests: Duration,
-    /// While somebody has it alone.
-    alone: Duration,
+    /// While another process holds it exclusively.
+    exclusive: Duration,
 }
 
-/// The node is somebody else's.
+/// The agent did not get the node lock.
 #[derive(Debug, thiserror::Error)]
 pub enum Taken {
-    /// Somebody has it alone.
-    #[error("another agent of this node is running, or a GC or a repair without one is at work: {0}")]
-    Alone(LockError),
+    /// Another process holds it exclusively.
+    #[error("another agent of this node is running, or a GC or a repair without one is in progress: {0}")]
+    Exclusive(LockError),
     /// Requests that work without an agent.
-    #[error("plugins that work without an agent do not come to their end: {0}")]
+    #[error("plugins that work without an agent do not finish: {0}")]
     Requests(LockError),
     /// The lock itself.
     #[error(transparent)]
     Lock(#[from] LockError),
 }
 
-/// The node for an agent, which keeps it for its life. Requests under way are waited for; new ones wait, and find the agent.
-pub fn of_agent(paths: &Paths, patience: Patience) -> Result<FileLock, Taken> {
+/// Takes the node lock for an agent, which keeps it while it runs. Waits for requests in progress;
+/// new ones wait, and then find the agent.
+pub fn lock_for_agent(paths: &Paths, timeouts: Timeouts) -> Result<FileLock, Taken> {
     let began = Instant::now();
-    let _gate = FileLock::exclusive(paths.gate_lock(), began + patience.alone).map_err(Taken::alone)?;
-    let (mut alone_since, mut told) = (None, began);
+    let _gate =
+        FileLock::exclusive(paths.gate_lock(), began + timeouts.exclusive).map_err(Taken::exclusive)?;
+    let (mut exclusive_since, mut logged) = (None, began);
     loop {
         let error = match FileLock::exclusive(paths.node_lock(), Instant::now() + LOOK_INTERVAL) {
             Ok(node) => {
-                // Left by requests that were killed; nobody holds one of them without the node. What cannot be removed hurts nobody.
+                // Files of requests that were killed: no process holds one without the node lock. One that
+                // cannot be removed does no harm.
                 let _ = std::fs::remove_dir_all(paths.subject_locks());
                 return Ok(node);
             }
@@ -99,42 +111,43 @@ pub fn of_agent(paths: &Paths, patience: Patience) -> Result<FileLock, Taken> {
             Err(error) => return Err(error.into()),
         };
         let now = Instant::now();
-        // Requests share it; nobody new comes through the gate.
+        // Requests hold it shared; new ones wait at the gate.
         let is_shared = FileLock::shared(paths.node_lock(), now).is_ok();
-        if !is_shared && now >= *alone_since.get_or_insert(now) + patience.alone {
-            return Err(Taken::Alone(error));
+        if !is_shared && now >= *exclusive_since.get_or_insert(now) + timeouts.exclusive {
+            return Err(Taken::Exclusive(error));
         }
         if is_shared {
-            alone_since = None;
+            exclusive_since = None;
         }
-        if now >= began + patience.requests {
+        if now >= began + timeouts.requests {
             return Err(Taken::Requests(error));
         }
-        if now >= told + TELL_INTERVAL {
-            told = now;
+        if now >= logged + LOG_INTERVAL {
+            logged = now;
             let by = if is_shared { "plugins without an agent" } else { "an agent, a GC or a repair" };
             tracing::info!(waited_s = began.elapsed().as_secs(), by, "the agent waits for the node");
         }
     }
 }
 
-/// The node for somebody who looks at all of its containers. Holds up nobody while it waits.
-pub fn alone(paths: &Paths, patience: Duration) -> Result<FileLock, LockError> {
-    FileLock::exclusive(paths.node_lock(), Instant::now() + patience)
+/// Takes the node lock for work on all containers of the node. New requests go on while it waits.
+pub fn lock_exclusively(paths: &Paths, timeout: Duration) -> Result<FileLock, LockError> {
+    FileLock::exclusive(paths.node_lock(), Instant::now() + timeout)
 }
 
-/// The turn of a request without an agent; waits for others of the same container or pod, and for an agent that has come meanwhile.
-pub fn of_request(paths: &Paths, plugin: &str, request: &Request) -> Result<Turn, CniError> {
+/// Takes the locks of a request without an agent. Waits for other requests of the same container or
+/// pod; an agent that has started meanwhile gets the request.
+pub fn lock_for_request(paths: &Paths, plugin: &str, request: &Request) -> Result<Admission, CniError> {
     private_dir(paths.run_dir()).map_err(|error| CniError::io("make the run directory", error))?;
-    let patience = if matches!(request.env.call, Call::Gc) { GC_PATIENCE } else { PATIENCE };
-    let wait = Wait { plugin, request, began: Instant::now(), patience };
+    let timeout = if matches!(request.env.call, Call::Gc) { GC_TIMEOUT } else { REQUEST_TIMEOUT };
+    let wait = Wait { plugin, request, began: Instant::now(), timeout };
     let node = match &request.env.call {
         Call::Gc => wait.node(|end| FileLock::exclusive(paths.node_lock(), end))?,
         _ => wait.node(|end| through_the_gate(paths, end))?,
     };
     let _node = match node {
         Ok(node) => node,
-        Err(outcome) => return Ok(Turn::Agents(outcome)),
+        Err(outcome) => return Ok(Admission::Answered(outcome)),
     };
     let (mut _container, mut _pod) = (None, None);
     if let Some(target) = request.env.target() {
@@ -145,7 +158,7 @@ pub fn of_request(paths: &Paths, plugin: &str, request: &Request) -> Result<Turn
             _pod = Some(wait.subject(&dir.join(name))?);
         }
     }
-    Ok(Turn::Ours(Held { _pod, _container, _node }))
+    Ok(Admission::Locked(Held { _pod, _container, _node }))
 }
 
 fn through_the_gate(paths: &Paths, end: Instant) -> Result<FileLock, LockError> {
@@ -153,7 +166,8 @@ fn through_the_gate(paths: &Paths, end: Instant) -> Result<FileLock, LockError> 
     FileLock::shared(paths.node_lock(), end)
 }
 
-/// A pod's lock is called after its first interface's host end: that is what its sandboxes would fight for, and any pod's name makes a file's.
+/// A pod's lock is named after the host end of its first interface, which its sandboxes have in
+/// common and which is a valid file name for any pod.
 fn pod_lock(request: &Request, target: &Target) -> Option<String> {
     let pod = request.env.args.pod()?;
     let pod = Pod { namespace: pod.namespace.to_owned(), name: pod.name.to_owned() };
@@ -161,26 +175,26 @@ fn pod_lock(request: &Request, target: &Target) -> Option<String> {
     Some(format!("pod-{}", naming::host_end(Dialect::Calico, &target.container_id, &ifname, Some(&pod))))
 }
 
-// === impl Patience ===
+// === impl Timeouts ===
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
-        Self { requests: REQUESTS_PATIENCE, alone: ALONE_PATIENCE }
+        Self { requests: REQUESTS_TIMEOUT, exclusive: EXCLUSIVE_TIMEOUT }
     }
 }
 
 // === impl Taken ===
 
 impl Taken {
-    fn alone(error: LockError) -> Self {
-        if error.is_timeout() { Self::Alone(error) } else { Self::Lock(error) }
+    fn exclusive(error: LockError) -> Self {
+        if error.is_timeout() { Self::Exclusive(error) } else { Self::Lock(error) }
     }
 }
 
 // === impl Wait ===
 
 impl Wait<'_> {
-    /// The node by `take`, or an agent's answer.
+    /// The node lock, taken by `take`, or an agent's answer.
     fn node(
         &self,
         take: impl Fn(Instant) -> Result<FileLock, LockError>,
@@ -195,15 +209,15 @@ impl Wait<'_> {
             {
                 return Ok(Err(outcome));
             }
-            if !error.is_timeout() || self.began.elapsed() > self.patience {
+            if !error.is_timeout() || self.began.elapsed() > self.timeout {
                 return Err(busy(error));
             }
         }
     }
 
-    /// The lock of a container or pod. No agent can have come: we have the node.
+    /// The lock of a container or pod. No agent can have started, because the node lock is held.
     fn subject(&self, path: &Path) -> Result<Subject, CniError> {
-        FileLock::exclusive(path, self.began + self.patience).map(Subject).map_err(busy)
+        FileLock::exclusive(path, self.began + self.timeout).map(Subject).map_err(busy)
     }
 }
 
@@ -215,9 +229,9 @@ fn busy(error: LockError) -> CniError {
 
 impl Drop for Subject {
     fn drop(&mut self) {
-        // Before it is given up: nobody else can have it then. A file that stays is an empty one more.
+        // While the lock is held, so that no other process has it. A file that stays is empty.
         if let Err(error) = self.0.remove_file() {
-            tracing::debug!(%error, "a lock's file stays");
+            tracing::debug!(%error, "the file of a lock was not removed");
         }
     }
 }
@@ -251,9 +265,9 @@ mod tests {
     }
 
     fn ours(paths: &Paths, verb: &str, container: &str, pod: &str) -> Held {
-        match of_request(paths, "russet", &request(verb, container, pod)).unwrap() {
-            Turn::Ours(held) => held,
-            Turn::Agents(outcome) => panic!("{outcome:?}"),
+        match lock_for_request(paths, "russet", &request(verb, container, pod)).unwrap() {
+            Admission::Locked(held) => held,
+            Admission::Answered(outcome) => panic!("{outcome:?}"),
         }
     }
 
@@ -266,13 +280,13 @@ mod tests {
     }
 
     #[test]
-    fn requests_share_the_node_and_not_their_container_or_pod_and_leave_no_file() {
+    fn requests_share_the_node_lock_but_not_those_of_containers_and_pods() {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::new(root.path());
         let (one, two) = (ours(&paths, "ADD", "c1", "a"), ours(&paths, "ADD", "c2", "b/../.."));
-        assert!(alone(&paths, Duration::ZERO).unwrap_err().is_timeout());
-        let nobody_waits = Patience { requests: Duration::ZERO, alone: Duration::ZERO };
-        let taken = of_agent(&paths, nobody_waits).unwrap_err();
+        assert!(lock_exclusively(&paths, Duration::ZERO).unwrap_err().is_timeout());
+        let no_wait = Timeouts { requests: Duration::ZERO, exclusive: Duration::ZERO };
+        let taken = lock_for_agent(&paths, no_wait).unwrap_err();
         assert!(matches!(taken, Taken::Requests(_)), "{taken}");
         let held = names(&paths);
         assert_eq!(held.len(), 4, "{held:?}");
@@ -281,12 +295,12 @@ mod tests {
         }
         drop((one, two));
         assert_eq!(names(&paths), Vec::<String>::new());
-        drop(alone(&paths, Duration::ZERO).unwrap());
-        // A killed request's; no agent is stopped by them, and it takes them away.
+        drop(lock_exclusively(&paths, Duration::ZERO).unwrap());
+        // A killed request left it. It does not stop an agent, which removes it.
         std::fs::write(paths.subject_locks().join("container-c9"), "").unwrap();
-        let agent = of_agent(&paths, nobody_waits).unwrap();
+        let agent = lock_for_agent(&paths, no_wait).unwrap();
         assert!(!paths.subject_locks().exists());
-        let taken = of_agent(&paths, nobody_waits).unwrap_err();
+        let taken = lock_for_agent(&paths, no_wait).unwrap_err();
         assert!(taken.to_string().starts_with("another agent of this node is running"), "{taken}");
         drop(agent);
     }
@@ -296,19 +310,19 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::new(root.path());
         let request = ours(&paths, "ADD", "c1", "a");
-        let patience = Patience { requests: Duration::from_secs(60), alone: Duration::ZERO };
+        let timeouts = Timeouts { requests: Duration::from_secs(60), exclusive: Duration::ZERO };
         let waits = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 loop {
-                    match of_agent(&paths, patience) {
-                        // It asked for the gate while we looked.
-                        Err(Taken::Alone(_)) if !waits.load(Ordering::SeqCst) => {}
+                    match lock_for_agent(&paths, timeouts) {
+                        // The agent tried to take the gate while this test looked.
+                        Err(Taken::Exclusive(_)) if !waits.load(Ordering::SeqCst) => {}
                         done => break done,
                     }
                 }
             });
-            // It has the gate for as long as it waits; long enough to look several times who has the node.
+            // It holds the gate while it waits, for several of its looks at the node lock.
             while !waiting.is_finished() && FileLock::shared(paths.gate_lock(), Instant::now()).is_ok() {
                 std::thread::yield_now();
             }
@@ -321,13 +335,13 @@ mod tests {
     }
 
     #[test]
-    fn a_new_sandbox_of_a_pod_waits_for_the_old_ones_del_and_nothing_else_does() {
+    fn a_new_sandbox_of_a_pod_waits_for_the_del_of_the_old_one() {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::new(root.path());
         let del = ours(&paths, "DEL", "old", "web-0");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| ours(&paths, "ADD", "new", "web-0"));
-            // It waits for the pod as soon as it has its container.
+            // It waits for the pod's lock as soon as it has its container's.
             while !paths.subject_locks().join("container-new").exists() {
                 std::thread::yield_now();
             }
@@ -339,19 +353,20 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_gets_the_node_however_many_requests_overlap() {
+    fn overlapping_requests_do_not_keep_an_agent_out() {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::new(root.path());
-        let (turns, came, stop) = (Mutex::new(0_u64), Condvar::new(), AtomicBool::new(false));
-        // Keeps its turn until the next request has one, too, so that the node is never free; but no longer than the gate is open: nobody comes then.
+        let (admitted, changed, stop) = (Mutex::new(0_u64), Condvar::new(), AtomicBool::new(false));
+        // Keeps its locks until the next request has its own, so that the node lock is never free,
+        // but only while the gate is open: behind a closed one no request follows.
         let work = |container: &str| {
             let _held = ours(&paths, "ADD", container, container);
-            let mut count = turns.lock().unwrap();
+            let mut count = admitted.lock().unwrap();
             *count += 1;
-            came.notify_all();
+            changed.notify_all();
             let mine = *count;
             while *count == mine && !stop.load(Ordering::Relaxed) {
-                count = came.wait_timeout(count, Duration::from_millis(5)).unwrap().0;
+                count = changed.wait_timeout(count, Duration::from_millis(5)).unwrap().0;
                 if *count == mine && FileLock::shared(paths.gate_lock(), Instant::now()).is_err() {
                     break;
                 }
@@ -366,10 +381,10 @@ mod tests {
                     }
                 });
             }
-            while *turns.lock().unwrap() < 10 {
+            while *admitted.lock().unwrap() < 10 {
                 std::thread::yield_now();
             }
-            let node = of_agent(&paths, Patience::default());
+            let node = lock_for_agent(&paths, Timeouts::default());
             stop.store(true, Ordering::Relaxed);
             drop(node.unwrap());
         });
