@@ -160,7 +160,7 @@ impl fmt::Display for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Alias(alias) => f.write_str(alias),
-            Self::Precreated => f.write_str("nobody's yet: an ADD is under way, or was killed"),
+            Self::Precreated => f.write_str("precreated: an ADD is in progress, or was killed"),
         }
     }
 }

@@ -57,7 +57,7 @@ fn start_at(addresses: Vec<Address>, registry: Registry) -> Server {
 impl Server {
     fn wait_for(&self, is_it: impl Fn(&Option<String>) -> bool) -> Option<String> {
         loop {
-            let reported = self.reported.recv_timeout(DEADLINE).expect("it is told");
+            let reported = self.reported.recv_timeout(DEADLINE).expect("it is reported");
             if is_it(&reported) {
                 return reported;
             }

@@ -369,7 +369,7 @@ fn a_thousand_waiting_dels_leave_space_for_adds() {
     assert_eq!(
         (used(&journal), &journal.inner.borrow().state),
         (before.0, &before.1),
-        "each retry is told once"
+        "each retry is reported once"
     );
     assert_eq!(journal.open_count(), 1024);
     // Panics if it is refused.

@@ -22,7 +22,7 @@ pub enum AllocationsError {
     #[error("read {what}: {source}")]
     Store { what: String, source: StoreError },
     /// It might belong to a running pod.
-    #[error("record {key} cannot be read, and may speak for somebody: {source}")]
+    #[error("record {key} cannot be read, and may belong to a running pod: {source}")]
     Unreadable { key: Key, source: DecodeError },
     /// Without the record it is unknown which machine's addresses are meant.
     #[error("node {0} has no record in the store")]

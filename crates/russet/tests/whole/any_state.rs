@@ -152,7 +152,7 @@ fn attachments_that_no_runtime_knows_are_removed_without_gc() {
     process::in_netns(&mut sleep, &NetNs::open(inhabited.path()).unwrap()).unwrap();
     let _sleep = Running(sleep.spawn().unwrap());
     // While no cache has the network, nothing proves that an attachment is stale.
-    let repairs = || node.log().matches("what was attached for nobody is gone").count();
+    let repairs = || node.log().matches("a stale attachment was removed").count();
     let network = node.config(json!({}))["name"].as_str().unwrap().to_owned();
     let results = node.path("var/lib/cni/results");
     std::fs::create_dir_all(&results).unwrap();

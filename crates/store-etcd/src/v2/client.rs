@@ -77,7 +77,7 @@ impl Client {
             }
             tokio::time::sleep(pause).await;
         }
-        Err(Failure::unreachable("etcd", "nobody was asked"))
+        Err(Failure::unreachable("etcd", "no member was asked"))
     }
 
     /// One attempt at one member. The body may take as long as data keeps arriving: a listing of a

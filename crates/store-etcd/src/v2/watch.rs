@@ -156,7 +156,7 @@ impl Follower {
             return None;
         }
         self.behind = 0;
-        self.relist("the store is behind what was told").await
+        self.relist("the store is behind what was reported").await
     }
 
     /// Lists again; returns the differences to what was sent, or `None` if that must be repeated.

@@ -127,11 +127,11 @@ async fn follow(store: Etcd, mut over: tokio::sync::watch::Receiver<Option<usize
                     assert!(record.revision >= last, "{record:?} after {last:?}");
                     last = record.revision;
                     if record.key == key(0) {
-                        assert_eq!(number(&record.value), seen + 1, "each addition is told, once");
+                        assert_eq!(number(&record.value), seen + 1, "each addition is reported, once");
                         seen += 1;
                     }
                 }
-                Event::Deleted { key, .. } => panic!("nobody deletes {key}"),
+                Event::Deleted { key, .. } => panic!("no client deletes {key}"),
             },
             changed = over.changed() => changed.unwrap(),
         }
@@ -188,7 +188,7 @@ async fn the_sum_is_exact_while_members_are_killed_and_stopped() {
             tell.send(Some(own)).unwrap();
             let seen = tokio::time::timeout(TIMEOUT, follower).await.unwrap().unwrap();
             assert_eq!(seen, own);
-            eprintln!("{own} additions in {:?}, each told once to the watch", begun.elapsed());
+            eprintln!("{own} additions in {:?}, each reported once to the watch", begun.elapsed());
         })
         .await;
 }
@@ -253,7 +253,7 @@ async fn watches_of_a_stopped_member_continue_at_another() {
         let event = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap().unwrap();
         assert!(matches!(event, Event::Put(record) if record.key == key(1)));
     }
-    eprintln!("all {CLIENTS} watches told after {:?}", begun.elapsed());
+    eprintln!("all {CLIENTS} watches notified after {:?}", begun.elapsed());
 }
 
 async fn eventually_read(store: &Etcd) {

@@ -132,7 +132,7 @@ async fn a_slow_watcher_gets_every_last_version() {
     while seen.values().filter(|n| **n >= 1_450).count() < 50 {
         let Event::Put(record) = next(&mut watch).await else { panic!("nothing was deleted") };
         let n: usize = String::from_utf8(record.value).unwrap().parse().unwrap();
-        assert!(seen.insert(record.key, n).is_none_or(|before| before < n), "told twice or out of order");
+        assert!(seen.insert(record.key, n).is_none_or(|before| before < n), "reported twice or out of order");
     }
 }
 
