@@ -9,8 +9,8 @@ use crate::process;
 /// A cargo profile of the workspace's Cargo.toml.
 #[derive(Clone, Copy)]
 pub enum Profile {
-    /// For tests and benchmarks.
-    Release,
+    /// For benchmarks.
+    Optimized,
     /// For users: smaller, and slow to build.
     Dist,
 }
@@ -88,7 +88,7 @@ fn host_triple() -> Result<String> {
 impl Profile {
     fn name(self) -> &'static str {
         match self {
-            Self::Release => "release",
+            Self::Optimized => "optimized",
             Self::Dist => "dist",
         }
     }
@@ -97,7 +97,7 @@ impl Profile {
     /// get.
     fn target_dir(self) -> PathBuf {
         match self {
-            Self::Release => target_dir(),
+            Self::Optimized => target_dir(),
             Self::Dist => target_dir().join("dist-build"),
         }
     }

@@ -96,16 +96,16 @@ pub fn run(options: &Options) -> Result<FoundReport> {
 
 fn build() -> Result<()> {
     packages::ensure()?;
-    artifacts::dynamic("russet", Profile::Release)?;
-    artifacts::dynamic("russet-bench-ipam", Profile::Release)?;
-    artifacts::statically("russet-cni", Profile::Release).map(drop)
+    artifacts::dynamic("russet", Profile::Optimized)?;
+    artifacts::dynamic("russet-bench-ipam", Profile::Optimized)?;
+    artifacts::statically("russet-cni", Profile::Optimized).map(drop)
 }
 
 fn measure(options: &Options, directory: &Path) -> Result<Findings> {
     etcd::refuse_memory(directory)?;
     let world = World::set_up()?;
     let cluster = Cluster::start(directory)?;
-    let binary = artifacts::dynamic_path("russet-bench-ipam", Profile::Release);
+    let binary = artifacts::dynamic_path("russet-bench-ipam", Profile::Optimized);
     let mut worker = Worker::start(&binary, &["calico".as_ref(), cluster.url().as_ref()])?;
     worker.ask(&format!("fill {NODES}"))?;
     let sides = start(options, &world, &cluster, directory)?;

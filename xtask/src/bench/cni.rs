@@ -106,11 +106,11 @@ pub fn run(options: &Options) -> Result<FoundReport> {
 fn build(options: &Options) -> Result<()> {
     packages::ensure()?;
     if [AGENT, AGENT_ETCD, DIRECT, AGENT_BRIDGE].iter().any(|name| options.wants(name)) {
-        artifacts::dynamic("russet", Profile::Release)?;
-        artifacts::statically("russet-cni", Profile::Release)?;
+        artifacts::dynamic("russet", Profile::Optimized)?;
+        artifacts::statically("russet-cni", Profile::Optimized)?;
     }
     if options.wants(FLOOR) {
-        artifacts::statically("russet-bench-floor", Profile::Release)?;
+        artifacts::statically("russet-bench-floor", Profile::Optimized)?;
     }
     Ok(())
 }

@@ -91,8 +91,8 @@ pub fn run(options: &Options) -> Result<FoundReport> {
 
 fn build() -> Result<()> {
     packages::ensure()?;
-    artifacts::dynamic("russet", Profile::Release)?;
-    artifacts::dynamic("russet-cri-client", Profile::Release).map(drop)
+    artifacts::dynamic("russet", Profile::Optimized)?;
+    artifacts::dynamic("russet-cri-client", Profile::Optimized).map(drop)
 }
 
 fn measure(options: &Options, directory: &Path) -> Result<Report> {
@@ -197,7 +197,7 @@ impl Server {
 
     /// Creates and removes this many sandboxes, and checks that nothing is left.
     fn run_sandboxes(&self, count: u32) -> Result<Value> {
-        let mut command = Command::new(artifacts::dynamic_path("russet-cri-storm", Profile::Release));
+        let mut command = Command::new(artifacts::dynamic_path("russet-cri-storm", Profile::Optimized));
         command.arg(self.socket()).args([count, AT_ONCE].map(|number| number.to_string()));
         let output = self.node.inside(|| process::output(&mut command));
         let output = output.inspect_err(|_| eprintln!("{}", self.log()))?;

@@ -89,12 +89,12 @@ pub fn run(options: &Options) -> Result<FoundReport> {
 /// What is measured: the release build, unless the environment names another executable, say the one that `cargo xtask dist` made.
 fn executable() -> PathBuf {
     let named = std::env::var_os(EXECUTABLE_VARIABLE).map(PathBuf::from);
-    named.unwrap_or_else(|| artifacts::dynamic_path("russet", Profile::Release))
+    named.unwrap_or_else(|| artifacts::dynamic_path("russet", Profile::Optimized))
 }
 
 fn build() -> Result<()> {
     packages::ensure()?;
-    artifacts::dynamic("russet", Profile::Release).map(drop)
+    artifacts::dynamic("russet", Profile::Optimized).map(drop)
 }
 
 fn measure(options: &Options, directory: &Path) -> Result<Findings> {

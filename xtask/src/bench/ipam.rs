@@ -88,7 +88,7 @@ pub fn run(options: &Options) -> Result<FoundReport> {
     }
     if !options.no_build {
         packages::ensure()?;
-        artifacts::dynamic("russet-bench-ipam", Profile::Release)?;
+        artifacts::dynamic("russet-bench-ipam", Profile::Optimized)?;
     }
     let directory = artifacts::target_dir().join("bench/ipam");
     // Leftovers of a killed run; usually there are none.
@@ -107,7 +107,7 @@ fn measure(options: &Options, directory: &Path) -> Result<Findings> {
     let [plain, slow] = etcd::free_ports()?;
     let plain = Etcd::start(&directory.join(PLAIN), LOOPBACK, plain, None)?;
     let slow = Etcd::start(&directory.join(SLOW), LOOPBACK, slow, Some(SYNC_DELAY_US))?;
-    let binary = artifacts::dynamic_path("russet-bench-ipam", Profile::Release);
+    let binary = artifacts::dynamic_path("russet-bench-ipam", Profile::Optimized);
     // The etcd on the plain disk comes first.
     let delay_us = SYNC_DELAY_US.to_string();
     let arguments = [directory.as_ref(), delay_us.as_ref(), plain.url.as_ref(), slow.url.as_ref()];

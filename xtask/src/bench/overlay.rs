@@ -74,9 +74,9 @@ pub fn run(options: &Options) -> Result<FoundReport> {
     }
     if !options.no_build {
         packages::ensure()?;
-        artifacts::dynamic("russet-bench-overlay", Profile::Release)?;
+        artifacts::dynamic("russet-bench-overlay", Profile::Optimized)?;
     }
-    let binary = artifacts::dynamic_path("russet-bench-overlay", Profile::Release);
+    let binary = artifacts::dynamic_path("russet-bench-overlay", Profile::Optimized);
     let mut worker = Worker::start(&binary, &[])?;
     let ways: Vec<&'static str> = WAYS.into_iter().filter(|way| options.wants(way)).collect();
     let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);

@@ -55,9 +55,9 @@ impl Binaries {
     pub fn built() -> Result<Self> {
         let named = std::env::var_os(EXECUTABLE_VARIABLE).map(PathBuf::from);
         Ok(Self {
-            russet: named.unwrap_or_else(|| artifacts::dynamic_path("russet", Profile::Release)),
-            russet_cni: artifacts::static_path("russet-cni", Profile::Release)?,
-            floor: artifacts::static_path("russet-bench-floor", Profile::Release)?,
+            russet: named.unwrap_or_else(|| artifacts::dynamic_path("russet", Profile::Optimized)),
+            russet_cni: artifacts::static_path("russet-cni", Profile::Optimized)?,
+            floor: artifacts::static_path("russet-bench-floor", Profile::Optimized)?,
         })
     }
 }
