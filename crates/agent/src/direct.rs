@@ -81,7 +81,7 @@ pub async fn direct(
         let done = russet_plugins::run_calico(&node, request, log).await;
         then_delete_links(&node.wiring, done).await?
     } else {
-        on_own_store(&config()?, plugin, request, log).await?
+        Box::pin(on_own_store(&config()?, plugin, request, log)).await?
     };
     History::at(paths.history_file()).record(request, done.result.as_ref());
     drop(held);
@@ -113,7 +113,7 @@ async fn on_own_store(
     if !matches!(config.store, StoreLocation::Embedded) {
         let opened = stores::open(&config.paths, &config.store).await.map_err(unopened)?;
         let node = request_node(config, Rc::clone(&opened.store));
-        return on_node(config, &node, plugin, request, log, || {}).await;
+        return Box::pin(on_node(config, &node, plugin, request, log, || {})).await;
     }
     let store = Rc::new(BriefStore::new(&config.paths));
     // A DEL takes the interface down first, whatever is the matter with the store.
@@ -122,7 +122,8 @@ async fn on_own_store(
     }
     let mut node = request_node(config, Rc::clone(&store) as Rc<dyn Store>);
     node.wiring = node.wiring.with_observer(Rc::new(PausesStore(Rc::clone(&store))));
-    let work = on_node(config, &node, plugin, request, log, || store.pause());
+    // On the heap: in a debug build the whole request would not fit the stack of a thread.
+    let work = Box::pin(on_node(config, &node, plugin, request, log, || store.pause()));
     let done = store.serve_during(work).await;
     store.close().await;
     done
@@ -150,7 +151,7 @@ async fn on_node(
     log: &RequestLog,
     released: impl FnOnce(),
 ) -> Result<RequestOutcome, CniError> {
-    let done = match start_on_node(config, node, plugin, request, log).await {
+    let done = match Box::pin(start_on_node(config, node, plugin, request, log)).await {
         Ok(done) => done,
         Err(error) => return then_delete_links(&node.wiring, Err(error)).await,
     };

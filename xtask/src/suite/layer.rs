@@ -73,8 +73,10 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Kernel tests mostly wait for RCU, so they outnumber the cores.
 const KERNEL_TEST_THREADS: &str = "4";
-/// Whole-program tests time what they see, and start several agents each.
-const PROGRAM_TEST_THREADS: &str = "1";
+/// Whole-program tests mostly wait, too, but start several agents each.
+const PROGRAM_TEST_THREADS: &str = "3";
+/// Whole-program tests that look at all network namespaces of the machine, or measure gaps in traffic: they run one at a time, after the others.
+const ALONE: [&str; 5] = ["any_state::", "chaos::", "openshift_drift::", "recovery::", "repair::"];
 
 fn format(scope: &Scope, tally: &mut Tally) {
     let mut fmt = artifacts::cargo();
@@ -139,7 +141,11 @@ fn kernel(scope: &Scope, tally: &mut Tally) {
 fn program(scope: &Scope, tally: &mut Tally) {
     let Some(build) = scope.build(tally) else { return };
     for executable in build.executables.iter().filter(|executable| is_program(executable)) {
-        run_tests(executable, &["--ignored"], Some(PROGRAM_TEST_THREADS), tally);
+        let others = ALONE.iter().flat_map(|name| ["--skip", *name]);
+        let others: Vec<&str> = std::iter::once("--ignored").chain(others).collect();
+        run_tests(executable, &others, Some(PROGRAM_TEST_THREADS), tally);
+        let alone: Vec<&str> = std::iter::once("--ignored").chain(ALONE).collect();
+        run_tests(executable, &alone, Some("1"), tally);
     }
 }
 

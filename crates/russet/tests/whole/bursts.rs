@@ -74,7 +74,11 @@ fn concurrent_dels_delete_their_interfaces_while_another_request_has_the_store()
     let mut dels: Vec<_> = pods.iter().map(|pod| start(&node, &[], "DEL", pod)).collect();
     eventually(TIMEOUT, || node.links().is_empty());
     for del in &mut dels {
-        assert_eq!(del.try_wait().unwrap(), None, "a DEL without an agent answers when its addresses are free");
+        assert_eq!(
+            del.try_wait().unwrap(),
+            None,
+            "a DEL without an agent answers when its addresses are free"
+        );
     }
     drop(store);
     for del in dels {

@@ -214,7 +214,7 @@ fn a_pod_that_runs_keeps_its_name_until_it_is_replaced_or_has_died() {
     let first = host.run(&manifest, &[]);
     let refused = host.sandbox(&["run", manifest.to_str().unwrap()]);
     assert_eq!(refused.status, 1);
-    assert!(refused.stderr.contains("default/web is there already"), "{refused:?}");
+    assert!(refused.stderr.contains("default/web exists already"), "{refused:?}");
     let second = host.run(&manifest, &["--replace"]);
     assert_ne!(first["id"], second["id"]);
     assert!(!process_lives(&first) && process_lives(&second));

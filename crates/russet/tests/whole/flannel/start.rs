@@ -138,11 +138,11 @@ fn t53_health_is_told_from_the_start_and_readiness_once_the_subnet_is_written() 
 /// flannel.md section 1.5.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd"]
-fn waiting_for_the_configuration_is_told_and_a_signal_ends_it() {
+fn waiting_for_the_configuration_is_logged_and_a_signal_ends_it() {
     let mut lab = Lab::new("");
     let mut host = lab.host(&[]);
     host.spawn();
-    eventually(TIMEOUT, || host.log().matches("no network config").count() >= 2);
+    eventually(TIMEOUT, || host.log().contains("no network config"));
     host.stop();
     lab.fabric.kill_etcd();
     host.spawn();

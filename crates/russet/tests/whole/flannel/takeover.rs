@@ -442,7 +442,7 @@ fn a_flannel_called_by_its_version_is_found_and_an_ordinary_start_beside_it_warn
 fn repeated_reverts_of_rules_cause_a_warning() {
     let mut lab = Lab::vxlan();
     let host = lab.running(&["-ip-masq", "-iface=eth0"]);
-    let warned = || host.log().contains("another process changes the rules again and again");
+    let warned = || host.log().contains("another process keeps changing the rules");
     let has_guard = || host.nft(&["list", "ruleset"]).contains("russet-flannel-");
     let rules = || rules_of(&host);
     // The tunnel's guard follows the first list of leases, after the other rules.
