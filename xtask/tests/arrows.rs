@@ -1,4 +1,4 @@
-//! The layers of the crates (ARCHITECTURE.md, "The rooms") against what the manifests really say.
+//! The layers of the crates (ARCHITECTURE.md, "Crates") against what the manifests really say.
 //!
 //! Only normal and build dependencies count: a test may look at anything. The manifests are read by
 //! `cargo metadata --no-deps` and the rest of the graph from Cargo.lock, so this needs no network and no download.

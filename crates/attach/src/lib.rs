@@ -1,4 +1,4 @@
-//! The wiring of one pod, as a plan with recorded undo (ARCHITECTURE.md, "The life of an ADD"): a routed veth
+//! The wiring of one pod, as a plan with recorded undo (ARCHITECTURE.md, "ADD and DEL"): a routed veth
 //! with /32 and /128 addresses, or a port of a bridge.
 //!
 //! The agent and the CNI plugins call it: they describe an [`Attachment`] or a [`Port`], [`plan`]

@@ -59,7 +59,7 @@ pub enum Op {
     DeleteRoute(Route),
 }
 
-/// Requests per batch, which bounds the wait of an urgent request (ARCHITECTURE.md, "The loop").
+/// Requests per batch, which bounds the wait of an urgent request (ARCHITECTURE.md, "The reconcile loop").
 pub const BATCH_MAX_OPS: usize = 64;
 
 /// The future of a device, which decides whether the entries on it persist.

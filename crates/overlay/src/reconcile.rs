@@ -1,6 +1,6 @@
 //! The body of the reconcile loop: computes the desired state, observes the kernel, and carries out
 //! the difference in pieces. The agent calls it whenever the overlay is dirty, and handles urgent
-//! requests between the pieces (ARCHITECTURE.md, "The loop").
+//! requests between the pieces (ARCHITECTURE.md, "The reconcile loop").
 
 use std::collections::VecDeque;
 

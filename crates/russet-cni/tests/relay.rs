@@ -159,7 +159,7 @@ fn a_bad_request_never_reaches_the_agent() {
 
 #[test]
 fn the_agent_gets_the_request_and_its_answer_is_printed() {
-    // ARCHITECTURE.md, "The life of an ADD", step 1
+    // ARCHITECTURE.md, "ADD and DEL", step 1
     let plugin = Plugin::new();
     let agent = plugin.agent("HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n{\"cniVersion\":\"1.1.0\"}");
     symlink("russet-cni", plugin.dir.path().join("loopback")).unwrap();
@@ -212,7 +212,7 @@ fn the_agents_error_is_printed_and_the_exit_code_is_1() {
 
 #[test]
 fn a_connection_lost_after_sending_is_code_11() {
-    // ARCHITECTURE.md, "The life of an ADD"; cni-runtime.md section 6.2 item 64
+    // ARCHITECTURE.md, "ADD and DEL"; cni-runtime.md section 6.2 item 64
     let plugin = Plugin::new();
     plugin.script("russet", "echo '{}'");
     let agent = plugin.agent("");
@@ -242,7 +242,7 @@ fn is_direct(done: &Done, stdin: &str) {
 
 #[test]
 fn without_an_agent_it_becomes_the_russet_beside_it() {
-    // ARCHITECTURE.md, "The life of an ADD"
+    // ARCHITECTURE.md, "ADD and DEL"
     let plugin = Plugin::new();
     plugin.script("russet", DIRECT);
     is_direct(&plugin.call("ADD", json!({})), &plugin.config(json!({})));
@@ -253,7 +253,7 @@ fn without_an_agent_it_becomes_the_russet_beside_it() {
 
 #[test]
 fn the_russet_of_the_configuration_is_found_when_the_plugin_itself_has_that_name() {
-    // ARCHITECTURE.md, "The life of an ADD"
+    // ARCHITECTURE.md, "ADD and DEL"
     let plugin = Plugin::new();
     fs::hard_link(plugin.path("russet-cni"), plugin.path("russet")).unwrap();
     let more = json!({"russet_path": plugin.script("elsewhere", DIRECT)});

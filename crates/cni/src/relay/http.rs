@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_connection_lost_after_sending_differs_from_one_never_made() {
-        // ARCHITECTURE.md, "The life of an ADD"
+        // ARCHITECTURE.md, "ADD and DEL"
         assert!(matches!(exchange(b"{}", 10, b""), Err(Failure::Lost(_))));
         assert!(matches!(
             exchange(b"{}", 10, b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"),

@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_request_survives_a_round_trip() {
-        // ARCHITECTURE.md, "The life of an ADD", step 1
+        // ARCHITECTURE.md, "ADD and DEL", step 1
         let text = String::from_utf8(request().encode()).unwrap();
         assert!(text.starts_with(r#"{"v":1,"plugin":"russet","env":{"CNI_COMMAND":"ADD","#), "{text}");
         assert!(text.ends_with(r#""deadline_ms":55000}"#), "{text}");

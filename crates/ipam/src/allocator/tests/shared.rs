@@ -1,4 +1,4 @@
-//! Requests that wait together share a commit (ARCHITECTURE.md, "The life of an ADD"): what that costs, and what one request's misfortune does to the others.
+//! Requests that wait together share a commit (ARCHITECTURE.md, "ADD and DEL"): what that costs, and what one request's misfortune does to the others.
 
 use std::pin::Pin;
 use std::sync::Arc;
