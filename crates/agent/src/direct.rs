@@ -88,8 +88,9 @@ pub async fn direct(
     Ok(Direct::Done(done.settled().await?))
 }
 
-/// Refuses an ADD of an interface for which an agent that died had begun something: the next agent finishes or undoes that, and would take down what had
-/// been attached meanwhile. The caller holds the container's lock, so that no agent runs.
+/// Refuses an ADD of an interface for which an agent that died had begun an operation: the next
+/// agent finishes or undoes that operation, and would remove an interface attached in between. The
+/// caller holds the container's lock, so that no agent is running.
 fn leave_to_the_agent(paths: &Paths, target: &Target) -> Result<(), CniError> {
     let path = paths.journal_file();
     let left = journal::unfinished(&path, &target.container_id, &target.ifname);
@@ -236,7 +237,7 @@ async fn prepare(config: &Config, node: &russet_plugins::Node) -> Result<(), Boo
         return Ok(());
     }
     if config.calico {
-        // The operator of the cluster registers pools and nodes.
+        // Calico's administrator registers pools and nodes.
         return Ok(());
     }
     bootstrap::ensure_pools(&node.allocator, &config.pools).await?;

@@ -1,17 +1,19 @@
-//! The locks between processes of a node: an agent, plugins that work without one, and repairs by
-//! hand. Each takes those that it needs in this order, so that no two wait for each other:
+//! Locks between the processes of a node: an agent, plugins that work without one, and commands
+//! that repair.
 //!
-//! 1. The gate lock: an agent holds it exclusively while it waits for the node lock, and a request
-//!    without an agent holds it shared while it takes the node lock. Overlapping requests cannot
-//!    keep an agent out.
-//! 2. The node lock: an agent holds it exclusively while it runs, a GC or a repair without an agent
-//!    while it works. A request without an agent holds it shared.
-//! 3. The lock of the container, so that requests for one container do not overlap.
-//! 4. The lock of the pod: an old and a new sandbox of a pod have the same host end.
+//! There are four kinds of lock. Every process takes the ones that it needs in this order, so that
+//! there is no deadlock:
 //!
-//! The work takes its own locks after these: that of Calico's IPAM plugins or of `host-local`, then
-//! that of the embedded store. IPAM plugins take none of the four, because their callers may hold
-//! them. Every wait has a deadline, and the kernel releases the locks of a dead process.
+//! 1. The gate lock. An agent holds it while it waits for the node lock; requests pass through it.
+//!    Without it, requests that always overlap would keep the agent out.
+//! 2. The node lock. An agent holds it exclusively while it runs, GC and a repair while they work;
+//!    requests for one container share it.
+//! 3. The container lock, and 4. the pod lock: one request at a time. An old sandbox and a new one
+//!    of the same pod need the same host end.
+//!
+//! Locks of the work itself come after these: that of Calico's IPAM plugins, or of `host-local`,
+//! then that of the embedded store. IPAM plugins take none of the four, because their callers may
+//! hold them. Every wait has a deadline, and the kernel releases the locks of a dead process.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -102,8 +104,8 @@ pub fn lock_for_agent(paths: &Paths, timeouts: Timeouts) -> Result<FileLock, Tak
     loop {
         let error = match FileLock::exclusive(paths.node_lock(), Instant::now() + LOOK_INTERVAL) {
             Ok(node) => {
-                // Files of requests that were killed: no process holds one without the node lock. One that
-                // cannot be removed does no harm.
+                // Left by requests that were killed; no process holds one of them without the node
+                // lock. A file that cannot be removed does no harm.
                 let _ = std::fs::remove_dir_all(paths.subject_locks());
                 return Ok(node);
             }
@@ -111,7 +113,7 @@ pub fn lock_for_agent(paths: &Paths, timeouts: Timeouts) -> Result<FileLock, Tak
             Err(error) => return Err(error.into()),
         };
         let now = Instant::now();
-        // Requests hold it shared; new ones wait at the gate.
+        // Requests share it; no new request passes the gate.
         let is_shared = FileLock::shared(paths.node_lock(), now).is_ok();
         if !is_shared && now >= *exclusive_since.get_or_insert(now) + timeouts.exclusive {
             return Err(Taken::Exclusive(error));
@@ -229,7 +231,8 @@ fn busy(error: LockError) -> CniError {
 
 impl Drop for Subject {
     fn drop(&mut self) {
-        // While the lock is held, so that no other process has it. A file that stays is empty.
+        // Removed while the lock is still held, so that no other process holds it. A file that stays
+        // is empty and does no harm.
         if let Err(error) = self.0.remove_file() {
             tracing::debug!(%error, "the file of a lock was not removed");
         }

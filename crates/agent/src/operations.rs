@@ -157,7 +157,7 @@ impl Operations {
 
     /// Carries out one request. A request that does not get its locks before its deadline, or
     /// before its caller is `gone`, is not started. A started request is carried out completely,
-    /// whoever waits; an ADD that ends after its deadline is undone.
+    /// also when its caller is gone; an ADD that ends after its deadline is undone.
     pub async fn execute(self: &Rc<Self>, message: RelayRequest, gone: impl Future<Output = ()>) -> Outcome {
         let started = Instant::now();
         let RelayRequest { plugin, env, config, deadline, timing } = message;

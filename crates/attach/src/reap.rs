@@ -30,7 +30,7 @@ pub struct OwnedLink {
 pub struct Reaped {
     /// How many links were deleted.
     pub count: usize,
-    /// Foreign links in the group: they stay, and make every deletion slow.
+    /// Links that another program put into our group: they stay, and make every deletion slow.
     pub foreign: Vec<String>,
 }
 
@@ -79,8 +79,8 @@ pub fn reap_unless_gone(host: &mut Socket, own: &[u32]) -> Result<Reaped, Netlin
     Ok(Reaped::default())
 }
 
-/// Deletes the links that ADDs left which were killed before they wrote an owner on them, and returns
-/// their number. The caller must know that no ADD is in progress on the node.
+/// Deletes links of ADDs that were killed before they wrote an owner on their link, and returns
+/// their number. The caller guarantees that no ADD is in progress on the node.
 pub fn reap_precreated(host: &mut Socket) -> Result<usize, NetlinkError> {
     let mut precreated = host.links()?;
     precreated.retain(inspect::is_untouched_precreated);

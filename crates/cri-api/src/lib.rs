@@ -1,7 +1,7 @@
 //! The container runtime interface (CRI v1), as far as it is about sandboxes: messages, a client's stub and a server's, generated from
 //! `proto/cri.proto` by build.rs. `russet-cri` serves it, `russet-cri-client` asks for it.
 //!
-//! The calls that are about containers and images are left out, because nobody here serves them or asks for them.
+//! The calls for containers and images are left out, because Russet neither serves nor sends them.
 
 #![allow(missing_docs, clippy::all, unreachable_pub, dead_code, reason = "generated")]
 

@@ -55,7 +55,7 @@ struct Queue {
     blocked: Option<oneshot::Receiver<io::Result<File>>>,
 }
 
-/// How a process reaches the embedded store of a directory.
+/// Access to the embedded store of a directory, which this or another process owns.
 pub enum Access {
     /// Through the process that owns it.
     Remote(Remote),
@@ -63,8 +63,9 @@ pub enum Access {
     Locked(Locked),
 }
 
-/// Reaches the store in `dir` through its owner's socket if an owner answers, else by taking the lock,
-/// for which it waits at most `deadline`. Each later call through the socket has the same deadline.
+/// Reaches the store in `dir`: through its owner's socket if a process answers there, else by taking
+/// the lock, for which it waits at most `deadline`.
+/// The deadline is also that of each later call through the socket.
 pub async fn open_or_connect(dir: &Path, deadline: Duration) -> Result<Access, StoreError> {
     let end = Instant::now() + deadline;
     let mut queue = Queue::join(dir).map_err(|error| lock_error(dir, error))?;
@@ -137,7 +138,7 @@ impl Locked {
     }
 
     fn open(dir: &Path, mut lock: File, options: Options) -> Result<Self, StoreError> {
-        // Only a hint for processes that wait: the lock is valid without it.
+        // Only a hint for processes that wait: the lock holds also if the disk has no room for it.
         let _ = sign(&mut lock);
         Ok(Self { store: Embedded::open_with(dir.join(STORE_FILE), options)?, _lock: lock })
     }

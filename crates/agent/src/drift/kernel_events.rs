@@ -35,8 +35,8 @@ pub(super) const TOPICS: [Topic; 5] =
 /// Events that are read before dirty parts are restored. A program that causes more than this many
 /// gets a comparison in between.
 const EVENTS_MAX: usize = 10_000;
-/// After the first event, further events of rtnetlink are collected for this long, whoever causes
-/// them: each of our own ADDs and DELs causes a dozen events, and 100,000 routes are a flood. The
+/// After the first event, further events of rtnetlink are collected for this long, also those that
+/// Russet causes: each of our own ADDs and DELs causes a dozen events, and 100,000 routes are a flood. The
 /// events read so far are handled without this wait, and nf_tables events never wait: without
 /// verdicts no packet is filtered.
 const GATHER: Duration = Duration::from_millis(5);

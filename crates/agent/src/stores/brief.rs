@@ -68,7 +68,7 @@ impl BriefStore {
         Self { paths: paths.clone(), joined: Mutex::new(None), hosting: RefCell::new(None) }
     }
 
-    /// Reaches the store. Waits for a process that has it open and does not serve others.
+    /// Reaches the store. Waits while another process has it open without serving it to others.
     pub async fn open(&self) -> Result<(), StoreError> {
         self.joined().await.map(drop)
     }

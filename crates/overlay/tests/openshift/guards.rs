@@ -127,7 +127,7 @@ fn what_came_out_of_the_tunnel_unjudged_reaches_no_pod() {
                 for _ in 0..5 {
                     let _ = thief.send_to(&[1], (red.port.address, 7002));
                 }
-                // Without the last chain nobody's packets arrive.
+                // Without the last chain no packet arrives.
                 match chain {
                     "leaving" => assert!(receiver.recv_from(&mut [0]).is_err(), "{chain}"),
                     _ => assert_eq!(
@@ -199,7 +199,7 @@ fn what_the_node_does_not_know_is_dropped() {
         nodes[0].renumber(&[&unknown], 10).unwrap();
         unknown.assert_reaches(&far);
         unknown.assert_reaches(&known);
-        // An address of our subnet that nobody has does not follow the default route.
+        // An unassigned address of our subnet does not follow the default route.
         assert!(!succeeds("ip -n n1 route get 10.128.2.77"), "it is unreachable");
     });
 }

@@ -1,5 +1,7 @@
-//! What reads bytes that others wrote: configurations, results, cache files and `CNI_ARGS`. Whatever the bytes are, nothing here panics, and what was
-//! read once is read the same way again. Each says whether somebody could read it. Called by `corpus.rs` with committed inputs, and by cargo-fuzz (fuzz/).
+//! Entry points of the parsers of untrusted bytes: configurations, results, cache files and
+//! `CNI_ARGS`. No input makes them panic, and a value that was parsed, written and parsed again is
+//! the same. Each returns whether the input could be parsed. Called by `corpus.rs` with committed
+//! inputs, and by cargo-fuzz (fuzz/).
 
 use russet_cni_spec::{CniArgs, CniError, CniResult, ConfigList, NetworkConfig, Version};
 use russet_runtime::CacheEntry;
