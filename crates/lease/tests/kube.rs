@@ -138,14 +138,17 @@ async fn t47_kube_a_node_with_a_pod_cidr_patches_four_annotations_and_then_the_c
     );
     let condition = &serde_json::from_str::<Value>(&patches[1].body).unwrap()["status"]["conditions"];
     assert_eq!(condition.as_array().unwrap().len(), 1);
-    let told = |member: &str| condition[0][member].as_str().unwrap().to_owned();
-    assert_eq!((told("type"), told("status")), ("NetworkUnavailable".to_owned(), "False".to_owned()));
+    let condition_member = |member: &str| condition[0][member].as_str().unwrap().to_owned();
     assert_eq!(
-        (told("reason"), told("message")),
+        (condition_member("type"), condition_member("status")),
+        ("NetworkUnavailable".to_owned(), "False".to_owned())
+    );
+    assert_eq!(
+        (condition_member("reason"), condition_member("message")),
         ("FlannelIsUp".to_owned(), "Flannel is running on this node".to_owned())
     );
-    assert_eq!(told("lastHeartbeatTime"), told("lastTransitionTime"));
-    assert!(russet_model::time::parse_rfc3339(&told("lastHeartbeatTime")).is_some());
+    assert_eq!(condition_member("lastHeartbeatTime"), condition_member("lastTransitionTime"));
+    assert!(russet_model::time::parse_rfc3339(&condition_member("lastHeartbeatTime")).is_some());
     // A restart changes nothing and writes nothing.
     assert_eq!(bench.acquire(vxlan("10.0.0.1")).await.unwrap(), lease);
     assert_eq!(bench.patches().len(), 2);
@@ -228,15 +231,15 @@ async fn changes_during_a_compaction_are_reported_after_410() {
     bench.server.put(peer("n4", "10.244.44.0/24", "10.0.0.4"));
     bench.server.forget_history();
     bench.server.end_watches();
-    let mut told = Vec::new();
+    let mut changes = Vec::new();
     for _ in 0..3 {
-        told.push(match next(&mut watch).await {
+        changes.push(match next(&mut watch).await {
             Event::Put(lease) => format!("put {}", lease.key),
             Event::Gone(key) => format!("gone {key}"),
             Event::Snapshot(_) => panic!("there is one snapshot"),
         });
     }
-    assert_eq!(told, ["gone 10.244.2.0-24", "gone 10.244.4.0-24", "put 10.244.44.0-24"]);
+    assert_eq!(changes, ["gone 10.244.2.0-24", "gone 10.244.4.0-24", "put 10.244.44.0-24"]);
 }
 
 #[tokio::test]
@@ -379,8 +382,9 @@ async fn t52_kube_the_mac_survives_a_change_of_daemons_in_both_directions() {
     assert_eq!(bench.annotation("backend-data").unwrap(), r#"{"VNI":1,"VtepMAC":"32:fc:b5:dc:f0:38"}"#);
     let stored = bench.manager().stored().await.unwrap();
     assert_eq!(stored.vteps[0].map(|vtep| vtep.mac), Some(MAC));
-    let told = [("backend-data", r#"{"VtepMAC":"0a:70:0b:90:fc:11"}"#), ("node-public-ip", "10.0.0.99")];
-    bench.server.put(object("n1", &["10.244.1.0/24"], &told));
+    let annotations =
+        [("backend-data", r#"{"VtepMAC":"0a:70:0b:90:fc:11"}"#), ("node-public-ip", "10.0.0.99")];
+    bench.server.put(object("n1", &["10.244.1.0/24"], &annotations));
     let stored = bench.manager().stored().await.unwrap();
     assert_eq!(stored.vteps[0].map(|vtep| vtep.mac.to_string()).as_deref(), Some("0a:70:0b:90:fc:11"));
     assert_eq!(stored.public_ip, "10.0.0.99".parse().ok());

@@ -90,11 +90,11 @@ impl Client {
 
     async fn open_line(&self) -> Result<Line, Failure> {
         let connection = self.members.connection(&self.settings).await?;
-        let patience = self.patience();
-        let mut failure = match tokio::time::timeout(patience, self.auth.token(&connection.channel)).await {
+        let timeout = self.member_timeout();
+        let mut failure = match tokio::time::timeout(timeout, self.auth.token(&connection.channel)).await {
             Ok(Ok(token)) => return Ok(Line { connection, token }),
             Ok(Err(status)) => self.failure(&connection, &status),
-            Err(_) => Failure::silence(self.members.endpoint(&connection), patience),
+            Err(_) => Failure::silence(self.members.endpoint(&connection), timeout),
         };
         if failure.class == Class::Ambiguous {
             failure.class = Class::NotDone;
@@ -120,7 +120,7 @@ impl Client {
     }
 
     /// How long a member may be silent before a repeatable request is sent to another one.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn member_timeout(&self) -> Duration {
         self.settings.deadline / PATIENCE_PARTS
     }
 
@@ -189,7 +189,7 @@ impl Client {
         // would only make its outcome unknown.
         let until = match effect {
             Effect::Once => deadline,
-            Effect::Read | Effect::Idempotent => deadline.min(Instant::now() + self.patience()),
+            Effect::Read | Effect::Idempotent => deadline.min(Instant::now() + self.member_timeout()),
         };
         let begun = Instant::now();
         let failure = match tokio::time::timeout_at(until, ask(line.clone())).await {

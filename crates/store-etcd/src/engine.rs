@@ -59,14 +59,14 @@ impl Etcd {
                     Some((failed, lease)) => {
                         Err(CommitError { done: 0, failed, error: StoreError::NoLease { lease } })
                     }
-                    None => {
-                        Err(failure.told(format!("commit {count} steps from {first}"), Effect::Once).into())
-                    }
+                    None => Err(failure
+                        .into_store_error(format!("commit {count} steps from {first}"), Effect::Once)
+                        .into()),
                 }
             }
-            Err(failure) => {
-                Err(failure.told(format!("commit {count} steps from {first}"), Effect::Once).into())
-            }
+            Err(failure) => Err(failure
+                .into_store_error(format!("commit {count} steps from {first}"), Effect::Once)
+                .into()),
         }
     }
 }

@@ -179,7 +179,7 @@ impl Failure {
     }
 
     /// The error for the caller of the store.
-    pub(crate) fn told(self, operation: String, effect: Effect) -> StoreError {
+    pub(crate) fn into_store_error(self, operation: String, effect: Effect) -> StoreError {
         let unknown = effect != Effect::Read && (self.after_unknown || self.class == Class::Ambiguous);
         let reason = self.error.to_string();
         let source = Cause::new(self.error);
@@ -201,7 +201,7 @@ impl Failure {
     pub(crate) fn told_of_lease(self, lease: LeaseId, operation: String, effect: Effect) -> StoreError {
         match self.class {
             Class::NoLease => StoreError::NoLease { lease },
-            _ => self.told(operation, effect),
+            _ => self.into_store_error(operation, effect),
         }
     }
 }
@@ -290,15 +290,16 @@ mod tests {
 
     #[test]
     fn the_class_determines_the_error_for_the_caller() {
-        let told = |code, message, effect| {
-            Failure::of("http://a:2379", &Status::new(code, message)).told("commit".to_owned(), effect)
+        let error = |code, message, effect| {
+            Failure::of("http://a:2379", &Status::new(code, message))
+                .into_store_error("commit".to_owned(), effect)
         };
         let timed_out = "etcdserver: request timed out";
-        assert!(matches!(told(Code::Unavailable, timed_out, Effect::Once), StoreError::Unknown { .. }));
-        assert!(matches!(told(Code::Unavailable, timed_out, Effect::Read), StoreError::Unavailable { .. }));
-        let full = told(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", Effect::Once);
+        assert!(matches!(error(Code::Unavailable, timed_out, Effect::Once), StoreError::Unknown { .. }));
+        assert!(matches!(error(Code::Unavailable, timed_out, Effect::Read), StoreError::Unavailable { .. }));
+        let full = error(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", Effect::Once);
         assert!(matches!(full, StoreError::Full { .. }));
-        let denied = told(Code::PermissionDenied, "etcdserver: permission denied", Effect::Once);
+        let denied = error(Code::PermissionDenied, "etcdserver: permission denied", Effect::Once);
         assert_eq!(denied.to_string(), "commit: http://a:2379: etcdserver: permission denied");
         assert!(matches!(denied, StoreError::Invalid { .. }));
         assert_eq!(
@@ -313,10 +314,13 @@ mod tests {
         let mut failure = Failure::unreachable("http://a:2379", "connection refused");
         failure.after_unknown = true;
         assert!(matches!(
-            failure.clone().told("grant".to_owned(), Effect::Idempotent),
+            failure.clone().into_store_error("grant".to_owned(), Effect::Idempotent),
             StoreError::Unknown { .. }
         ));
-        assert!(matches!(failure.told("get".to_owned(), Effect::Read), StoreError::Unavailable { .. }));
+        assert!(matches!(
+            failure.into_store_error("get".to_owned(), Effect::Read),
+            StoreError::Unavailable { .. }
+        ));
     }
 
     #[test]

@@ -33,7 +33,9 @@ pub(crate) async fn grant(client: &Client, ttl: Duration) -> Result<LeaseId, Sto
                 return Ok(lease(id));
             }
             Err(failure) if failure.class == Class::LeaseExists && ids < MAX_IDS => {}
-            Err(failure) => return Err(failure.told("grant lease".to_owned(), Effect::Idempotent)),
+            Err(failure) => {
+                return Err(failure.into_store_error("grant lease".to_owned(), Effect::Idempotent));
+            }
         }
     }
 }

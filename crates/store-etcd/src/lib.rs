@@ -17,13 +17,13 @@ mod failure;
 mod guard;
 mod lease;
 mod members;
+mod notification;
 mod proto;
 mod range;
 mod reach;
 mod secret;
 mod settings;
 mod tls;
-mod told;
 mod v2;
 mod watch;
 

@@ -49,7 +49,7 @@ enum Lane<'a> {
 pub(crate) async fn get(client: &Client, key: &Key) -> Result<Option<Record>, StoreError> {
     let request = RangeRequest { key: key.as_str().into(), ..RangeRequest::default() };
     let answer = page(client, &request).await;
-    let answer = answer.map_err(|failure| failure.told(format!("get {key}"), Effect::Read))?;
+    let answer = answer.map_err(|failure| failure.into_store_error(format!("get {key}"), Effect::Read))?;
     Ok(answer.kvs.into_iter().next().and_then(record))
 }
 
@@ -57,7 +57,7 @@ pub(crate) async fn get(client: &Client, key: &Key) -> Result<Option<Record>, St
 pub(crate) async fn tenure(client: &Client, key: &Key) -> Result<Option<(Record, Tenure)>, StoreError> {
     let request = RangeRequest { key: key.as_str().into(), ..RangeRequest::default() };
     let answer = page(client, &request).await;
-    let answer = answer.map_err(|failure| failure.told(format!("get {key}"), Effect::Read))?;
+    let answer = answer.map_err(|failure| failure.into_store_error(format!("get {key}"), Effect::Read))?;
     Ok(answer.kvs.into_iter().next().and_then(|kv| {
         let tenure = match kv.lease {
             0 => Tenure::Forever,
@@ -83,7 +83,8 @@ pub(crate) async fn holds(client: &Client, prefix: &Prefix) -> Result<bool, Stor
     let (key, range_end) = range_of(prefix);
     let request = RangeRequest { key, range_end, limit: 1, keys_only: true, ..RangeRequest::default() };
     let answer = page(client, &request).await;
-    let answer = answer.map_err(|failure| failure.told(format!("look under {prefix}"), Effect::Read))?;
+    let answer =
+        answer.map_err(|failure| failure.into_store_error(format!("look under {prefix}"), Effect::Read))?;
     Ok(!answer.kvs.is_empty())
 }
 
@@ -100,7 +101,7 @@ async fn collected<T>(
         match pages(client, prefix, keys_only, &mut unmarked, &mut |record| kept.push(keep(record))).await {
             Ok(revision) => return Ok((kept, revision)),
             Err(failure) if failure.class == Class::Compacted && restarts < MAX_RESTARTS => restarts += 1,
-            Err(failure) => return Err(failure.told(format!("list {prefix}"), Effect::Read)),
+            Err(failure) => return Err(failure.into_store_error(format!("list {prefix}"), Effect::Read)),
         }
         tokio::time::sleep(backoff.pause()).await;
     }
@@ -124,7 +125,7 @@ pub(crate) async fn scan_marked(
     take: &mut dyn FnMut(Record),
 ) -> Result<Revision, StoreError> {
     let scanned = pages(client, prefix, false, marks, take).await;
-    scanned.map_err(|failure| failure.told(format!("scan {prefix}"), Effect::Read))
+    scanned.map_err(|failure| failure.into_store_error(format!("scan {prefix}"), Effect::Read))
 }
 
 async fn pages<M, F>(

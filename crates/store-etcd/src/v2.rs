@@ -67,7 +67,7 @@ impl EtcdV2 {
     pub async fn cluster_version(&self) -> Result<String, StoreError> {
         let question = Question::get("/version".to_owned());
         let version = self.client.call_for(Effect::Read, &question, answer::version).await;
-        version.map_err(|failure| failure.told("ask etcd's version".to_owned(), Effect::Read))
+        version.map_err(|failure| failure.into_store_error("ask etcd's version".to_owned(), Effect::Read))
     }
 
     /// Reads one record and its remaining lifetime, by which peers distinguish leases from
@@ -77,7 +77,7 @@ impl EtcdV2 {
         let target = target(key, operation)?;
         let question = Question::get(format!("{target}?quorum=true"));
         let reply = self.client.call(Effect::Read, &question).await;
-        match reply.map_err(|failure| failure.told(operation(), Effect::Read))? {
+        match reply.map_err(|failure| failure.into_store_error(operation(), Effect::Read))? {
             Reply::Done(done) => {
                 let life = done.node.life();
                 Ok(done.node.record().map(|record| (Record { key: key.clone(), ..record }, life)))
@@ -105,7 +105,7 @@ impl EtcdV2 {
         let target = format!("{}?dir=true", target(directory, operation)?);
         let question = Question { method: Method::DELETE, target, form: None, large: false };
         let reply = self.client.call(Effect::Idempotent, &question).await;
-        match reply.map_err(|failure| failure.told(operation(), Effect::Idempotent))? {
+        match reply.map_err(|failure| failure.into_store_error(operation(), Effect::Idempotent))? {
             Reply::Done(_) => Ok(true),
             Reply::Refused(_) => Ok(false),
         }
@@ -139,7 +139,7 @@ impl EtcdV2 {
         let question = self.question(&step)?;
         let operation = || format!("write {key}");
         let reply = self.client.call(Effect::Once, &question).await;
-        match reply.map_err(|failure| failure.told(operation(), Effect::Once))? {
+        match reply.map_err(|failure| failure.into_store_error(operation(), Effect::Once))? {
             Reply::Done(done) => {
                 let revision = Revision(done.node.modified_index);
                 let value = step.value().map(<[u8]>::to_vec);
@@ -245,12 +245,12 @@ async fn list(client: &Client, prefix: &Prefix) -> Result<Snapshot, StoreError> 
 }
 
 async fn listed(client: &Client, prefix: &Prefix) -> Result<(Vec<(Record, Life)>, Revision), StoreError> {
-    let told = |failure: Failure| failure.told(format!("list {prefix}"), Effect::Read);
+    let failed = |failure: Failure| failure.into_store_error(format!("list {prefix}"), Effect::Read);
     let target = format!("{}?recursive=true&quorum=true", path::of_directory(prefix));
     let question = Question { large: true, ..Question::get(target) };
-    match client.call(Effect::Read, &question).await.map_err(told)? {
+    match client.call(Effect::Read, &question).await.map_err(failed)? {
         Reply::Done(done) if done.index < done.node.modified_index => {
-            Err(told(Failure::nonsense("etcd", "a listing without the store's index")))
+            Err(failed(Failure::nonsense("etcd", "a listing without the store's index")))
         }
         Reply::Done(done) => {
             let revision = Revision(done.index);

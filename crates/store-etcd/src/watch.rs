@@ -16,11 +16,11 @@ use tonic::{Status, Streaming};
 use crate::backoff::Backoff;
 use crate::client::{Client, Line};
 use crate::failure::{Class, Effect, Failure, printable};
+use crate::notification::{Notification, Watcher};
 use crate::proto::mvccpb::event::EventType;
 use crate::proto::watch_request::RequestUnion;
 use crate::proto::{WatchCreateRequest, WatchRequest, WatchResponse, mvccpb};
 use crate::range;
-use crate::told::{Told, Watcher};
 
 /// Refusals for lack of permission before the watcher gets an error: 3.4 answers so for an expired
 /// token, too.
@@ -33,7 +33,7 @@ struct Follower {
     known: Known,
     /// The revision up to which everything was processed.
     at: i64,
-    told: mpsc::Sender<Told>,
+    notifications: mpsc::Sender<Notification>,
     backoff: Backoff,
     refusals: u32,
 }
@@ -74,8 +74,8 @@ pub(crate) async fn begin_with(
 }
 
 fn start(client: Arc<Client>, prefix: Prefix, known: Known, at: i64, ready: VecDeque<Event>) -> Watcher {
-    Watcher::start(ready, |told| {
-        Follower { client, prefix, known, at, told, backoff: Backoff::new(), refusals: 0 }.run()
+    Watcher::start(ready, |notifications| {
+        Follower { client, prefix, known, at, notifications, backoff: Backoff::new(), refusals: 0 }.run()
     })
 }
 
@@ -83,12 +83,12 @@ fn start(client: Arc<Client>, prefix: Prefix, known: Known, at: i64, ready: VecD
 
 impl Follower {
     async fn run(mut self) {
-        while !self.told.is_closed() {
-            let told = match self.follow().await {
+        while !self.notifications.is_closed() {
+            let notification = match self.follow().await {
                 Ended::Unwatched => return,
                 Ended::Slow(batch) => Ok(batch),
                 Ended::Compacted => match self.relist().await {
-                    Some(told) => told,
+                    Some(notification) => notification,
                     None => continue,
                 },
                 Ended::Failed(failure) => match self.after(failure).await {
@@ -96,7 +96,7 @@ impl Follower {
                     None => continue,
                 },
             };
-            if self.told.send(told).await.is_err() {
+            if self.notifications.send(notification).await.is_err() {
                 return;
             }
         }
@@ -109,14 +109,14 @@ impl Follower {
         self.refusals += u32::from(matches!(failure.class, Class::Token | Class::Refused));
         if self.refusals > MAX_REFUSALS || failure.class == Class::Corrupt {
             self.refusals = 0;
-            return Some(failure.told(format!("watch {}", self.prefix), Effect::Read));
+            return Some(failure.into_store_error(format!("watch {}", self.prefix), Effect::Read));
         }
         None
     }
 
     /// Lists after the log was compacted; returns the differences to what was sent, or `None` if
     /// that must be repeated.
-    async fn relist(&mut self) -> Option<Told> {
+    async fn relist(&mut self) -> Option<Notification> {
         match range::list(&self.client, &self.prefix).await {
             Ok(snapshot) => {
                 self.at = position(snapshot.revision);
@@ -166,14 +166,14 @@ impl Follower {
         // The stream stays open on our side: its end would end the watch.
         let requests = tokio_stream::once(create).chain(tokio_stream::pending());
         let mut client = line.watch();
-        let patience = self.client.patience();
-        match tokio::time::timeout(patience, client.watch(line.request(requests))).await {
+        let timeout = self.client.member_timeout();
+        match tokio::time::timeout(timeout, client.watch(line.request(requests))).await {
             Ok(Ok(stream)) => {
                 self.client.reach.answered();
                 Ok(stream.into_inner())
             }
             Ok(Err(status)) => Err(self.client.failure(&line.connection, &status)),
-            Err(_) => Err(Failure::silence(self.client.members.endpoint(&line.connection), patience)),
+            Err(_) => Err(Failure::silence(self.client.members.endpoint(&line.connection), timeout)),
         }
     }
 
@@ -181,7 +181,7 @@ impl Follower {
         loop {
             let message = tokio::select! {
                 message = stream.message() => message,
-                () = self.told.closed() => return Ended::Unwatched,
+                () = self.notifications.closed() => return Ended::Unwatched,
             };
             let response = match message {
                 Ok(Some(response)) => response,
@@ -203,7 +203,7 @@ impl Follower {
             if batch.is_empty() {
                 continue;
             }
-            match self.told.try_send(Ok(batch)) {
+            match self.notifications.try_send(Ok(batch)) {
                 Ok(()) => {}
                 Err(TrySendError::Full(Ok(batch))) => return Ended::Slow(batch),
                 Err(_) => return Ended::Unwatched,

@@ -69,7 +69,7 @@ impl std::fmt::Display for Tally {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} assigned, {} refused as taken, {} repeated, {} released; {} commits of unknown outcome ({} told on), \
+            "{} assigned, {} refused as taken, {} repeated, {} released; {} commits of unknown outcome ({} passed on), \
              {} races lost, {} times unavailable",
             self.assigned,
             self.taken,

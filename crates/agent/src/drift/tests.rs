@@ -51,7 +51,7 @@ fn the_listening_thread_does_not_wait_for_the_holder_of_openshifts_data_path() {
         eventually(Duration::from_secs(20), || sleeps(&thread));
         assert!(drift.0.event_filter.try_lock().is_ok(), "the filter's lock is held meanwhile");
         drop(held);
-        let told = keeper.join().unwrap();
-        assert_eq!(told.borrow().as_deref(), Some("not yet"));
+        let reason = keeper.join().unwrap();
+        assert_eq!(reason.borrow().as_deref(), Some("not yet"));
     });
 }

@@ -9,7 +9,7 @@ use russet_testkit::{eventually, frame};
 
 use crate::lab::{Node, Pod, node_ip, sh, sound, subnet, succeeds, with_nodes};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A socket in a namespace.
 fn socket(namespace: &str, address: Ipv4Addr, port: u16) -> UdpSocket {
@@ -24,7 +24,7 @@ fn socket(namespace: &str, address: Ipv4Addr, port: u16) -> UdpSocket {
 fn first_after(senders: &[(&UdpSocket, u8)], to: (Ipv4Addr, u16), receiver: &UdpSocket) -> (u8, Ipv4Addr) {
     let mut packet = [0; 1];
     let mut came = None;
-    eventually(PATIENCE, || {
+    eventually(TIMEOUT, || {
         for (sender, byte) in senders {
             let _ = sender.send_to(&[*byte], to);
         }
@@ -99,7 +99,7 @@ fn only_nodes_may_send_vxlan_and_one_with_open_vswitch_is_understood() {
         let theirs = speaks_vxlan(&name, number, 10);
         assert!(!pings(&name, theirs, blue.port.address), "it is no node");
         tell(&mut nodes[0], &[9]);
-        eventually(PATIENCE, || pings(&name, theirs, blue.port.address));
+        eventually(TIMEOUT, || pings(&name, theirs, blue.port.address));
         assert!(blue.reaches(theirs), "the way there");
         assert!(!pings(&name, theirs, red.port.address), "another tenant's");
         assert!(!red.reaches(theirs));
@@ -221,7 +221,7 @@ fn a_masquerade_of_somebody_else_is_no_way_around_an_isolation() {
         let server = socket(&far.name, far.port.address, 7002);
         let mut packet = [0; 1];
         let mut seen = None;
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             client.send_to(&[1], (far.port.address, 7002)).unwrap();
             seen = server.recv_from(&mut packet).ok();
             seen.is_some()
@@ -264,7 +264,7 @@ fn the_tunnel_takes_no_packets_over_ipv6_for_which_there_are_no_nodes() {
         let [over_v4, over_v6] = [(bind("192.168.77.9"), "192.168.77.1"), (bind("fd77::9"), "fd77::1")];
         let first = |(attacker, to): &(UdpSocket, &str)| {
             let mut byte = [0; 1];
-            eventually(PATIENCE, || {
+            eventually(TIMEOUT, || {
                 let _ = attacker.send_to(&forged, (*to, 4789));
                 let _ = near.send_to(&[2], (blue.port.address, 7002));
                 receiver.recv_from(&mut byte).is_ok()

@@ -251,8 +251,8 @@ mod tests {
     fn a_server_without_the_v2_api_is_not_treated_as_empty() {
         let failure = read(404, "404 page not found\n").unwrap_err();
         assert_eq!(failure.class, Class::Refused);
-        let told = failure.told("list".to_owned(), Effect::Read).to_string();
-        assert!(told.contains("--enable-v2"), "{told}");
+        let error = failure.into_store_error("list".to_owned(), Effect::Read).to_string();
+        assert!(error.contains("--enable-v2"), "{error}");
     }
 
     #[test]

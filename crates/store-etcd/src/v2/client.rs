@@ -32,7 +32,7 @@ impl Client {
     }
 
     /// How long a member may be silent before a repeatable request is sent to another one.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn member_timeout(&self) -> Duration {
         self.settings.deadline / PATIENCE_PARTS
     }
 
@@ -95,11 +95,11 @@ impl Client {
         let until = match effect {
             _ if question.large => deadline,
             Effect::Once => deadline,
-            Effect::Read | Effect::Idempotent => deadline.min(Instant::now() + self.patience()),
+            Effect::Read | Effect::Idempotent => deadline.min(Instant::now() + self.member_timeout()),
         };
         let opened = self.ask(turn, until, question).await?;
         let (status, index) = (opened.status, opened.index);
-        let body = self.members.finish(turn, opened, self.patience()).await?;
+        let body = self.members.finish(turn, opened, self.member_timeout()).await?;
         read(self.members.endpoint(turn), status, index, &body)
     }
 

@@ -182,23 +182,23 @@ impl Members {
         request.body(body).map_err(|error| Failure::new(Class::Refused, endpoint, error.to_string(), false))
     }
 
-    /// Reads the body, with `patience` as the time limit for each piece, and keeps the connection
+    /// Reads the body, with `timeout` as the time limit for each piece, and keeps the connection
     /// for the next request.
     pub(crate) async fn finish(
         &self,
         turn: usize,
         mut opened: Opened,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Bytes, Failure> {
         let endpoint = self.endpoint(turn);
         let broken = |said: String| Failure::new(Class::Ambiguous, endpoint, said, true);
         let mut all: Vec<u8> = Vec::new();
         loop {
-            let frame = match tokio::time::timeout(patience, opened.body.frame()).await {
+            let frame = match tokio::time::timeout(timeout, opened.body.frame()).await {
                 Ok(None) => break,
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(error))) => return Err(broken(with_causes(&error))),
-                Err(_) => return Err(Failure::silence(endpoint, patience)),
+                Err(_) => return Err(Failure::silence(endpoint, timeout)),
             };
             let Ok(data) = frame.into_data() else { continue };
             if all.len() + data.len() > ANSWER_MAX_BYTES {

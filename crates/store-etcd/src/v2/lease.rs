@@ -112,7 +112,7 @@ impl Leases {
                 Ok(Some(written)) => self.refreshed(id, &key, written),
                 Ok(None) => self.written(&key, None),
                 Err(failure) => {
-                    return Err(failure.told(format!("keep lease {} alive", id.0), Effect::Read));
+                    return Err(failure.into_store_error(format!("keep lease {} alive", id.0), Effect::Read));
                 }
             }
         }
@@ -136,13 +136,15 @@ impl Leases {
     pub(crate) async fn revoke(&self, client: &Client, id: LeaseId) -> Result<(), StoreError> {
         let lease = self.alive(id)?;
         for (key, written) in &lease.keys {
-            let told = |failure: Failure| failure.told(format!("revoke lease {}", id.0), Effect::Idempotent);
-            let target = target(key).map_err(told)?;
+            let failed = |failure: Failure| {
+                failure.into_store_error(format!("revoke lease {}", id.0), Effect::Idempotent)
+            };
+            let target = target(key).map_err(failed)?;
             let target = format!("{target}?prevIndex={}", written.revision.0);
             let question = Question { method: Method::DELETE, target, form: None, large: false };
             // Deleted, missing, or overwritten by another client: in each case the lease no longer
             // holds it.
-            client.call(Effect::Idempotent, &question).await.map_err(told)?;
+            client.call(Effect::Idempotent, &question).await.map_err(failed)?;
         }
         self.table().remove(&id).map(drop).ok_or(StoreError::NoLease { lease: id })
     }

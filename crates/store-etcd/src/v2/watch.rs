@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 use crate::failure::{Class, Effect, Failure};
-use crate::told::{Told, Watcher};
+use crate::notification::{Notification, Watcher};
 use crate::v2::answer::{Done, Reply, Why};
 use crate::v2::client::Client;
 use crate::v2::http::Question;
@@ -35,7 +35,7 @@ struct Follower {
     known: Known,
     /// The index up to which all changes were processed.
     at: u64,
-    told: mpsc::Sender<Told>,
+    notifications: mpsc::Sender<Notification>,
     backoff: Backoff,
     refusals: u32,
     behind: u32,
@@ -57,8 +57,9 @@ pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Watcher
     let at = snapshot.revision.0;
     let mut known = Known::new();
     let ready = known.absorb(snapshot);
-    Ok(Watcher::start(ready, |told| {
-        Follower { client, prefix, known, at, told, backoff: Backoff::new(), refusals: 0, behind: 0 }.run()
+    Ok(Watcher::start(ready, |notifications| {
+        Follower { client, prefix, known, at, notifications, backoff: Backoff::new(), refusals: 0, behind: 0 }
+            .run()
     }))
 }
 
@@ -66,17 +67,19 @@ pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Watcher
 
 impl Follower {
     async fn run(mut self) {
-        while !self.told.is_closed() {
-            let told = match self.poll().await {
+        while !self.notifications.is_closed() {
+            let notification = match self.poll().await {
                 Ok(Polled::Changed(done)) => self.admit(done).await,
                 Ok(Polled::Quiet(index)) => self.quiet(index).await,
                 Ok(Polled::Cleared) => self.relist("its member no longer remembers the changes").await,
                 Err(failure) => self.after(failure).await.map(Err),
             };
-            let Some(told) = told.filter(|told| !matches!(told, Ok(events) if events.is_empty())) else {
+            let Some(notification) =
+                notification.filter(|found| !matches!(found, Ok(events) if events.is_empty()))
+            else {
                 continue;
             };
-            if self.told.send(told).await.is_err() {
+            if self.notifications.send(notification).await.is_err() {
                 return;
             }
         }
@@ -89,8 +92,8 @@ impl Follower {
         let directory = path::of_directory(&self.prefix);
         let target = format!("{directory}?wait=true&recursive=true&waitIndex={}", self.at.saturating_add(1));
         let polled = async {
-            let patience = Instant::now() + self.client.patience();
-            let opened = self.client.ask(turn, patience, &Question::get(target)).await?;
+            let deadline = Instant::now() + self.client.member_timeout();
+            let opened = self.client.ask(turn, deadline, &Question::get(target)).await?;
             // The head comes at once; the body comes with the next change.
             self.client.reach.answered();
             let (status, index) = (opened.status, opened.index);
@@ -125,7 +128,7 @@ impl Follower {
     }
 
     /// Processes a change; returns the events that are new.
-    async fn admit(&mut self, done: Done) -> Option<Told> {
+    async fn admit(&mut self, done: Done) -> Option<Notification> {
         let Done { action, node, .. } = done;
         let index = node.modified_index;
         if index <= self.at {
@@ -150,7 +153,7 @@ impl Follower {
 
     /// A whole poll without a change. A store that stays behind the last event was restored from a
     /// backup: its new changes would never be reported.
-    async fn quiet(&mut self, index: u64) -> Option<Told> {
+    async fn quiet(&mut self, index: u64) -> Option<Notification> {
         self.behind = if index < self.at { self.behind + 1 } else { 0 };
         if self.behind < MAX_BEHIND {
             return None;
@@ -160,7 +163,7 @@ impl Follower {
     }
 
     /// Lists again; returns the differences to what was sent, or `None` if that must be repeated.
-    async fn relist(&mut self, reason: &str) -> Option<Told> {
+    async fn relist(&mut self, reason: &str) -> Option<Notification> {
         tracing::debug!(prefix = %self.prefix, at = self.at, reason, "etcd v2 watch: list again");
         match list(&self.client, &self.prefix).await {
             Ok(snapshot) => {
@@ -182,7 +185,7 @@ impl Follower {
         self.refusals += u32::from(failure.class == Class::Refused);
         if self.refusals > MAX_REFUSALS || failure.class == Class::Corrupt {
             self.refusals = 0;
-            return Some(failure.told(format!("watch {}", self.prefix), Effect::Read));
+            return Some(failure.into_store_error(format!("watch {}", self.prefix), Effect::Read));
         }
         None
     }

@@ -271,11 +271,11 @@ async fn until_told(watch: &mut Box<dyn Watch>, round: usize) {
     loop {
         let Event::Put(record) = next(watch).await else { panic!("nothing was deleted") };
         assert_eq!(record.key, key(1));
-        let told: usize = String::from_utf8(record.value).unwrap().parse().unwrap();
-        if told == round {
+        let number_read: usize = String::from_utf8(record.value).unwrap().parse().unwrap();
+        if number_read == round {
             return;
         }
-        assert_eq!(told + 1, round);
+        assert_eq!(number_read + 1, round);
     }
 }
 
@@ -410,10 +410,10 @@ async fn requests_without_the_password_are_refused() {
     known.commit(vec![Step::create(key(1), "x")]).await.unwrap();
     assert!(known.get(&key(1)).await.unwrap().is_some());
     assert!(!format!("{known:?}").contains("opensesame"));
-    for stranger in [user("guess"), client(address)] {
-        let error = stranger.get(&key(1)).await.unwrap_err();
+    for foreign in [user("guess"), client(address)] {
+        let error = foreign.get(&key(1)).await.unwrap_err();
         assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
-        let error = stranger.commit(vec![Step::put(key(1), "y")]).await.unwrap_err();
+        let error = foreign.commit(vec![Step::put(key(1), "y")]).await.unwrap_err();
         assert!(matches!(error.error, StoreError::Invalid { .. }), "surely not done: {error}");
     }
 }

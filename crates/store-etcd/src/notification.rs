@@ -8,30 +8,33 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 /// A batch from the task.
-pub(crate) type Told = Result<VecDeque<Event>, StoreError>;
+pub(crate) type Notification = Result<VecDeque<Event>, StoreError>;
 
 /// The receiving end.
 pub(crate) struct Watcher {
     ready: VecDeque<Event>,
-    told: mpsc::Receiver<Told>,
+    notifications: mpsc::Receiver<Notification>,
     task: AbortHandle,
 }
 
 /// Batches that may be queued. The task stops following the store while the queue is full. An etcd
 /// v3 member splits batches at its request limit, 2 MiB by default.
-const TOLD_MAX: usize = 16;
+const NOTIFICATIONS_MAX: usize = 16;
 
 // === impl Watcher ===
 
 impl Watcher {
     /// Starts the task that `follower` creates; the events in `ready` are yielded first.
-    pub(crate) fn start<F>(ready: VecDeque<Event>, follower: impl FnOnce(mpsc::Sender<Told>) -> F) -> Self
+    pub(crate) fn start<F>(
+        ready: VecDeque<Event>,
+        follower: impl FnOnce(mpsc::Sender<Notification>) -> F,
+    ) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let (teller, told) = mpsc::channel(TOLD_MAX);
-        let task = tokio::spawn(follower(teller)).abort_handle();
-        Self { ready, told, task }
+        let (sender, notifications) = mpsc::channel(NOTIFICATIONS_MAX);
+        let task = tokio::spawn(follower(sender)).abort_handle();
+        Self { ready, notifications, task }
     }
 
     async fn advance(&mut self) -> Result<Event, StoreError> {
@@ -39,8 +42,8 @@ impl Watcher {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(event);
             }
-            match self.told.recv().await {
-                Some(told) => self.ready = told?,
+            match self.notifications.recv().await {
+                Some(events) => self.ready = events?,
                 None => {
                     let source = Cause::text("the runtime is shutting down");
                     return Err(StoreError::Unavailable { operation: "watch".to_owned(), source });
