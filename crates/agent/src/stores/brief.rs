@@ -20,6 +20,9 @@ use crate::config::Paths;
 /// How often an operation is tried again whose owner left before it was done.
 const REJOIN_MAX: usize = 5;
 
+/// The scheduling priority of a thread that serves other processes; it ends with its request.
+const OWNER_NICENESS: i32 = -10;
+
 /// The embedded store, reached by the first operation, and again by the first one after [`pause`](Self::pause).
 pub struct BriefStore {
     paths: Paths,
@@ -147,6 +150,9 @@ impl BriefStore {
                 return;
             }
         };
+        // Each guest waits for this thread several times, beside as many processes that start. Without
+        // the privilege it stays as it is.
+        let _ = rustix::process::setpriority_process(None, OWNER_NICENESS);
         let (leave, leaving) = oneshot::channel();
         let (locked, socket) = (Rc::clone(locked), self.paths.store_socket());
         let service = Box::pin(async move {
