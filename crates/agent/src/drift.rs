@@ -6,7 +6,7 @@
 //! if cheap tests say that it may concern a managed object and that Russet did not cause it. The
 //! thread then compares that part with the kernel, using the inputs of the last reconciliation, and
 //! applies the difference. The same thread compares everything once a minute, and retries what
-//! could not be restored ([`schedule::Schedule`]). It needs no store, so it state while etcd is
+//! could not be restored ([`schedule::Schedule`]). It needs no store, so it works while etcd is
 //! away. The loop ([`crate::reconcile`]) and this thread take turns on the same
 //! [`overlay::Overlay`].
 //!
