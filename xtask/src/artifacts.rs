@@ -15,6 +15,11 @@ pub enum Profile {
     Dist,
 }
 
+/// The workers of benchmarks (crates/bench).
+pub const BENCH: &str = "russet-bench";
+/// The process with which `bench cni` compares plugins (crates/bench/src/floor.rs).
+pub const FLOOR: &str = "russet-bench-floor";
+
 /// The top of the workspace.
 pub fn workspace() -> &'static Path {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -34,35 +39,41 @@ pub fn cargo() -> Command {
 }
 
 /// Builds an executable as usual and returns its path.
-pub fn dynamic(package: &str, profile: Profile) -> Result<PathBuf> {
-    process::run(&mut build(package, profile))?;
-    Ok(dynamic_path(package, profile))
+pub fn dynamic(name: &str, profile: Profile) -> Result<PathBuf> {
+    process::run(&mut build(name, profile))?;
+    Ok(dynamic_path(name, profile))
 }
 
 /// Builds an executable that needs no dynamic linker and returns its path. With musl where its
 /// target is installed: before main, glibc queries the processor's features, which takes 0.6 ms in
 /// a virtual machine.
-pub fn statically(package: &str, profile: Profile) -> Result<PathBuf> {
+pub fn statically(name: &str, profile: Profile) -> Result<PathBuf> {
     // An explicit target, even the host's, keeps the flag away from build scripts and procedural macros.
-    let mut build = build(package, profile);
+    let mut build = build(name, profile);
     build.args(["--target", &static_triple()?]).env("RUSTFLAGS", "-C target-feature=+crt-static");
     process::run(&mut build)?;
-    static_path(package, profile)
+    static_path(name, profile)
 }
 
 /// Where [`dynamic`] leaves its file.
-pub fn dynamic_path(package: &str, profile: Profile) -> PathBuf {
-    profile.target_dir().join(profile.name()).join(package)
+pub fn dynamic_path(name: &str, profile: Profile) -> PathBuf {
+    profile.target_dir().join(profile.name()).join(name)
 }
 
 /// Where [`statically`] leaves its file.
-pub fn static_path(package: &str, profile: Profile) -> Result<PathBuf> {
-    Ok(profile.target_dir().join(static_triple()?).join(profile.name()).join(package))
+pub fn static_path(name: &str, profile: Profile) -> Result<PathBuf> {
+    Ok(profile.target_dir().join(static_triple()?).join(profile.name()).join(name))
 }
 
-fn build(package: &str, profile: Profile) -> Command {
+/// Executables are named after their packages, but for the benchmarks' floor. Without the features
+/// of its package it needs only what it links.
+fn build(name: &str, profile: Profile) -> Command {
     let mut build = cargo();
-    build.args(["build", "--profile", profile.name(), "--package", package]);
+    build.args(["build", "--profile", profile.name(), "--bin", name, "--package"]);
+    match name {
+        FLOOR => build.args([BENCH, "--no-default-features"]),
+        package => build.arg(package),
+    };
     build.arg("--target-dir").arg(profile.target_dir());
     build
 }

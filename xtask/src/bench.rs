@@ -10,14 +10,19 @@ mod flanneld;
 mod gateway;
 mod inside;
 mod ipam;
+mod kubernetes;
 mod overlay;
+mod policy;
 mod proc;
 mod quiet;
 mod report;
+mod rows;
 mod shuffle;
+mod statistics;
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use lexopt::prelude::{Long, Short, Value, ValueExt};
 
@@ -68,6 +73,8 @@ const BENCHES: &[Bench] = &[
     Bench { name: "calico", parts: &[], run: calico::run },
     Bench { name: "overlay", parts: &[], run: overlay::run },
     Bench { name: "flanneld", parts: &[], run: flanneld::run },
+    Bench { name: "kubernetes", parts: &[], run: kubernetes::run },
+    Bench { name: "policy", parts: &policy::PARTS, run: policy::run },
 ];
 
 /// With fewer rounds, one lucky order shows in the result.
@@ -121,6 +128,20 @@ impl Options {
         self.only.is_empty() || self.only.iter().any(|name| name == subject)
     }
 
+    /// Refuses names of implementations that the benchmark does not have.
+    fn check_subjects<'a>(&self, subjects: impl IntoIterator<Item = &'a str>) -> Result<()> {
+        let known: Vec<&str> = subjects.into_iter().collect();
+        match self.only.iter().find(|name| !known.contains(&name.as_str())) {
+            Some(name) => Err(Error::Usage(format!("no impl {name:?}; there are: {}", known.join(", ")))),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits before phases, unless the machine may be busy.
+    fn quiet(&self) -> quiet::Quiet {
+        if self.busy { quiet::Quiet::impatient() } else { quiet::Quiet::default() }
+    }
+
     /// The same command line again, for the run inside the benchmark's own namespaces.
     fn inside_arguments(&self, directory: &std::path::Path) -> Vec<std::ffi::OsString> {
         let format = if self.json { "json" } else { "table" };
@@ -139,6 +160,11 @@ impl Options {
         }
         words
     }
+}
+
+/// A seed for the order of samples.
+fn seed() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64)
 }
 
 fn find(name: &str) -> Result<Bench> {

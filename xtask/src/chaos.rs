@@ -10,6 +10,7 @@ use lexopt::prelude::{Long, ValueExt};
 
 use crate::artifacts;
 use crate::error::{Error, Result};
+use crate::kubernetes;
 use crate::packages;
 use crate::process;
 
@@ -47,6 +48,10 @@ const FIELDS: &[Field] = &[
     Field { name: "etcd", filter: "chaos::trial::kills_at_random_leave_no_trace_on_two_nodes_of_an_etcd" },
     Field { name: "calico", filter: "chaos::trial::kills_at_random_leave_no_trace_of_calicos_plugin" },
     Field {
+        name: "kubernetes",
+        filter: "chaos::trial::kills_at_random_leave_no_trace_on_four_nodes_of_a_kubernetes_cluster",
+    },
+    Field {
         name: "power-embedded",
         filter: "power_cuts_lose_nothing_that_was_answered_and_leave_no_trace_on_a_node_with_its_own_store",
     },
@@ -64,7 +69,10 @@ pub fn run(options: &Options) -> Result<bool> {
     packages::ensure()?;
     let fields: Vec<&Field> =
         if options.fields.is_empty() { FIELDS.iter().collect() } else { options.fields.clone() };
-    let mut tests = tests();
+    if fields.iter().any(|field| field.name == "kubernetes") {
+        kubernetes::ensure()?;
+    }
+    let mut tests = whole_tests();
     tests.args(fields.iter().map(|field| field.filter));
     tests.env("RUSSET_CHAOS_OPS", options.ops.to_string());
     tests.env("RUSSET_CHAOS_KILLS", options.kills.to_string());
@@ -77,12 +85,12 @@ pub fn run(options: &Options) -> Result<bool> {
 
 /// Bursts of ADD and DEL with kills at moments.
 pub fn moments() -> Result<bool> {
-    let mut tests = tests();
+    let mut tests = whole_tests();
     tests.arg(STORM).env("RUSSET_CHAOS_MOMENTS", MOMENTS);
     all_well(&mut tests)
 }
 
-fn all_well(tests: &mut Command) -> Result<bool> {
+pub fn all_well(tests: &mut Command) -> Result<bool> {
     match process::run(tests) {
         Ok(()) => Ok(true),
         // The test has printed its seed.
@@ -92,7 +100,7 @@ fn all_well(tests: &mut Command) -> Result<bool> {
 }
 
 /// The whole-program tests, of which the caller names some.
-fn tests() -> Command {
+pub fn whole_tests() -> Command {
     let mut cargo = artifacts::cargo();
     cargo.args(["test", "-p", "russet", "--test", "whole", "--", "--ignored", "--nocapture"]);
     cargo.args(["--test-threads", "1"]);

@@ -1,8 +1,8 @@
 //! docs/compatibility.md: which of the behaviours that other programs define Russet has, with the
 //! names of the tests that prove them.
 //!
-//! `tests/compatibility/*.toml` lists the behaviours by number; a test carries the number in its name, or in the comment that it begins with where
-//! the list says so. `cargo xtask gen` writes the page. xtask's own test includes this file and fails while the page is not what would be written, or
+//! `tests/compatibility/*.toml` lists the behaviours by number; a test carries the number in its name, or in the comment before or at its beginning
+//! where the list says so. A case of `cases! { ... }`, which runs over the test server and over real ones, is a test, too. `cargo xtask gen` writes the page. xtask's own test includes this file and fails while the page is not what would be written, or
 //! a list and the tests contradict each other.
 
 use std::fmt::Write as _;
@@ -37,6 +37,8 @@ enum By {
     Prefix(String),
     /// It begins with a comment that has this section of this document, and numbers: `// one.md section 6.2 items 7 and 9`.
     Citation { document: String, section: String },
+    /// It begins with a comment that has numbers of this series of this document: `// one.md K07 and K10 to K12`.
+    Series { document: String, letters: String },
 }
 
 /// One expectation.
@@ -69,7 +71,7 @@ struct Test {
     name: String,
     /// What an ignored test needs.
     needs: Option<String>,
-    /// The comment that its body begins with.
+    /// The comment before it, and the one that its body begins with.
     comment: String,
 }
 
@@ -94,7 +96,7 @@ pub fn page(root: &Path) -> Result<String, Vec<String>> {
     }
     let mut page = String::from(
         "# Compatibility\n\n\
-         What other programs define, and what of it Russet does. Written by `cargo xtask gen` from `tests/compatibility/*.toml` and the tests that name\n\
+         After this page you know which behaviour of other programs Russet has, and where it differs. Written by `cargo xtask gen` from `tests/compatibility/*.toml` and the tests that name\n\
          a number or cite it; do not edit. *passes*: these tests prove it, and are run by `cargo xtask test`. *differs*: on purpose, for the reason given; tests named beside it prove\n\
          what is done instead. The numbers are those of the pages of [spec](spec/README.md) that are named; *expected* is what the specification says of the original programs\n\
          (input -> outcome), so that a reader can compare it with the tests.\n\n\
@@ -158,32 +160,54 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
 
 /// The test functions of a file, as rustfmt leaves them: attributes stand on the lines before.
 fn tests_in(package: &str, text: &str) -> Vec<Test> {
+    let cases = cases_in(text);
     let mut found = Vec::new();
-    let mut attributes: Vec<&str> = Vec::new();
+    let (mut attributes, mut comment) = (Vec::new(), String::new());
     let mut lines = text.lines().map(str::trim).peekable();
     while let Some(line) = lines.next() {
+        if line.starts_with("//") {
+            comment.push_str(line.trim_start_matches('/'));
+            continue;
+        }
         if line.starts_with("#[") {
             attributes.push(line);
-        } else if let Some(name) = function(line) {
-            let is_test = |line: &&str| line.contains("test]") || line.contains("test(");
-            if attributes.iter().any(is_test) {
-                let ignored = attributes.iter().find_map(|line| line.strip_prefix("#[ignore"));
-                let needs = ignored.map(|text| {
-                    let reason = text.trim_start_matches([' ', '=', '"']);
-                    reason.split([':', '"', ']']).next().unwrap_or_default().to_owned()
-                });
-                let mut comment = String::new();
-                while let Some(text) = lines.next_if(|line| line.starts_with("//")) {
-                    comment += text.trim_start_matches('/');
-                }
-                found.push(Test { package: package.to_owned(), name: name.to_owned(), needs, comment });
-            }
-            attributes.clear();
-        } else if !line.starts_with("//") {
-            attributes.clear();
+            continue;
         }
+        if let Some(name) = function(line)
+            && let Some(needs) = needs(&attributes, cases.contains(&name))
+        {
+            while let Some(text) = lines.next_if(|line| line.starts_with("//")) {
+                comment.push_str(text.trim_start_matches('/'));
+            }
+            found.push(Test {
+                package: package.to_owned(),
+                name: name.to_owned(),
+                needs,
+                comment: comment.clone(),
+            });
+        }
+        attributes.clear();
+        comment.clear();
     }
     found
+}
+
+/// The names in `cases! { ... }`.
+fn cases_in(text: &str) -> Vec<&str> {
+    let blocks = text.split("cases! {").skip(1).filter_map(|rest| rest.split('}').next());
+    blocks.flat_map(str::split_whitespace).collect()
+}
+
+/// What a function needs if its attributes, or a list of cases, make it a test.
+fn needs(attributes: &[&str], is_case: bool) -> Option<Option<String>> {
+    if is_case {
+        return Some(Some("test server and real ones".to_owned()));
+    }
+    attributes.iter().any(|line| line.contains("test]") || line.contains("test(")).then(|| {
+        let ignored = attributes.iter().find_map(|line| line.strip_prefix("#[ignore"))?;
+        let reason = ignored.trim_start_matches([' ', '=', '"']);
+        Some(reason.split([':', '"', ']']).next().unwrap_or_default().to_owned())
+    })
 }
 
 fn function(line: &str) -> Option<&str> {
@@ -245,17 +269,36 @@ fn cited(document: &str, section: &str, comment: &str) -> Vec<u32> {
     numbers
 }
 
+/// The numbers of a series that a comment cites: `one.md K07, section 2; two.md K9` has 7 of one.md.
+fn cited_series(document: &str, letters: &str, comment: &str) -> Vec<u32> {
+    let mut numbers: Vec<u32> = Vec::new();
+    let (mut within, mut range) = (false, false);
+    for word in comment.split_whitespace() {
+        let plain = word.trim_end_matches([',', ';', ':', '.', ')']).trim_start_matches('(');
+        if plain.ends_with(".md") {
+            within = plain == document;
+        } else if let Some(number) = plain.strip_prefix(letters).and_then(|digits| digits.parse().ok())
+            && within
+        {
+            let begin = numbers.last().filter(|_| range).map_or(number, |last| last + 1);
+            numbers.extend(begin..=number);
+        }
+        range = plain == "to";
+    }
+    numbers
+}
+
 // === impl By ===
 
 impl By {
     fn parse(table: &mut toml::Table, source: &str) -> Result<Self, String> {
-        match (table.remove("prefix"), table.remove("cites")) {
-            (Some(toml::Value::String(prefix)), None) => Ok(Self::Prefix(prefix)),
-            (None, Some(toml::Value::String(section))) => {
-                let document = source.split(' ').next().unwrap_or_default().to_owned();
-                Ok(Self::Citation { document, section })
-            }
-            _ => Err("it has neither prefix nor cites, or both, or no text".to_owned()),
+        let document = source.split(' ').next().unwrap_or_default().to_owned();
+        let ways = ["prefix", "cites", "series"].map(|name| table.remove(name));
+        match ways {
+            [Some(toml::Value::String(prefix)), None, None] => Ok(Self::Prefix(prefix)),
+            [None, Some(toml::Value::String(section)), None] => Ok(Self::Citation { document, section }),
+            [None, None, Some(toml::Value::String(letters))] => Ok(Self::Series { document, letters }),
+            _ => Err("it has not exactly one of prefix, cites and series, or no text in it".to_owned()),
         }
     }
 
@@ -264,6 +307,7 @@ impl By {
         match self {
             Self::Prefix(prefix) => numbers(prefix, &test.name),
             Self::Citation { document, section } => cited(document, section, &test.comment),
+            Self::Series { document, letters } => cited_series(document, letters, &test.comment),
         }
     }
 }

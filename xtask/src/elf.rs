@@ -21,6 +21,15 @@ pub fn interpreter(file: &[u8]) -> Result<Option<String>, &'static str> {
     Ok(None)
 }
 
+/// The architecture for which the file is, as OCI calls it (`e_machine` of elf.h).
+pub fn architecture(file: &[u8]) -> Result<&'static str, &'static str> {
+    match number(file, 18, 2)? {
+        62 => Ok("amd64"),
+        183 => Ok("arm64"),
+        _ => Err("an executable for an architecture that has no image"),
+    }
+}
+
 fn number(file: &[u8], at: u64, bytes: u64) -> Result<u64, &'static str> {
     let raw = slice(file, at, bytes)?;
     Ok(raw.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))

@@ -8,10 +8,15 @@ mod bench;
 mod chaos;
 mod compatibility;
 mod dist;
+mod e2e;
 mod elf;
 mod error;
+mod image;
 mod install;
+mod kubernetes;
+mod manifests;
 mod packages;
+mod policies;
 mod process;
 mod sim;
 mod soak;
@@ -29,16 +34,19 @@ usage: cargo xtask COMMAND
 
   test [--only LAYER]... [-p CRATE]...   install what is missing, then run every layer of tests
   ci                                     the same as test; what .ci/run calls
-  gen                                    writes what is generated: docs/compatibility.md
+  gen                                    writes what is generated: docs/compatibility.md, packaging/kubernetes/*.yaml
   dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
+  image [--output FILE] [--name NAME:TAG] [--executables DIR] [--debug-executables]   a container image as an OCI archive
   install [ARGUMENTS OF russet install]  builds the release files and installs them on this machine
+  kubernetes [MODULE/PROGRAM]...         builds the programs of tests/kubernetes that are not in ~/.cache/russet; needs Go
+  e2e [TEST]...                          whole Kubernetes clusters of three nodes; prints how long each step takes
   bench NAME [-o table|json] [--rounds N] [--impl NAME]... [--only PART]... [--busy] [--no-build]
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
   chaos [--ops N] [--kills N] [--cuts N] [--seed S] [--field NAME]...   kill -9 and power cuts among operations of runtimes
-  soak                                   2,000 seeds of each kind of simulated cluster; kill -9 at 200 moments of real ones; chaos
+  soak                                   2,000 seeds of each kind of simulated cluster; 300 policy sets with real packets; kill -9 at 200 moments of real clusters; chaos
 
 fields: embedded etcd calico power-embedded power-etcd
-layers: format lint unit supply sim budget kernel program
+layers: format lint unit supply sim budget kubernetes kernel program cluster
 benches: cni cri ipam calico overlay flanneld
 ";
 
@@ -47,7 +55,10 @@ enum Command {
     Test(suite::Options),
     Gen,
     Dist(dist::Options),
+    Image(image::Options),
     Install(install::Options),
+    Kubernetes(kubernetes::Options),
+    E2e(e2e::Options),
     Bench(bench::Options),
     Chaos(chaos::Options),
     Sim(sim::Options),
@@ -63,7 +74,10 @@ fn main() -> ExitCode {
         Command::Test(options) => suite::run(&options),
         Command::Gen => generate(),
         Command::Dist(options) => dist::run(&options),
+        Command::Image(options) => image::run(&options),
         Command::Install(options) => install::run(&options),
+        Command::Kubernetes(options) => kubernetes::run(&options),
+        Command::E2e(options) => e2e::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Chaos(options) => chaos::run(&options),
         Command::Sim(options) => sim::run(&options),
@@ -94,7 +108,10 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
             None => Ok(Command::Gen),
         },
         "dist" => dist::Options::parse(parser).map(Command::Dist),
+        "image" => image::Options::parse(parser).map(Command::Image),
         "install" => install::Options::parse(parser).map(Command::Install),
+        "kubernetes" => kubernetes::Options::parse(parser).map(Command::Kubernetes),
+        "e2e" => e2e::Options::parse(parser).map(Command::E2e),
         "bench" => bench::Options::parse(parser).map(Command::Bench),
         "chaos" => chaos::Options::parse(parser).map(Command::Chaos),
         "sim" => sim::Options::parse(parser).map(Command::Sim),
@@ -103,12 +120,16 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
     }
 }
 
-/// Writes the pages that are made from other files.
+/// Writes the files that are made from other files.
 fn generate() -> Result<bool> {
     let root = artifacts::workspace();
     let page = compatibility::page(root).map_err(|problems| Error::Found(problems.join("\n")))?;
-    let path = root.join(compatibility::PAGE);
-    std::fs::write(&path, page).map_err(Error::io(format!("write {}", path.display())))?;
-    println!("{}", compatibility::PAGE);
+    let mut files = manifests::files(root).map_err(Error::Found)?;
+    files.insert(compatibility::PAGE.to_owned(), page);
+    for (file, text) in files {
+        let path = root.join(&file);
+        std::fs::write(&path, text).map_err(Error::io(format!("write {}", path.display())))?;
+        println!("{file}");
+    }
     Ok(true)
 }

@@ -56,6 +56,8 @@ const PACKAGES: &[Package] = &[
         proof: "python3",
         reason: "the servers and clients of the tests of `portmap` and `bandwidth`",
     },
+    Package { name: "binutils", proof: "strip", reason: "the executables of the tests of pages are copied" },
+    Package { name: "jq", proof: "jq", reason: "pages read JSON with it" },
     Package { name: "runc", proof: "runc", reason: "what containerd starts pods with" },
     Package {
         name: "busybox-static",

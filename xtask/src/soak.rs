@@ -1,9 +1,10 @@
-//! `cargo xtask soak`: tests that take longer than `test` may: simulated clusters, then kill -9 at
-//! random in real ones.
+//! `cargo xtask soak`: tests that take longer than `test` may: simulated clusters, network policies
+//! against real packets, then kill -9 at random in real clusters.
 
 use crate::chaos;
 use crate::error::{Error, Result};
 use crate::packages;
+use crate::policies;
 use crate::sim;
 
 /// Runs all of it, also after a failure; true if nothing failed.
@@ -15,7 +16,8 @@ pub fn run(options: &sim::Options) -> Result<bool> {
     }
     packages::ensure()?;
     let simulated = sim::run(options)?;
+    let enforced = policies::run()?;
     let stormed = chaos::moments()?;
     let tried = chaos::run(&chaos::Options::soak())?;
-    Ok(simulated && stormed && tried)
+    Ok(simulated && enforced && stormed && tried)
 }

@@ -128,6 +128,24 @@ fn a_list_may_be_cited_by_the_comments_that_tests_begin_with() {
     );
     assert!(
         problems("both", &format!("cites = \"6.2\"\n{ROW}"), TEST)
-            .contains("neither prefix nor cites, or both")
+            .contains("not exactly one of prefix, cites and series")
     );
+}
+
+#[test]
+fn a_list_may_be_a_series_that_tests_and_cases_cite() {
+    let rows: String = (1..=6)
+        .map(|number| format!("[[row]]\nnumber = {number}\ntitle = \"t\"\nexpected = \"e\"\nopen = true\n"))
+        .collect();
+    let tests = "cases! {\n    b\n}\n/// one.md K04\nfn a() {}\n/// one.md K01 to K03; two.md K5\nasync fn b(subject: &dyn Subject) {}\n\
+                 #[test]\nfn c() {\n    // two.md K4; one.md section 7, K06 (fast)\n}\n";
+    let root = workspace("series", "", tests);
+    let list =
+        format!("title = \"One\"\nsource = \"one.md section 7\"\nseries = \"K\"\nlabel = \"K\"\n{rows}");
+    fs::write(root.join("tests/compatibility/one.toml"), list).unwrap();
+    let text = page(&root).unwrap();
+    let passed: Vec<&str> = text.lines().filter(|line| line.contains("passes | `")).collect();
+    let case = |number| format!("| K{number} | t | e | passes | `b` (one, test server and real ones) |");
+    let test = "| K6 | t | e | passes | `c` (one) |".to_owned();
+    assert_eq!(passed, [case(1), case(2), case(3), test]);
 }

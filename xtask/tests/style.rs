@@ -3,7 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "this is a test, outside its #[test] functions, too")]
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+mod files;
+
+use files::{collect, root};
 
 /// Longer files hide things; split by noun.
 const FILE_MAX_LINES: usize = 800;
@@ -21,27 +25,11 @@ struct Source {
 }
 
 fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut files = Vec::new();
-    collect(root, &mut files);
     let source = |path: PathBuf| Source {
-        path: path.strip_prefix(root).unwrap().to_string_lossy().into_owned(),
+        path: path.strip_prefix(root()).unwrap().to_string_lossy().into_owned(),
         text: fs::read_to_string(&path).unwrap(),
     };
-    files.into_iter().map(source).collect()
-}
-
-fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(dir).unwrap().flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            if !NOT_OURS.iter().any(|name| path.ends_with(name)) {
-                collect(&path, files);
-            }
-        } else if path.extension().is_some_and(|end| end == "rs") {
-            files.push(path);
-        }
-    }
+    collect(root(), &["rs"], &NOT_OURS).into_iter().map(source).collect()
 }
 
 /// Where a function ends that is longer than allowed: (line, name, length). Formatting by rustfmt is assumed:

@@ -1,4 +1,4 @@
-//! Words that Rust files and pages do not use, because the field has a precise term for what they say.
+//! Words that Rust files, pages, units and alert rules do not use, because the field has a precise term for what they say.
 //!
 //! Only whole words count: `told` is found, `untold` and `GC_PATIENCE` are not. Legitimate occurrences, such as test
 //! data and the texts of other programs, are listed with a reason in tests/words-allowed.txt. docs/spec is not read.
@@ -7,7 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+
+mod files;
+
+use files::{collect, root};
 
 /// A refused word, and what to write instead.
 const WORDS: &[(&str, &str)] = &[
@@ -22,30 +25,13 @@ const WORDS: &[(&str, &str)] = &[
     ("mended", "repaired"),
 ];
 /// Files that are read, by the end of their names.
-const KINDS: [&str; 2] = ["rs", "md"];
+const KINDS: [&str; 4] = ["rs", "md", "yaml", "service"];
 /// Directories that are not read.
 const NOT_OURS: [&str; 5] = ["target", ".git", "generated", "vendor", "docs/spec"];
 /// This file names the words.
 const OWN: &str = "xtask/tests/words.rs";
 /// The list of allowed occurrences.
 const ALLOWED: &str = "tests/words-allowed.txt";
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
-
-fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(dir).unwrap().flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            if !NOT_OURS.iter().any(|name| path.ends_with(name)) {
-                collect(&path, files);
-            }
-        } else if path.extension().is_some_and(|end| KINDS.iter().any(|kind| end == *kind)) {
-            files.push(path);
-        }
-    }
-}
 
 /// The refused words in `text`, with the numbers of their lines.
 fn refused_words(text: &str) -> Vec<(usize, &'static str)> {
@@ -77,11 +63,9 @@ fn parse_allowed(text: &str) -> BTreeMap<(String, String), String> {
 #[test]
 fn refused_words_are_only_where_the_list_allows_them() {
     let allowed = parse_allowed(&fs::read_to_string(root().join(ALLOWED)).unwrap());
-    let mut files = Vec::new();
-    collect(root(), &mut files);
     let mut wrong = Vec::new();
     let mut used = BTreeSet::new();
-    for file in files {
+    for file in collect(root(), &KINDS, &NOT_OURS) {
         let path = file.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
         if path == OWN {
             continue;

@@ -7,10 +7,12 @@
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod block;
+mod endpoint;
 mod mac;
 mod name;
 
 pub use block::{BlockCidr, BlockError, Family, host_net};
+pub use endpoint::EndpointId;
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use mac::{Mac, MacError};
 pub use name::{ContainerId, IfName, NameError, NetworkName, NodeName};

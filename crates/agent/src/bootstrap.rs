@@ -10,11 +10,11 @@ use russet_model::{
     ClusterInformation, ClusterInformationSpec, DecodeError, EncapMode, IpPool, Key, Node, NodeBgp, NodeSpec,
     Resource, uid,
 };
+use russet_overlay::underlay::{Choice, UnderlayError};
 use russet_store::{Record, Step, Store, StoreError};
 use russet_store_etcd::Settings as EtcdSettings;
 
 use crate::config::DefaultPools;
-use crate::underlay::Choice;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BootstrapError {
@@ -29,9 +29,14 @@ pub enum BootstrapError {
         /// The decoding error.
         source: DecodeError,
     },
+    /// Nodes of this store are made by others, and this one was not made yet.
+    #[error(
+        "the cluster has no Node {0}: kubelet registers it; if kubelet uses another name, give that one with --node-name"
+    )]
+    NoNode(NodeName),
     /// The underlay interface could not be determined.
     #[error(transparent)]
-    Underlay(#[from] crate::underlay::UnderlayError),
+    Underlay(#[from] UnderlayError),
     #[error("create the default pools: {0}")]
     Pools(#[source] IpamError),
     /// No address could be allocated for a tunnel. Pods of that family cannot reach other nodes;
@@ -46,7 +51,13 @@ const DEFAULT_POOLS: [&str; 2] = ["default-ipv4", "default-ipv6"];
 const TRIES: usize = 10;
 
 /// Creates the default pools for each family that has none. Existing pools are not changed.
-pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Result<(), BootstrapError> {
+///
+/// `apply` is the command by which an operator changes pools.
+pub async fn ensure_pools(
+    allocator: &Allocator,
+    defaults: &DefaultPools,
+    apply: &str,
+) -> Result<(), BootstrapError> {
     let vxlan_mode = defaults.encapsulation.vxlan_mode();
     let wanted = DEFAULT_POOLS.into_iter().zip([defaults.ipv4, defaults.ipv6]);
     let pool = |(name, cidr): (&str, Option<IpNet>)| {
@@ -58,7 +69,7 @@ pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Res
         tracing::info!(pools = created.join(", "), "default pools created");
     }
     let there = allocator.pools().await.map_err(BootstrapError::Pools)?;
-    for (setting, reason) in unused(defaults, &there) {
+    for (setting, reason) in unused(defaults, &there, apply) {
         russet_store::refused("a setting of pools is not used: the store has pools already", setting, reason);
     }
     Ok(())
@@ -66,7 +77,7 @@ pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Res
 
 /// The pool settings that differ from both the defaults and the existing pools, each with the
 /// reason why it has no effect.
-fn unused(settings: &DefaultPools, there: &[IpPool]) -> Vec<(String, String)> {
+fn unused(settings: &DefaultPools, there: &[IpPool], apply: &str) -> Vec<(String, String)> {
     let default = DefaultPools::default();
     let mut found = Vec::new();
     let families = [
@@ -82,7 +93,7 @@ fn unused(settings: &DefaultPools, there: &[IpPool]) -> Vec<(String, String)> {
             pools.clone().map(|pool| format!("{} {}", pool.metadata.name, pool.spec.cidr)).collect();
         if wanted.is_none_or(|wanted| !pools.any(|pool| pool.spec.cidr == wanted)) {
             let wanted = wanted.map_or_else(|| "none".to_owned(), |wanted| wanted.to_string());
-            let reason = format!("there is {}; change pools with `russet apply`", names.join(", "));
+            let reason = format!("there is {}; change pools with `{apply}`", names.join(", "));
             found.push((format!("{flag} {wanted}"), reason));
         }
     }
@@ -92,7 +103,7 @@ fn unused(settings: &DefaultPools, there: &[IpPool]) -> Vec<(String, String)> {
         && let Some(other) = other
     {
         let (name, has) = (&other.metadata.name, other.spec.vxlan_mode.as_str());
-        let reason = format!("pool {name} has vxlanMode {has}; change it with `russet apply`");
+        let reason = format!("pool {name} has vxlanMode {has}; change it with `{apply}`");
         found.push((format!("--encapsulation with vxlanMode {}", mode.as_str()), reason));
     }
     found
@@ -161,22 +172,24 @@ pub enum Known {
     Keep,
 }
 
-/// Registers this node with its addresses and keeps the rest of its record.
+/// Registers this node with its addresses and keeps the rest of its record. In a Kubernetes datastore
+/// that is the node's own object, whose `InternalIP` wins over other addresses of the underlay.
 pub async fn register(
     store: &dyn Store,
     name: &NodeName,
     choice: &Choice,
     known: Known,
 ) -> Result<(), BootstrapError> {
-    let address = |family, found: Option<IpNet>| {
-        let stays = |net: &IpNet| choice.underlay.addresses.iter().any(|own| own.addr() == net.addr());
-        let kept = found.filter(|net| known == Known::Keep && stays(net));
-        kept.or(choice.address(family)).or(found)
+    let own = |address: IpAddr| choice.underlay.addresses.iter().find(|own| own.addr() == address).copied();
+    let address = |family, found: Option<IpNet>, internal: Option<IpAddr>| {
+        let kept = found.filter(|net| known == Known::Keep && own(net.addr()).is_some());
+        kept.or(internal.and_then(own)).or(choice.address(family)).or(found)
     };
     update_node(store, name, |spec| {
+        let internal = Family::BOTH.map(|family| spec.internal_ip(family));
         let entry = spec.bgp.get_or_insert_with(NodeBgp::default);
-        entry.ipv4_address = address(Family::V4, entry.ipv4_address);
-        entry.ipv6_address = address(Family::V6, entry.ipv6_address);
+        entry.ipv4_address = address(Family::V4, entry.ipv4_address, internal[0]);
+        entry.ipv6_address = address(Family::V6, entry.ipv6_address, internal[1]);
     })
     .await
 }
@@ -227,10 +240,14 @@ async fn update_node(
     let mut last = None;
     for _ in 0..TRIES {
         let found = store.get(&key).await?;
+        let is_missing = found.is_none();
         let Some(step) = node_step(&key, name, found, &change)? else { return Ok(()) };
         match store.commit(vec![step]).await {
             Ok(_) => return Ok(()),
             Err(error) if error.error.lost_race() => last = Some(error.error),
+            Err(error) if is_missing && matches!(error.error, StoreError::Unsupported { .. }) => {
+                return Err(BootstrapError::NoNode(name.clone()));
+            }
             Err(error) => return Err(error.error.into()),
         }
     }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use russet_addr::{BlockCidr, NodeName};
 use russet_model::{
-    Affinity, Block, FelixConfiguration, FelixConfigurationSpec, IpPool, Key, KeyKind, Node, ResourceKind,
+    Affinity, Block, ClusterInformation, FelixConfiguration, FelixConfigurationSpec, IpPool, Key, KeyKind,
+    Node, ResourceKind,
 };
 use russet_store::{Event, Record};
 
@@ -37,6 +38,9 @@ pub struct Cluster {
     pub felix: BTreeMap<String, FelixConfigurationSpec>,
     /// The keys of Calico's policies, where policies are watched.
     pub policies: BTreeSet<Key>,
+    /// Whether programs of Calico work in the cluster, or did: each writes its release into the
+    /// cluster's information. Only where that is watched.
+    pub has_peers: bool,
     /// When the oldest change arrived that is not in the kernel yet.
     pending_since: Cell<Option<Instant>>,
 }
@@ -46,14 +50,28 @@ pub const POLICIES: [ResourceKind; 2] = [ResourceKind::GlobalNetworkPolicy, Reso
 // === impl Cluster ===
 
 impl Cluster {
-    /// Applies an event of a watch.
-    pub fn apply(&mut self, event: Event) {
+    /// Applies an event of a watch. Returns whether it can change anything: kubelets write their
+    /// Node objects every few minutes, and in most of these writes nothing of ours is new.
+    pub fn apply(&mut self, event: Event) -> bool {
+        if let Event::Put(record) = &event
+            && self.has(record)
+        {
+            return false;
+        }
         self.pending_since.set(self.pending_since.get().or_else(|| Some(Instant::now())));
         match event {
             Event::Snapshot(snapshot) => snapshot.records.iter().for_each(|record| self.put(record)),
             Event::Put(record) => self.put(&record),
             Event::Deleted { key, .. } => self.remove(&key),
         }
+        true
+    }
+
+    /// Whether this copy has the node of a record as the record describes it.
+    fn has(&self, record: &Record) -> bool {
+        let KeyKind::Node(name) = record.key.kind() else { return false };
+        let known = self.nodes.get(&name);
+        known.is_some_and(|known| Node::decode(&record.value).is_ok_and(|node| node == *known))
     }
 
     /// Records that the kernel matches this copy. Returns how long the oldest pending change
@@ -83,6 +101,10 @@ impl Cluster {
             KeyKind::Resource { kind: ResourceKind::FelixConfiguration, name, .. } => {
                 FelixConfiguration::decode(&record.value)
                     .map(|felix| drop(self.felix.insert(name, felix.spec)))
+            }
+            KeyKind::Resource { kind: ResourceKind::ClusterInformation, .. } => {
+                ClusterInformation::decode(&record.value)
+                    .map(|information| self.has_peers = !information.spec.calico_version.is_empty())
             }
             // Only the existence of a policy matters here, not its content.
             KeyKind::Resource { kind, .. } if POLICIES.contains(&kind) => {
@@ -117,6 +139,7 @@ impl Cluster {
             KeyKind::Resource { kind: ResourceKind::FelixConfiguration, name, .. } => {
                 drop(self.felix.remove(&name));
             }
+            KeyKind::Resource { kind: ResourceKind::ClusterInformation, .. } => self.has_peers = false,
             KeyKind::Resource { kind, .. } if POLICIES.contains(&kind) => drop(self.policies.remove(key)),
             _ => {}
         }
@@ -148,6 +171,24 @@ mod tests {
 
     fn record(key: &str, value: &str) -> Record {
         Record { key: Key::from_stored(key), value: value.into(), revision: Revision(1) }
+    }
+
+    #[test]
+    fn a_node_that_is_written_without_a_change_changes_nothing() {
+        let node = |labels: &str, revision| {
+            let value = format!(
+                r#"{{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{{"name":"n1","labels":{labels}}},"spec":{{}}}}"#
+            );
+            let key = Key::node(&"n1".parse().unwrap());
+            Event::Put(Record { key, value: value.into(), revision: Revision(revision) })
+        };
+        let mut cluster = Cluster::default();
+        assert!(cluster.apply(node("{}", 1)));
+        assert!(cluster.reconciled().is_some());
+        let rules = cluster.rules;
+        assert!(!cluster.apply(node("{}", 2)));
+        assert_eq!((cluster.rules, cluster.reconciled()), (rules, None));
+        assert!(cluster.apply(node(r#"{"rack":"a"}"#, 3)) && cluster.rules > rules);
     }
 
     #[test]

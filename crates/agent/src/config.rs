@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
-use russet_health::Address as HealthAddress;
+use russet_http::health::Address as HealthAddress;
 use russet_model::{EncapMode, IpPoolSpec};
 use russet_store_etcd::{LOCATION_SCHEME, Settings as EtcdSettings};
+use russet_store_kube::Location as KubeLocation;
+
+use crate::announce::Annotate;
 
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -36,8 +39,18 @@ pub struct Config {
     pub leak_repair: Option<Duration>,
     /// Directories of the container runtimes' CNI caches.
     pub cni_caches: Vec<PathBuf>,
+    /// Where pods' addresses come from.
+    pub ipam: IpamMode,
+    /// Whether the native plugin's pods are annotated, with a store in the Kubernetes API.
+    pub annotate: Annotate,
+    /// Whether the cluster's network policies are enforced.
+    pub policies: PolicyMode,
+    /// The conflist that a ready agent installs for the runtime, with a store in the Kubernetes API.
+    pub conflist: Option<PathBuf>,
+    /// The kubeconfig of Calico's plugins, which an agent in Calico's place keeps.
+    pub calico_kubeconfig: Option<PathBuf>,
     /// Settings of the OpenShift server, on a node that replaces openshift-sdn.
-    pub openshift: Option<crate::openshift::Settings>,
+    pub openshift: Option<russet_openshift::Settings>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +60,27 @@ pub enum StoreLocation {
     /// A store that another process of this machine owns, by its socket.
     Unix(PathBuf),
     Etcd(Box<EtcdSettings>),
+    /// Calico's data in the Kubernetes API.
+    Kubernetes(KubeLocation),
+}
+
+/// Where the native plugin's addresses come from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum IpamMode {
+    /// Blocks of pools, in the store.
+    #[default]
+    Pools,
+    /// The `spec.podCIDRs` of this node, with a store in the Kubernetes API.
+    Node,
+}
+
+/// Whether network policies are enforced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PolicyMode {
+    /// Not in Calico's place, where Felix enforces them.
+    #[default]
+    On,
+    Off,
 }
 
 /// The pools that a new store gets.
@@ -96,6 +130,15 @@ pub enum SettingError {
         /// The allowed values.
         allowed: &'static str,
     },
+    /// Only Kubernetes gives nodes ranges of their own.
+    #[error(
+        "--ipam node takes addresses of the Node's podCIDRs: it needs the native plugin and a store in the Kubernetes API (--store kubernetes:in-cluster \
+         or kubernetes:KUBECONFIG), and the store is {store}"
+    )]
+    NoPodCidrs {
+        /// The store.
+        store: String,
+    },
     /// The URLs of etcd are invalid.
     #[error("invalid store: {0}")]
     Etcd(#[from] russet_store_etcd::SettingsError),
@@ -112,6 +155,17 @@ pub struct Paths {
 pub const DEFAULT_HEALTH: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9471);
 
+// === impl Config ===
+
+impl Config {
+    /// The error for a source of addresses that the store does not have.
+    pub(crate) fn ipam_fault(&self) -> Option<SettingError> {
+        let has_ranges = matches!(self.store, StoreLocation::Kubernetes(_)) && !self.calico;
+        let is_fault = self.ipam == IpamMode::Node && !has_ranges;
+        is_fault.then(|| SettingError::NoPodCidrs { store: self.store.to_string() })
+    }
+}
+
 // === impl StoreLocation ===
 
 impl FromStr for StoreLocation {
@@ -121,10 +175,14 @@ impl FromStr for StoreLocation {
         let error = || SettingError::Value {
             setting: "store",
             value: text.to_owned(),
-            allowed: "`embedded`, `unix:` and the absolute path of a store's socket, or `etcd:` and the URLs of etcd's members",
+            allowed: "`embedded`, `unix:` and the absolute path of a store's socket, `etcd:` and the URLs of etcd's members, `kubernetes:` \
+                      and the absolute path of a kubeconfig, or `kubernetes:in-cluster`",
         };
         if text.starts_with(LOCATION_SCHEME) {
             return Ok(Self::Etcd(Box::new(text.parse()?)));
+        }
+        if let Ok(location) = text.parse() {
+            return Ok(Self::Kubernetes(location));
         }
         match text.strip_prefix("unix:") {
             None if text == "embedded" => Ok(Self::Embedded),
@@ -140,6 +198,7 @@ impl fmt::Display for StoreLocation {
             Self::Embedded => f.write_str("embedded"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Etcd(settings) => write!(f, "{LOCATION_SCHEME}{}", settings.endpoints.join(",")),
+            Self::Kubernetes(location) => location.fmt(f),
         }
     }
 }
@@ -186,6 +245,60 @@ impl Encapsulation {
     }
 }
 
+// === impl IpamMode ===
+
+impl FromStr for IpamMode {
+    type Err = SettingError;
+
+    fn from_str(text: &str) -> Result<Self, SettingError> {
+        match text {
+            "pools" => Ok(Self::Pools),
+            "node" => Ok(Self::Node),
+            _ => Err(SettingError::Value {
+                setting: "ipam",
+                value: text.to_owned(),
+                allowed: "`pools` or `node`",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for IpamMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pools => "pools",
+            Self::Node => "node",
+        })
+    }
+}
+
+// === impl PolicyMode ===
+
+impl FromStr for PolicyMode {
+    type Err = SettingError;
+
+    fn from_str(text: &str) -> Result<Self, SettingError> {
+        match text {
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(SettingError::Value {
+                setting: "policies",
+                value: text.to_owned(),
+                allowed: "`on` or `off`",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for PolicyMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::On => "on",
+            Self::Off => "off",
+        })
+    }
+}
+
 // === impl DefaultPools ===
 
 impl DefaultPools {
@@ -221,6 +334,15 @@ impl Paths {
 
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// A command of Russet for the node with these paths, for messages: without `--root` it would be
+    /// about another node of this machine.
+    pub fn command(&self, words: &str) -> String {
+        match self.root == Path::new("/") {
+            true => format!("russet {words}"),
+            false => format!("russet {words} --root {}", self.root.display()),
+        }
     }
 
     /// The directory of sockets and locks, gone after a reboot; mode 0700.
@@ -289,6 +411,16 @@ impl Paths {
         self.state_dir().join("history")
     }
 
+    /// The file that an agent keeps while policies are in force.
+    pub fn policies_marker(&self) -> PathBuf {
+        self.state_dir().join("policies-in-force")
+    }
+
+    /// A lock for plugins without an agent that change the table of decisions.
+    pub fn policies_lock(&self) -> PathBuf {
+        self.run_dir().join("policies.lock")
+    }
+
     /// The socket on which the owner of the embedded store serves it.
     pub fn store_socket(&self) -> PathBuf {
         self.state_dir().join("store.sock")
@@ -328,11 +460,19 @@ mod tests {
 
     #[test]
     fn a_store_location_reads_back_as_written() {
-        for text in
-            ["embedded", "unix:/run/russet/store.sock", "etcd:http://10.0.0.1:2379,http://[fd00::1]:2379"]
-        {
+        for text in [
+            "embedded",
+            "unix:/run/russet/store.sock",
+            "etcd:http://10.0.0.1:2379,http://[fd00::1]:2379",
+            "kubernetes:/root/.kube/config",
+            "kubernetes:in-cluster",
+        ] {
             assert_eq!(text.parse::<StoreLocation>().unwrap().to_string(), text);
         }
+        assert!(
+            "kubernetes:config".parse::<StoreLocation>().is_err(),
+            "a relative path depends on the directory"
+        );
         let error = "etcd".parse::<StoreLocation>().unwrap_err().to_string();
         assert!(error.contains("`embedded`, `unix:`"), "{error}");
     }

@@ -3,28 +3,29 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use russet_addr::{ContainerId, Family, IfName};
+use russet_addr::{EndpointId, Family};
 use russet_attach::{Attached, Wired};
 use russet_cni_spec::plugin::Outcome;
-use russet_cni_spec::relay;
+use russet_cni_spec::table::{self, Needs};
 use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
+use russet_journal::History;
 use russet_linux::sysctl;
+use russet_overlay::underlay;
 use russet_plugins::stages::during;
 use russet_plugins::{
-    CalicoHost, CalicoNode, InterfaceObserver, LocalNode, Node, RequestLog, RequestOutcome, Stage, Teardown,
-    Wiring,
+    CalicoHost, CalicoNode, InterfaceObserver, Node, RequestLog, RequestOutcome, Stage, Teardown, Wiring,
 };
-use russet_store::Store;
+use russet_store::{Store, StoreError};
 
 use crate::bootstrap::{self, BootstrapError, Known};
-use crate::config::{Config, Paths, StoreLocation};
-use crate::datastores::EtcdDatastores;
+use crate::config::{Config, IpamMode, Paths, StoreLocation};
+use crate::datastores::OpenDatastores;
 use crate::health::{Condition, Readiness};
-use crate::history::History;
-use crate::journal;
 use crate::node_lock::{self, Admission};
+use crate::pods::Pods;
+use crate::policies;
+use crate::stores;
 use crate::stores::BriefStore;
-use crate::{stores, underlay};
 
 /// Who carried out a request, and what came of it.
 pub enum Direct {
@@ -34,8 +35,12 @@ pub enum Direct {
     HandedOver(Outcome),
 }
 
-/// Gives up the connection to another process's store when an interface is about to be wired: nothing is read or written until that has succeeded or failed.
-struct PausesStore(Rc<BriefStore>);
+/// What happens when an interface is about to be wired: the connection to another process's store is given up, since nothing is read or written until
+/// that has succeeded or failed, and the pod's addresses are held where policies are in force.
+struct BeforeWiring {
+    paths: Paths,
+    store: Option<Rc<BriefStore>>,
+}
 
 /// Carries out `request` of the plugin called `plugin`; `log` is for the runtime's standard error. `config` reads the node's settings. It is called for a
 /// plugin that works on this node's store, and only while the node's lock is held: an agent that started meanwhile may have recorded another store.
@@ -46,42 +51,36 @@ pub async fn direct(
     request: &Request,
     log: &RequestLog,
 ) -> Result<Direct, CniError> {
-    let local = russet_plugins::is_local(plugin);
-    if local && (russet_plugins::is_ipam(plugin) || plugin == relay::OPENSHIFT_SDN) {
-        // Its own lock is all that it needs, and its caller may be a main plugin that holds the node's. OpenShift's works for the server that it asks,
-        // which keeps the requests for a container in order: it may be the agent that has the node's lock.
-        return run_local(paths, plugin, request, log).await;
+    let Some(plugin) = table::find(plugin) else { return Err(russet_plugins::unknown(plugin)) };
+    if matches!(request.env.call, Call::Status) && !plugin.works_without_agent() {
+        let msg = format!("no russet agent listens at {}", paths.cni_socket().display());
+        return Err(CniError::not_available(msg, format!("start `{}`", paths.command("agent"))));
     }
-    if russet_plugins::is_ipam(plugin) {
-        // It works on no store of this node's, and its caller may be a main plugin that holds the node's lock.
-        let host = CalicoHost::new(paths.root(), Rc::new(EtcdDatastores::of_request()));
-        let result = russet_plugins::run_ipam(&host, request, log).await?;
-        History::at(paths.history_file()).record(request, result.as_ref());
-        return Ok(Direct::Done(result));
-    }
-    let calico = russet_plugins::is_calico(plugin);
-    if matches!(request.env.call, Call::Status) && !calico && !local {
-        return Err(CniError::not_available("no agent is running on this node", "start `russet agent`"));
-    }
-    let turn = async { node_lock::lock_for_request(paths, plugin, request) };
-    let held = match during(Stage::Turn, turn).await? {
-        Admission::Locked(held) => held,
-        Admission::Answered(outcome) => return Ok(Direct::HandedOver(outcome)),
+    // The caller of an IPAM plugin may be a main plugin that holds the node's lock; it has a lock of
+    // its own. A server keeps the requests for a container in order itself, and it may be that of
+    // the agent that has the node's lock.
+    let held = if plugin.takes_container_lock() && plugin.needs != Needs::Server {
+        let lock = async { node_lock::lock_for_request(paths, plugin.name, request) };
+        match during(Stage::Turn, lock).await? {
+            Admission::Locked(held) => Some(held),
+            Admission::Answered(outcome) => return Ok(Direct::HandedOver(outcome)),
+        }
+    } else {
+        None
     };
-    if let Call::Add(target) = &request.env.call {
+    if let (Call::Add(target), Some(_)) = (&request.env.call, &held) {
         leave_to_the_agent(paths, target)?;
     }
-    if local {
-        return run_local(paths, plugin, request, log).await;
-    }
-    let done = if calico {
-        // Its datastore is the configuration's, and who this node is, too.
-        let host = CalicoHost::new(paths.root(), Rc::new(EtcdDatastores::of_request()));
-        let node = CalicoNode::for_request(host);
-        let done = russet_plugins::run_calico(&node, request, log).await;
-        then_delete_links(&node.wiring, done).await?
+    let done = if plugin.needs == Needs::Store {
+        Box::pin(on_own_store(&config()?, plugin.name, request, log)).await?
     } else {
-        Box::pin(on_own_store(&config()?, plugin, request, log)).await?
+        let host = CalicoHost::new(paths.root(), Rc::new(OpenDatastores::of_request()));
+        let node = CalicoNode::for_request(host);
+        let work = async {
+            russet_plugins::run_without_store(&node, plugin.name, request, log).await?.released().await
+        };
+        let done = Box::pin(work).await;
+        then_delete_links(&node.wiring, done).await?
     };
     History::at(paths.history_file()).record(request, done.result.as_ref());
     drop(held);
@@ -93,7 +92,7 @@ pub async fn direct(
 /// caller holds the container's lock, so that no agent is running.
 fn leave_to_the_agent(paths: &Paths, target: &Target) -> Result<(), CniError> {
     let path = paths.journal_file();
-    let left = journal::unfinished(&path, &target.container_id, &target.ifname);
+    let left = russet_journal::unfinished(&path, &target.id);
     let left = left.map_err(|error| CniError::io(format!("read {}", path.display()), error))?;
     if !left {
         return Ok(());
@@ -110,10 +109,13 @@ async fn on_own_store(
     request: &Request,
     log: &RequestLog,
 ) -> Result<RequestOutcome, CniError> {
-    let unopened = |error| CniError::try_again_later("the store cannot be opened", error);
-    if !matches!(config.store, StoreLocation::Embedded) {
+    let unopened = |error: StoreError| CniError::try_again_later("the store cannot be opened", error);
+    if !matches!(config.store, StoreLocation::Embedded) && config.ipam == IpamMode::Pools {
         let opened = stores::open(&config.paths, &config.store).await.map_err(unopened)?;
-        let node = request_node(config, Rc::clone(&opened.store));
+        let mut node = request_node(config, Rc::clone(&opened.store));
+        if let Some(kubernetes) = &opened.kubernetes {
+            node = crate::with_pods(node, config, &Pods::new(kubernetes, &config.node_name));
+        }
         return Box::pin(on_node(config, &node, plugin, request, log, || {})).await;
     }
     let store = Rc::new(BriefStore::new(&config.paths));
@@ -121,8 +123,13 @@ async fn on_own_store(
     if !matches!(request.env.call, Call::Del(_)) {
         store.open().await.map_err(unopened)?;
     }
-    let mut node = request_node(config, Rc::clone(&store) as Rc<dyn Store>);
-    node.wiring = node.wiring.with_observer(Rc::new(PausesStore(Rc::clone(&store))));
+    let mut whole = Rc::clone(&store) as Rc<dyn Store>;
+    if let StoreLocation::Kubernetes(location) = &config.store {
+        let local = stores::Opened::over(whole);
+        whole = stores::with_pod_cidrs(config, location, local).map_err(unopened)?.store;
+    }
+    let mut node = request_node(config, whole);
+    node.host.wiring = node.host.wiring.with_observer(BeforeWiring::of(config, Some(Rc::clone(&store))));
     // On the heap: in a debug build the whole request would not fit the stack of a thread.
     let work = Box::pin(on_node(config, &node, plugin, request, log, || store.pause()));
     let done = store.serve_during(work).await;
@@ -136,7 +143,8 @@ fn request_node(config: &Config, store: Rc<dyn Store>) -> Node {
     for condition in Condition::ALL {
         readiness.met(condition);
     }
-    let node = crate::node(config, store, Teardown::Batched, &readiness);
+    let mut node = crate::node(config, store, Teardown::Batched, &readiness);
+    node.host.wiring = node.host.wiring.with_observer(BeforeWiring::of(config, None));
     if let Some(mtu) = published_mtu(config) {
         node.mtu_bytes.set(mtu);
     }
@@ -154,7 +162,7 @@ async fn on_node(
 ) -> Result<RequestOutcome, CniError> {
     let done = match Box::pin(start_on_node(config, node, plugin, request, log)).await {
         Ok(done) => done,
-        Err(error) => return then_delete_links(&node.wiring, Err(error)).await,
+        Err(error) => return then_delete_links(&node.host.wiring, Err(error)).await,
     };
     // A DEL has taken the interface down. The kernel takes 20 ms and more to delete it, and the addresses are given back meanwhile. There is no journal
     // by which another process would do that later.
@@ -163,7 +171,7 @@ async fn on_node(
         released();
         done
     };
-    let (done, deleted) = tokio::join!(release, node.wiring.reap_batch());
+    let (done, deleted) = tokio::join!(release, node.host.wiring.reap_batch());
     let done = done?;
     deleted.map(|_| done)
 }
@@ -191,20 +199,6 @@ async fn then_delete_links<T>(wiring: &Wiring, done: Result<T, CniError>) -> Res
     let deleted = wiring.reap_batch().await;
     let done = done?;
     deleted.map(|_| done)
-}
-
-/// A plugin that works on no datastore at all.
-async fn run_local(
-    paths: &Paths,
-    plugin: &str,
-    request: &Request,
-    log: &RequestLog,
-) -> Result<Direct, CniError> {
-    let node = LocalNode::for_request(paths.root().to_owned());
-    let done = russet_plugins::run_local(&node, plugin, request, log).await;
-    let result = then_delete_links(&node.wiring, done).await?;
-    History::at(paths.history_file()).record(request, result.as_ref());
-    Ok(Direct::Done(result))
 }
 
 /// Lets the node forward what its pods send, on the families that have a pool. With an agent the overlay does this.
@@ -240,22 +234,31 @@ async fn prepare(config: &Config, node: &russet_plugins::Node) -> Result<(), Boo
         // Calico's administrator registers pools and nodes.
         return Ok(());
     }
-    bootstrap::ensure_pools(&node.allocator, &config.pools).await?;
+    if config.ipam == IpamMode::Pools {
+        let apply = config.paths.command("apply");
+        bootstrap::ensure_pools(&node.allocator, &config.pools, &apply).await?;
+    }
     let choice = underlay::choose(config.interface.as_ref(), None)?;
     bootstrap::register(&*node.store, &node.name, &choice, Known::Replace).await
 }
 
-// === impl PausesStore ===
+// === impl BeforeWiring ===
 
-impl InterfaceObserver for PausesStore {
-    fn wiring(&self, _: &Wired, _: &Path) -> Result<(), CniError> {
-        self.0.pause();
-        Ok(())
+impl BeforeWiring {
+    fn of(config: &Config, store: Option<Rc<BriefStore>>) -> Rc<Self> {
+        Rc::new(Self { paths: config.paths.clone(), store })
+    }
+}
+
+impl InterfaceObserver for BeforeWiring {
+    fn wiring(&self, wired: &Wired, _: &Path) -> Result<(), CniError> {
+        self.store.iter().for_each(|store| store.pause());
+        policies::alone::hold(&self.paths, wired)
     }
 
     fn wired(&self, _: &Wired, _: &Attached) {}
 
     fn unwired(&self, _: &Wired) {}
 
-    fn leaving(&self, _: &ContainerId, _: &IfName) {}
+    fn leaving(&self, _: &EndpointId) {}
 }

@@ -1,78 +1,62 @@
 //! Drift detection. When another program removes or changes something that Russet manages in the
-//! kernel, this module restores it within milliseconds, counts it, and reports which process
-//! changed it, as far as the kernel says (docs/drift.md).
+//! kernel, its controller restores it within milliseconds ([`crate::controllers`]). This module
+//! notices the change, decides when the controller compares, and counts and reports the repair with
+//! the process that made it necessary, as far as the kernel says (docs/drift.md). It changes nothing
+//! in the kernel.
 //!
-//! A dedicated thread listens to rtnetlink and nf_tables. An event only marks a [`Part`] as dirty,
-//! if cheap tests say that it may concern a managed object and that Russet did not cause it. The
-//! thread then compares that part with the kernel, using the inputs of the last reconciliation, and
-//! applies the difference. The same thread compares everything once a minute, and retries what
-//! could not be restored ([`schedule::Schedule`]). It needs no store, so it works while etcd is
-//! away. The loop ([`crate::reconcile`]) and this thread take turns on the same
-//! [`overlay::Overlay`].
-//!
-//! Called by `lib` (start), the loop, and the agent's socket for `russet drift`.
+//! An event of rtnetlink or nf_tables only marks a controller as dirty, if cheap tests say that it
+//! may concern a managed object and that Russet did not cause it. Comparisons without an event, and
+//! those after a failure, are due by [`schedule::Schedule`].
 
-mod attached_interfaces;
-mod budget;
+pub(crate) mod budget;
 mod event_filter;
-mod kernel_events;
+pub(crate) mod kernel_events;
 mod log;
-mod nat;
-mod overlay;
-mod pods;
 mod schedule;
-mod sdn;
-mod tunnel;
-mod verdicts;
 mod who;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use russet_attach::restore::Depth;
-use russet_linux::watch::WakeHandle;
-use russet_netlink::NetlinkError;
-use russet_overlay::openshift::Sdn as DataPath;
-use russet_overlay::{Inputs, ReconcileReport};
-use russet_policy::Keeper;
-use tokio::sync::{Notify, watch};
+use russet_journal::EndpointTable;
+use russet_overlay::ReconcileReport;
+use tokio::sync::Notify;
 
 use crate::metrics::Metrics;
 use event_filter::EventFilter;
-use kernel_events::KernelEvents;
+use kernel_events::{Batch, KernelEvents};
 use log::Log;
-use nat::Nat;
-use overlay::Overlay;
-use pods::Pods;
 use schedule::Schedule;
-use sdn::Sdn;
-use verdicts::{PendingComparison, VerdictResult, Verdicts};
 use who::Traces;
 
-pub use attached_interfaces::AttachedInterfaces;
 pub use log::{DriftReport, Repair};
 pub use who::Who;
 
 /// Path on the agent's socket for `russet drift`.
 pub const DRIFT_PATH: &str = "/v1/drift";
 
-/// The node's drift detection. Clones share it.
-#[derive(Clone)]
-pub struct Drift(Arc<Shared>);
+/// The controllers that compare separately, in the order of comparison. Verdicts come first,
+/// because without them every packet is accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ControllerId {
+    /// The verdicts of pods' interfaces.
+    Verdicts,
+    /// OpenShift's data path: its table, tunnel and routes, and the host ends of its pods.
+    Openshift,
+    /// The host ends of pods' interfaces.
+    Endpoints,
+    /// Tunnels, routes and forwarding entries to other nodes, and masquerade.
+    Overlay,
+    /// Pods' masquerade and published ports.
+    Nat,
+}
 
-struct Shared {
-    overlay: Mutex<Overlay>,
-    pods: Mutex<Pods>,
-    nat: Mutex<Nat>,
-    sdn: Mutex<Sdn>,
-    verdicts: Verdicts,
-    /// Called when an answer about verdicts has arrived.
-    answer_ready: Arc<WakeHandle>,
+/// What is known of changes by other programs.
+pub(crate) struct Drift {
     event_filter: Mutex<EventFilter>,
-    dirty: Mutex<Option<DirtyParts>>,
+    dirty: Mutex<Option<Dirty>>,
     log: Mutex<Log>,
     metrics: Metrics,
     /// Comparisons that are due without an event.
@@ -80,323 +64,168 @@ struct Shared {
     /// Wakes the loop: a part of the overlay could not be restored, or the underlay has changed.
     disturbed: Notify,
     underlay: AtomicBool,
-    /// Other programs keep the node's routes, including those to pods.
-    aside: AtomicBool,
 }
 
-/// The parts that are compared separately, in the order of comparison. Verdicts come first, because
-/// without them every packet is accepted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
-    /// The verdicts of pods' interfaces.
-    Verdicts,
-    /// OpenShift's data path: its table, tunnel and routes, and the host ends of its pods.
-    Sdn,
-    /// The host ends of pods' interfaces.
-    Pods,
-    /// Tunnels, routes and forwarding entries to other nodes, and masquerade.
-    Overlay,
-    /// Pods' masquerade and published ports.
-    Nat,
-}
-
-/// Parts that events marked as dirty since the last comparison.
+/// Controllers that events marked as dirty since the last comparison.
 #[derive(Debug)]
-struct DirtyParts {
-    since: Instant,
-    parts: BTreeSet<Part>,
+pub(crate) struct Dirty {
+    pub since: Instant,
+    pub controllers: BTreeSet<ControllerId>,
     traces: Traces,
 }
 
-/// A part in which the comparison found a difference.
-struct Repaired {
-    part: Part,
-    restored: Restored,
-    dirty: Option<DirtyParts>,
+/// A repair whose cause is not searched for yet.
+pub(crate) struct Repaired {
+    pub controller: ControllerId,
+    repair: Repair,
+    dirty: Option<Dirty>,
     began: Instant,
     done: Instant,
 }
 
-/// The result of restoring a part.
-#[derive(Debug, Default)]
-struct Restored {
-    /// The differences as text.
-    what: Vec<String>,
-    /// Kernel objects that were changed, by kind.
-    kinds: Vec<(&'static str, u64)>,
-    /// Errors of changes that failed.
-    errors: Vec<String>,
-}
-
-/// The thread only runs netlink requests and comparisons.
-const STACK_BYTES: usize = 512 * 1024;
-
 // === impl Drift ===
 
 impl Drift {
-    /// Opens the netlink sockets and starts to listen. Changes from now on are noticed, even before
-    /// the first comparison. `interfaces` are the attached interfaces, whose host ends are compared
-    /// at once. `verdicts` keeps the verdict table.
-    pub fn watch(
-        metrics: Metrics,
-        interfaces: AttachedInterfaces,
-        verdicts: Keeper,
-    ) -> Result<Self, NetlinkError> {
-        let kernel_events = KernelEvents::open()?;
-        let shared = Arc::new(Shared::open(metrics, interfaces, verdicts)?);
-        let listener = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("drift".to_owned()).stack_size(STACK_BYTES);
-        let operation = || "start the thread that listens to changes".to_owned();
-        thread
-            .spawn(move || kernel_events.run(&listener))
-            .map_err(|source| NetlinkError::Io { operation: operation(), source })?;
-        Ok(Self(shared))
-    }
-
-    /// Brings the overlay to the state that `inputs` describe. Later comparisons use these inputs.
-    /// Blocks.
-    pub fn reconcile(&self, inputs: Inputs) -> ReconcileReport {
-        let shared = &*self.0;
-        shared.aside.store(false, Ordering::Relaxed);
-        let mut overlay = lock(&shared.overlay);
-        let same = overlay.is_settled_at(&inputs);
-        let mut repaired = Vec::new();
-        if !same {
-            // Differences that exist already were made by another program, not by the new inputs.
-            if let Some(dirty) = shared.take(Part::Overlay) {
-                repaired.extend(shared.restore_overlay(&mut overlay, Some(dirty)));
-            }
-            lock(&shared.event_filter).expect(&inputs);
-        }
-        let dirty = if same { shared.take(Part::Overlay) } else { None };
-        let began = Instant::now();
-        let (report, restored) = overlay.reconcile(inputs);
-        repaired.extend(shared.finish_overlay(&mut overlay, dirty, began, restored, report.failed == 0));
-        drop(overlay);
-        repaired.into_iter().for_each(|repaired| shared.record(repaired));
-        report
-    }
-
-    /// Other programs keep the node's routes from now on: changes of routes are no drift. Blocks.
-    pub fn stand_aside(&self) {
-        self.0.aside.store(true, Ordering::Relaxed);
-        lock(&self.0.overlay).leave_tunnels();
-        lock(&self.0.event_filter).forget();
-    }
-
-    /// Also keeps OpenShift's data path, for as long as its server exists. Returns why the path is
-    /// not in force, or None once it is. Blocks.
-    pub fn keep_sdn(&self, path: &Arc<Mutex<DataPath>>) -> watch::Receiver<Option<String>> {
-        // The holder of the path may wait for another program's commit. The listening thread must
-        // not wait with it, so this lock is taken before that of the filter.
-        let cluster = lock(path).settings().cluster.clone();
-        lock(&self.0.event_filter).expect_sdn(cluster);
-        lock(&self.0.sdn).keep(path)
-    }
-
-    /// Compares OpenShift's data path and restores it. Blocks.
-    pub fn look_at_sdn(&self) {
-        let repaired = self.0.restored(Part::Sdn, Depth::Everything);
-        repaired.into_iter().for_each(|repaired| self.0.record(repaired));
-    }
-
-    /// Resolves when the loop has to reconcile; true when the underlay may have changed.
-    pub async fn disturbed(&self) -> bool {
-        self.0.disturbed.notified().await;
-        self.0.underlay.swap(false, Ordering::Relaxed)
-    }
-
-    /// Reasons why packets cannot pass from or to the other nodes. Blocks.
-    pub fn underlay_faults(&self) -> Result<Vec<String>, String> {
-        let wanted = lock(&self.0.overlay).wanted().cloned();
-        match wanted {
-            Some(inputs) => tunnel::faults(&inputs).map_err(|error| error.to_string()),
-            None => Ok(Vec::new()),
-        }
-    }
-
-    /// The current differences, and the repairs so far. Blocks.
-    pub fn report(&self) -> DriftReport {
-        let (verdicts, nat) = (self.0.verdicts.differences(), lock(&self.0.nat).differences());
-        let mut compared = vec![verdicts, nat, lock(&self.0.sdn).differences()];
-        if !self.0.aside.load(Ordering::Relaxed) {
-            compared.push(lock(&self.0.overlay).differences());
-            compared.push(self.underlay_faults());
-            compared.push(lock(&self.0.pods).differences());
-        }
-        lock(&self.0.log).report(compared)
-    }
-}
-
-// === impl Shared ===
-
-impl Shared {
-    fn open(
-        metrics: Metrics,
-        interfaces: AttachedInterfaces,
-        verdicts: Keeper,
-    ) -> Result<Self, NetlinkError> {
-        let operation = || "create the wake-up of the thread that listens to changes".to_owned();
-        let answer_ready =
-            WakeHandle::new().map_err(|source| NetlinkError::Io { operation: operation(), source })?;
-        let answer_ready = Arc::new(answer_ready);
-        Ok(Self {
-            overlay: Mutex::new(Overlay::open()?),
-            pods: Mutex::new(Pods::open(interfaces.clone())?),
-            nat: Mutex::new(Nat::open()),
-            sdn: Mutex::default(),
-            verdicts: Verdicts::new(verdicts, interfaces.clone(), Arc::clone(&answer_ready)),
-            answer_ready,
-            event_filter: Mutex::new(EventFilter::new(interfaces)),
+    pub fn new(metrics: Metrics, endpoints: EndpointTable) -> Self {
+        Self {
+            event_filter: Mutex::new(EventFilter::new(endpoints)),
             dirty: Mutex::default(),
             log: Mutex::default(),
             metrics,
             schedule: Mutex::new(Schedule::new(Instant::now())),
             disturbed: Notify::new(),
             underlay: AtomicBool::new(false),
-            aside: AtomicBool::new(false),
-        })
-    }
-
-    /// Compares parts with the kernel and restores the differences. For verdicts this only starts
-    /// the comparison; `pending` receives it.
-    fn restore(
-        &self,
-        parts: &BTreeMap<Part, Depth>,
-        pending: &mut Option<PendingComparison>,
-    ) -> Vec<Repaired> {
-        if pending.is_none() && parts.contains_key(&Part::Verdicts) {
-            lock(&self.schedule).started(Part::Verdicts, Instant::now());
-            *pending = Some(self.verdicts.start(self.take(Part::Verdicts)));
         }
-        let others = parts.iter().filter(|(part, _)| **part != Part::Verdicts);
-        let repaired: Vec<_> = others.filter_map(|(part, depth)| self.restored(*part, *depth)).collect();
-        if repaired.iter().any(|it| it.part == Part::Overlay && !it.restored.errors.is_empty()) {
-            self.disturbed.notify_one();
+    }
+
+    /// What has to be known of the desired state, before it is applied: then its changes are no
+    /// drift.
+    pub fn event_filter(&self) -> MutexGuard<'_, EventFilter> {
+        lock(&self.event_filter)
+    }
+
+    /// Reads the events that have arrived, and marks the controllers that they concern.
+    pub fn listen(&self, kernel_events: &mut KernelEvents) -> kernel_events::Heard {
+        let now = Instant::now();
+        let Batch { controllers, traces, underlay, heard } = kernel_events.read(&self.event_filter);
+        if underlay {
+            self.underlay.store(true, Ordering::Relaxed);
+            self.disturb();
         }
-        repaired
-    }
-
-    /// Handles the result of the comparison of verdicts.
-    fn finish_verdicts(&self, (pending, outcome): (PendingComparison, VerdictResult)) -> Option<Repaired> {
-        let VerdictResult { restored, succeeded, done, .. } = outcome;
-        let PendingComparison { dirty, began, .. } = pending;
-        lock(&self.schedule).finished(Part::Verdicts, succeeded, done);
-        (!restored.is_nothing()).then_some(Repaired { part: Part::Verdicts, restored, dirty, began, done })
-    }
-
-    /// Compares and restores one part. None if it had no difference.
-    fn restored(&self, part: Part, depth: Depth) -> Option<Repaired> {
-        let dirty = self.take(part);
-        let began = Instant::now();
-        let (restored, succeeded) = match part {
-            // `restore` has started this comparison.
-            Part::Verdicts => return None,
-            Part::Nat => match lock(&self.nat).restore() {
-                Some(done) => done,
-                None => {
-                    lock(&self.schedule).soon(part, Instant::now());
-                    dirty.into_iter().for_each(|dirty| self.keep(dirty));
-                    return None;
-                }
-            },
-            Part::Sdn => lock(&self.sdn).restore(),
-            Part::Overlay => return self.restore_overlay(&mut lock(&self.overlay), dirty),
-            Part::Pods if self.aside.load(Ordering::Relaxed) => (Restored::default(), true),
-            Part::Pods => lock(&self.pods).restore(depth),
-        };
-        let done = Instant::now();
-        // A quick comparison leaves out some properties, which may still differ.
-        if !(succeeded && part == Part::Pods && depth == Depth::Tables) {
-            lock(&self.schedule).finished(part, succeeded, done);
+        if !controllers.is_empty() {
+            self.mark(Dirty { since: now, controllers, traces });
         }
-        (!restored.is_nothing()).then_some(Repaired { part, restored, dirty, began, done })
+        heard
     }
 
-    fn restore_overlay(&self, overlay: &mut Overlay, dirty: Option<DirtyParts>) -> Option<Repaired> {
-        let began = Instant::now();
-        let (restored, succeeded) = overlay.restore();
-        self.finish_overlay(overlay, dirty, began, restored, succeeded)
-    }
-
-    /// Handles the result of comparing the overlay.
-    fn finish_overlay(
-        &self,
-        overlay: &mut Overlay,
-        dirty: Option<DirtyParts>,
-        began: Instant,
-        restored: Option<Restored>,
-        succeeded: bool,
-    ) -> Option<Repaired> {
-        let done = Instant::now();
-        let devices = overlay.devices();
-        lock(&self.event_filter).devices(devices);
-        lock(&self.schedule).finished(Part::Overlay, succeeded, done);
-        restored.map(|restored| Repaired { part: Part::Overlay, restored, dirty, began, done })
-    }
-
-    /// Keeps dirty parts until they are compared.
-    fn keep(&self, new: DirtyParts) {
+    /// Marks controllers until they compare.
+    pub fn mark(&self, new: Dirty) {
         match &mut *lock(&self.dirty) {
             Some(kept) => {
                 kept.since = kept.since.min(new.since);
-                kept.parts.extend(new.parts);
+                kept.controllers.extend(new.controllers);
                 kept.traces.join(new.traces);
             }
             kept => *kept = Some(new),
         }
     }
 
-    /// Takes what is known about one dirty part. Later events mark it again.
-    fn take(&self, part: Part) -> Option<DirtyParts> {
+    /// The controllers that are marked.
+    pub fn dirty(&self) -> BTreeSet<ControllerId> {
+        lock(&self.dirty).as_ref().map(|dirty| dirty.controllers.clone()).unwrap_or_default()
+    }
+
+    /// Takes the mark of one controller, which compares now. Later events mark it again.
+    pub fn take(&self, controller: ControllerId) -> Option<Dirty> {
         let mut kept = lock(&self.dirty);
         let dirty = kept.as_mut()?;
-        if !dirty.parts.remove(&part) {
+        if !dirty.controllers.remove(&controller) {
             return None;
         }
-        let taken =
-            DirtyParts { since: dirty.since, parts: BTreeSet::from([part]), traces: dirty.traces.clone() };
-        if dirty.parts.is_empty() {
+        let (since, traces) = (dirty.since, dirty.traces.clone());
+        if dirty.controllers.is_empty() {
             *kept = None;
         }
-        Some(taken)
+        Some(Dirty { since, controllers: BTreeSet::from([controller]), traces })
+    }
+
+    /// When controllers compare without an event.
+    pub fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        lock(&self.schedule)
+    }
+
+    /// Wakes the loop.
+    pub fn disturb(&self) {
+        self.disturbed.notify_one();
+    }
+
+    /// Resolves when the loop has to reconcile; true when the underlay may have changed.
+    pub async fn disturbed(&self) -> bool {
+        self.disturbed.notified().await;
+        self.underlay.swap(false, Ordering::Relaxed)
     }
 
     /// Counts and logs a repair. This searches `/proc`, so the caller must not hold a lock.
-    fn record(&self, repaired: Repaired) {
-        let Repaired { restored, dirty, began, done, .. } = repaired;
-        let heard = dirty.as_ref().map(|dirty| done.saturating_duration_since(dirty.since));
-        let took = heard.unwrap_or_else(|| done.saturating_duration_since(began));
-        let who = dirty.map(|dirty| dirty.traces.resolve()).unwrap_or_default();
-        if !restored.kinds.is_empty() {
-            self.metrics.drift.repaired(&restored.kinds, took, SystemTime::now());
+    pub fn record(&self, repaired: Repaired) {
+        let Repaired { mut repair, dirty, began, done, .. } = repaired;
+        let since = dirty.as_ref().map_or(began, |dirty| dirty.since);
+        let took = done.saturating_duration_since(since);
+        repair.set_time(took, dirty.is_some());
+        repair.who = dirty.map(|dirty| dirty.traces.resolve()).unwrap_or_default();
+        if !repair.kinds.is_empty() {
+            self.metrics.drift.repaired(&repair.kinds, took, SystemTime::now());
         }
-        lock(&self.log).add(Repair::new(restored, who, heard.is_some(), took));
-    }
-}
-
-// === impl Part ===
-
-impl Part {
-    const ALL: [Self; 5] = [Self::Verdicts, Self::Sdn, Self::Pods, Self::Overlay, Self::Nat];
-}
-
-// === impl Restored ===
-
-impl Restored {
-    /// A part that could not be restored at all.
-    fn failed(what: &str, error: String) -> Self {
-        Self { what: vec![what.to_owned()], errors: vec![error], ..Self::default() }
+        lock(&self.log).add(repair);
     }
 
-    fn is_nothing(&self) -> bool {
-        self.what.is_empty() && self.kinds.is_empty() && self.errors.is_empty()
+    /// The current differences, which the caller has computed, and the repairs so far.
+    pub fn report(&self, compared: Vec<Result<Vec<String>, String>>) -> DriftReport {
+        lock(&self.log).report(compared)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
-mod tests;
+impl Drift {
+    /// Whether a thread holds the event filter's lock.
+    pub fn filters_events(&self) -> bool {
+        self.event_filter.try_lock().is_err()
+    }
+}
+
+#[cfg(test)]
+impl Dirty {
+    /// Every controller, since then.
+    pub fn all(since: Instant) -> Self {
+        Self { since, controllers: ControllerId::ALL.into(), traces: Traces::default() }
+    }
+}
+
+// === impl ControllerId ===
+
+impl ControllerId {
+    pub const ALL: [Self; 5] = [Self::Verdicts, Self::Openshift, Self::Endpoints, Self::Overlay, Self::Nat];
+}
+
+// === impl Repaired ===
+
+impl Repaired {
+    /// None if a comparison found no difference.
+    pub fn new(
+        controller: ControllerId,
+        report: &ReconcileReport,
+        dirty: Option<Dirty>,
+        began: Instant,
+        done: Instant,
+    ) -> Option<Self> {
+        let repair = Repair::new(report);
+        (!report.is_quiet()).then_some(Self { controller, repair, dirty, began, done })
+    }
+
+    pub fn is_incomplete(&self) -> bool {
+        !self.repair.errors.is_empty()
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

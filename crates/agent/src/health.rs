@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use russet_health::Ready;
+use russet_http::health::Ready;
 use russet_plugins::NotReady;
 
 /// A condition for attaching pods.

@@ -7,12 +7,12 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use russet_addr::{IfName, IpNet};
+use russet_journal::EndpointTable;
 use russet_model::{Prefix, WorkloadEndpoint};
 use russet_plugins::{Node, port_guard};
 use russet_policy::Keeper;
 use russet_store::StoreError;
 
-use crate::attachments::Attachments;
 use crate::health::{Condition, Readiness};
 use crate::operations::Operations;
 
@@ -27,7 +27,7 @@ const GUARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// that endpoints allow are read once, when the guard starts; later the plugin passes them with
 /// every ADD.
 pub async fn guard_calico_ends(node: &Node, on: bool) -> Result<(), StoreError> {
-    let keeper = node.wiring.verdicts();
+    let keeper = node.host.wiring.verdicts();
     let begins = on && !keeper.guards().calico.unwrap_or(false);
     let sources = if begins { Some(allowed_sources(node).await?) } else { None };
     let changed = keeper.change_guards(|guards| {
@@ -65,16 +65,16 @@ async fn allowed_sources(node: &Node) -> Result<BTreeMap<IfName, Vec<IpNet>>, St
 }
 
 /// Tells the verdicts' keeper what the ports of bridges that are attached may send, at the agent's start: later the plugin says it with every ADD.
-pub fn guard_known_ports(keeper: &Keeper, attachments: &Attachments) {
-    let guards = attachments.all().iter().filter_map(|record| port_guard(&record.attachment)).collect();
+pub fn guard_known_ports(keeper: &Keeper, endpoints: &EndpointTable) {
+    let guards = endpoints.attached().iter().filter_map(|it| port_guard(it.wired.as_deref()?)).collect();
     keeper.change_guards(|all| all.ports = Some(guards));
 }
 
 /// The first attempt, before any request is served.
 pub async fn begin(node: &Node, readiness: &Readiness) {
-    match node.wiring.reconcile_verdicts().await {
+    match node.host.wiring.reconcile_verdicts().await {
         Ok(report) => {
-            if node.wiring.verdicts().is_unsupported() {
+            if node.host.wiring.verdicts().is_unsupported() {
                 readiness
                     .note("verdicts: this kernel has no nf_tables, so nothing keeps pods' packets apart");
             }
@@ -104,20 +104,17 @@ pub async fn insist(node: Node, operations: Rc<Operations>, readiness: Readiness
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::SystemTime;
 
+    use russet_addr::EndpointId;
     use russet_attach::{Bridge, Port, SourceCheck, Wired};
 
     use super::*;
-    use crate::attachments::Record;
 
-    fn port(container: &str, source_check: SourceCheck) -> Record {
-        let (container, ifname) = (container.parse().unwrap(), "eth0".parse().unwrap());
+    fn port(container: &str, source_check: SourceCheck) -> Wired {
+        let id: EndpointId = format!("cbr0/{container}/eth0").parse().unwrap();
         let port = Port {
-            network: "cbr0".parse().unwrap(),
-            host_name: Port::default_host_name(&container, &ifname),
-            container,
-            ifname,
+            host_name: Port::default_host_name(&id),
+            id,
             bridge: Bridge {
                 name: "cni0".parse().unwrap(),
                 mtu: None,
@@ -134,18 +131,18 @@ mod tests {
             sync_delete: false,
             source_check,
         };
-        Record { attachment: Wired::Port(port), netns: None, since: SystemTime::now() }
+        Wired::Port(port)
     }
 
     #[test]
     fn an_agent_that_starts_knows_what_the_ports_that_are_attached_may_send() {
-        let (attachments, keeper) = (Attachments::default(), Keeper::new(Arc::new(|| Ok(Vec::new()))));
+        let (endpoints, keeper) = (EndpointTable::default(), Keeper::new(Arc::new(|| Ok(Vec::new()))));
         assert_eq!(keeper.guards().ports, None);
         let allowed: Vec<IpNet> = vec!["192.0.2.0/24".parse().unwrap()];
-        attachments.put(port("c1", SourceCheck::Addresses { allowed: allowed.clone() }));
-        attachments.put(port("c2", SourceCheck::Mac));
-        attachments.put(port("c3", SourceCheck::Off));
-        guard_known_ports(&keeper, &attachments);
+        endpoints.put(port("c1", SourceCheck::Addresses { allowed: allowed.clone() }));
+        endpoints.put(port("c2", SourceCheck::Mac));
+        endpoints.put(port("c3", SourceCheck::Off));
+        guard_known_ports(&keeper, &endpoints);
         let guards = keeper.guards();
         let guards: Vec<_> = guards.ports.as_ref().unwrap().values().collect();
         assert_eq!(guards.len(), 2);

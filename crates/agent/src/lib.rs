@@ -4,70 +4,87 @@
 
 #![expect(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
-pub mod attachments;
+mod announce;
 pub mod bootstrap;
 mod cluster;
+mod cni_kubeconfig;
 mod config;
+pub mod conflists;
+pub mod controllers;
 mod datastores;
 mod direct;
 pub mod drift;
 mod endpoint_status;
 mod fill;
-mod forward_accepts;
 mod guards;
 mod health;
 mod heap;
-mod history;
 mod isolation;
-pub mod journal;
 mod measured;
 mod metrics;
 mod node_lock;
-pub mod openshift;
-pub mod openshift_tenants;
+mod node_status;
+mod openshift_server;
 mod operations;
+mod pods;
+mod policies;
 mod reaper;
 mod reconcile;
 mod recovery;
 pub mod repair;
 mod route_daemons;
 mod server;
-mod service_manager;
+mod spread;
 mod stores;
-mod underlay;
 mod unsupported;
+mod watched;
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use russet_ipam::Allocator;
+use russet_journal::{History, Journal, JournalContents};
+use russet_kube::Heartbeat;
 use russet_linux::FileLock;
-use russet_plugins::{CalicoHost, Datastore, InterfaceObserver, Node, Pause, SystemClock, Teardown};
+use russet_linux::notify::ServiceManager;
+use russet_plugins::{
+    CalicoHost, CalicoNode, Clusters, Datastore, InterfaceObserver, Node, Pause, SystemClock, Teardown,
+};
 use russet_store::Store;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 
-pub use config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, SettingError, StoreLocation};
+pub use announce::Annotate;
+pub use config::{
+    Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, IpamMode, Paths, PolicyMode, SettingError,
+    StoreLocation,
+};
 pub use direct::{Direct, direct};
 pub use health::{Condition, Readiness};
-pub use history::{History, Tenure};
 pub use node_lock::Taken;
-pub use russet_health::Address as HealthAddress;
+pub use policies::record_document;
+pub use reconcile::{LoopError as OverlayInputsError, overlay_inputs};
+pub use russet_http::health::Address as HealthAddress;
 pub use russet_plugins::{RequestLog, Stages};
 pub use russet_store_etcd::{Secret, Settings as EtcdSettings, SettingsError as EtcdSettingsError};
 pub use stores::{Opened, open as open_store, own as own_store};
 
-use attachments::Attachments;
-use datastores::EtcdDatastores;
-use drift::Drift;
-use journal::{Journal, JournalContents, Recorder};
+use announce::Announcer;
+use cni_kubeconfig::CniKubeconfig;
+use controllers::Controllers;
+use datastores::{OpenDatastores, OwnDatastore};
 use measured::Measured;
 use metrics::{Listeners, Metrics};
 use node_lock::Timeouts;
+use node_status::NodeStatus;
 use operations::Operations;
+use pods::Pods;
+use policies::alone::Marker;
+use policies::{HoldsNewPods, Policies, Source};
 use reconcile::Loop;
 use repair::{LeakFinder, RepairQueue, Repairs, UnheldQueue};
+use watched::WatchedStore;
 
 /// Why an agent cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +142,7 @@ pub async fn run(
     node_lock: &NodeLock,
     stop: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
-    if let Some(fault) = config.pools.fault() {
+    if let Some(fault) = config.pools.fault().or_else(|| config.ipam_fault()) {
         return Err(fault.into());
     }
     tracing::debug!(lock = %node_lock.0.path().display(), "the node is ours");
@@ -133,34 +150,30 @@ pub async fn run(
     let (metrics, mut registry) = Metrics::with_readiness(&readiness);
     let store = stores::open_and_serve(&config, &metrics.listeners.store).await?;
     let doomed = Rc::new(Notify::new());
-    let (recorder, found) = recorder(&config, &metrics).map_err(io("read the boot's ID"))?;
-    let measured: Rc<dyn Store> = Measured::over(&store.store, &metrics.store);
+    let (journal, found) = journal(&config, &metrics).map_err(io("read the boot's ID"))?;
+    let (measured, pods) = measured(&config, &store, &metrics);
     let node = node(&config, Rc::clone(&measured), teardown(&config, &doomed), &readiness);
-    let node = configured(node, &config, &readiness, &recorder);
+    let policies =
+        start_policies(&config, &journal, &metrics).map_err(io("start the threads of policies"))?;
+    let node = configured(node, &config, &readiness, (&journal, policies.as_ref()), pods.as_ref());
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
     let listeners = metrics.listeners.clone();
     let (stopping, stopped) = watch::channel(false);
-    let openshift = openshift::Server::new(
-        &config,
-        &measured,
-        &mut registry,
-        &readiness,
-        &listeners.openshift,
-        stopped.clone(),
-    );
+    let openshift =
+        openshift_server::new(&config, &measured, &mut registry, &readiness, &listeners, stopped.clone());
     let ((jobs, requests), (repair_queue, repair_jobs)) = (server::queue(), RepairQueue::new());
     let (unheld_queue, unheld_queries) = UnheldQueue::new();
     let history = History::at(config.paths.history_file());
-    let operations = Rc::new(Operations::new(node.clone(), metrics.clone(), history, Rc::clone(&recorder)));
+    let operations = Rc::new(Operations::new(node.clone(), metrics.clone(), history, Rc::clone(&journal)));
 
     let local = LocalSet::new();
     local
         .run_until(async {
             reaper::delete_precreated(&node).await;
-            let kernel = recovery::KernelState::look(&node, &recorder).await;
-            // The table of attachments is complete now.
-            let drift = Drift::watch(metrics.clone(), recorder.attachments().attached_interfaces(), node.wiring.verdicts())?;
-            isolation::guard_known_ports(&node.wiring.verdicts(), recorder.attachments());
+            let kernel = recovery::KernelState::look(&node, &journal).await;
+            // The endpoint table is complete now.
+            let controllers = Controllers::start(metrics.clone(), journal.table().clone(), node.host.wiring.verdicts())?;
+            isolation::guard_known_ports(&node.host.wiring.verdicts(), journal.table());
             isolation::begin(&node, &readiness).await;
             let mut background = JoinSet::new();
             background.spawn_local(isolation::insist(node.clone(), Rc::clone(&operations), readiness.clone()));
@@ -168,7 +181,10 @@ pub async fn run(
             start_leak_repair(&mut background, repairs, repair_jobs, config.leak_repair, found.fresh);
             background.spawn_local(repair::answer_unheld_queries(Rc::clone(&node.allocator), unheld_queries));
             maintain(&mut background, &node, &operations, doomed, &metrics);
-            let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, drift.clone());
+            let client = pods.as_ref().map(Pods::client);
+            policies.iter().for_each(|policies| policies.watch(&mut background, &node.store, client.as_ref()));
+            start_kubernetes(&mut background, &config, pods, &readiness, &operations).map_err(io("read the boot's ID"))?;
+            let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, controllers.clone(), store.kubernetes);
             if config.calico {
                 background.spawn_local(endpoint_status::Files::new(&keep).run());
             }
@@ -178,17 +194,36 @@ pub async fn run(
             }
             recovery::run(&operations, found, &kernel).await;
             background.spawn_local(carry_out(Rc::clone(&operations), requests));
-            let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(drift.clone())));
-            let drift = (drift, unheld_queue, readiness.clone());
+            let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(controllers.clone())));
+            let drift = (controllers, unheld_queue, readiness.clone());
             start_health(&config, readiness, registry, &listeners, stop_requested(stopped.clone()))?;
             let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, repair_queue, drift, stop_requested(stopped)));
-            background.spawn_local(service_manager::keep_informed());
+            notify_service_manager(&mut background);
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
             stop.await;
             wind_down(stopping, cni, openshift, &operations).await;
             Ok(())
         })
         .await
+}
+
+/// The store as all users of the agent see it, and this node's pods if they are objects of the
+/// Kubernetes API.
+fn measured(config: &Config, store: &Opened, metrics: &Metrics) -> (Rc<dyn Store>, Option<Pods>) {
+    let measured: Rc<dyn Store> = Measured::over(&store.store, &metrics.store);
+    let Some(kubernetes) = &store.kubernetes else { return (measured, None) };
+    let pods = Pods::new(kubernetes, &config.node_name);
+    (WatchedStore::over(measured, &config.node_name, pods.clone()), Some(pods))
+}
+
+/// Tells the service manager that the agent is ready, and from then on that it works.
+fn notify_service_manager(background: &mut JoinSet<()>) {
+    let service_manager = ServiceManager::from_env();
+    background.spawn_local(async move {
+        service_manager.ready();
+        // In this task, so that notifications stop when the loop that serves plugins hangs.
+        match service_manager.keep_alive().await {}
+    });
 }
 
 /// Starts the background work of the node: recovery of interrupted requests, deletion of links,
@@ -207,6 +242,30 @@ fn maintain(
     background.spawn_local(guards::run(metrics.clone()));
 }
 
+/// Starts what an agent with a store in the Kubernetes API does besides.
+fn start_kubernetes(
+    background: &mut JoinSet<()>,
+    config: &Config,
+    pods: Option<Pods>,
+    readiness: &Readiness,
+    operations: &Operations,
+) -> std::io::Result<()> {
+    let Some(pods) = pods else { return Ok(()) };
+    let client = pods.client();
+    let boot = russet_linux::host::boot_id()?;
+    background.spawn_local(Heartbeat::new(client.clone(), config.node_name.as_str()).run());
+    background.spawn_local(NodeStatus::new(client.clone(), config, readiness, &boot).run());
+    if config.calico {
+        background.spawn_local(pods.clone().run_namespaces());
+        if let Some(path) = config.calico_kubeconfig.clone() {
+            background.spawn_local(CniKubeconfig::new(client.clone(), path).run());
+        }
+    }
+    operations.follow_contacts(client.contacts());
+    background.spawn_local(pods.run());
+    Ok(())
+}
+
 /// Starts to serve health and metrics. If the address is taken, pods can still be attached.
 fn start_health(
     config: &Config,
@@ -218,7 +277,7 @@ fn start_health(
     let mut addresses = vec![config.health.clone(), HealthAddress::Unix(config.paths.health_socket())];
     addresses.dedup();
     let admission = std::sync::Arc::clone(&listeners.health);
-    russet_health::start(addresses, readiness, registry, admission, stop)
+    russet_http::health::start(addresses, readiness, registry, admission, stop)
         .map_err(io("start the thread of health and metrics"))
 }
 
@@ -276,7 +335,7 @@ async fn wind_down(
 ) {
     // An error means that no server listens any more, which is the goal.
     let _ = stopping.send(true);
-    service_manager::stopping();
+    ServiceManager::from_env().stopping();
     finish(cni, operations).await;
     finish_openshift(openshift).await;
     tracing::info!("agent stopped; the data path keeps working");
@@ -301,11 +360,46 @@ fn teardown(config: &Config, doomed: &Rc<Notify>) -> Teardown {
     if config.sync_delete { Teardown::Synchronous } else { Teardown::Deferred(Rc::clone(doomed)) }
 }
 
-/// The journal and the table of attachments of this boot, and what an earlier agent left in them.
-fn recorder(config: &Config, metrics: &Metrics) -> std::io::Result<(Rc<Recorder>, JournalContents)> {
+/// The journal of this boot with its endpoint table, and what an earlier agent left in it.
+fn journal(config: &Config, metrics: &Metrics) -> std::io::Result<(Rc<Journal>, JournalContents)> {
     let boot = russet_linux::host::boot_id()?;
-    let (journal, found) = Journal::open(config.paths.journal_file(), boot, metrics.clone());
-    Ok((Rc::new(Recorder::new(journal, Attachments::default())), found))
+    let (journal, found) = Journal::open(config.paths.journal_file(), boot, metrics.journal.clone());
+    Ok((Rc::new(journal), found))
+}
+
+/// Starts the threads that enforce network policies, where this agent does.
+fn start_policies(
+    config: &Config,
+    journal: &Journal,
+    metrics: &Metrics,
+) -> std::io::Result<Option<Policies>> {
+    let mut marker = Marker::new(&config.paths);
+    if config.policies == PolicyMode::Off || config.calico {
+        marker.set(false);
+        return Ok(None);
+    }
+    if route_daemons::has_felix() {
+        tracing::warn!(
+            "Felix runs on this node: this agent enforces no policies until it is started without Felix"
+        );
+        marker.set(false);
+        return Ok(None);
+    }
+    let source = match config.store {
+        StoreLocation::Kubernetes(_) => Source::Kubernetes,
+        _ => Source::Records,
+    };
+    let (table, metrics) = (journal.table().clone(), metrics.policies.clone());
+    Policies::start(&config.node_name, source, table, marker, metrics).map(Some)
+}
+
+/// The observers of interfaces.
+fn observer(journal: &Rc<Journal>, policies: Option<&Policies>) -> Rc<dyn InterfaceObserver> {
+    let journal = Rc::clone(journal) as Rc<dyn InterfaceObserver>;
+    match policies {
+        Some(policies) => Rc::new(HoldsNewPods::new(policies.clone(), journal)),
+        None => journal,
+    }
 }
 
 /// Finds and repairs leaks on this node.
@@ -320,14 +414,34 @@ fn leak_finder(config: &Config, node: &Node) -> LeakFinder {
 }
 
 /// The node with its observers, and with what the agent knows of it.
-fn configured(mut node: Node, config: &Config, readiness: &Readiness, recorder: &Rc<Recorder>) -> Node {
-    node.wiring = node.wiring.with_observer_and_precreation(Rc::clone(recorder) as Rc<dyn InterfaceObserver>);
-    let (ready, attachments) = (readiness.clone(), recorder.attachments().clone());
-    node.not_ready = Rc::new(move || ready.not_ready(!attachments.is_empty()));
+fn configured(
+    mut node: Node,
+    config: &Config,
+    readiness: &Readiness,
+    (journal, policies): (&Rc<Journal>, Option<&Policies>),
+    pods: Option<&Pods>,
+) -> Node {
+    node.host.wiring = node.host.wiring.with_observer_and_precreation(observer(journal, policies));
+    let (ready, endpoints) = (readiness.clone(), journal.table().clone());
+    node.host.not_ready = Rc::new(move || ready.not_ready(!endpoints.is_empty()));
     if let Some(mtu) = direct::published_mtu(config) {
         // Pods that are attached before the underlay is first read get the MTU that the previous
         // agent computed.
         node.mtu_bytes.set(mtu);
+    }
+    match pods {
+        Some(pods) => with_pods(node, config, pods),
+        None => node,
+    }
+}
+
+/// The node, whose pods are objects of the Kubernetes API.
+pub(crate) fn with_pods(mut node: Node, config: &Config, pods: &Pods) -> Node {
+    let announcer = Announcer::new(pods.clone(), Rc::clone(&node.store), config.annotate);
+    node.announce = Some(Rc::new(announcer));
+    if let StoreLocation::Kubernetes(location) = &config.store {
+        let is_own = datastores::leads_to(location, config.calico_kubeconfig.clone());
+        node.host.clusters = Clusters::with_own(Rc::new(pods.clone()), is_own);
     }
     node
 }
@@ -337,23 +451,27 @@ fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &R
     let readiness = readiness.clone();
     let allocator = Allocator::new(Rc::clone(&store), Rc::new(SystemClock));
     let allocator = Rc::new(allocator.with_backoff(Rc::new(Pause)).with_cache(CACHE_MAX_AGE));
+    let datastore = || Datastore::with_allocator(Rc::clone(&store), Rc::clone(&allocator));
     let own = match &config.store {
-        StoreLocation::Etcd(settings) => {
-            Some((*settings.clone(), Datastore::with_allocator(Rc::clone(&store), Rc::clone(&allocator))))
+        StoreLocation::Etcd(settings) => Some(OwnDatastore::Etcd(*settings.clone(), datastore())),
+        StoreLocation::Kubernetes(location) => {
+            let is_own = datastores::leads_to(location, config.calico_kubeconfig.clone());
+            Some(OwnDatastore::Kubernetes(is_own, datastore()))
         }
         StoreLocation::Embedded | StoreLocation::Unix(_) => None,
     };
-    let datastores = Rc::new(EtcdDatastores::of_agent(own));
+    let datastores = Rc::new(OpenDatastores::of_agent(own));
     Node {
         name: config.node_name.clone(),
-        calico: CalicoHost::new(config.paths.root(), datastores),
         allocator,
         store,
-        wiring: Default::default(),
         mtu_bytes: Rc::new(Cell::new(config.mtu_bytes.unwrap_or(MTU_UNTIL_KNOWN_BYTES))),
-        teardown,
-        clusters: Default::default(),
+        host: CalicoNode {
+            teardown,
+            not_ready: Rc::new(move || readiness.not_ready(false)),
+            ..CalicoNode::for_request(CalicoHost::new(config.paths.root(), datastores))
+        },
         releases: Default::default(),
-        not_ready: Rc::new(move || readiness.not_ready(false)),
+        announce: None,
     }
 }

@@ -2,6 +2,7 @@
 
 mod drift;
 mod listeners;
+mod policies;
 mod pools;
 mod readiness;
 mod store;
@@ -13,6 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use russet_journal::JournalMetrics;
 #[cfg(test)]
 use russet_plugins::Stage;
 use russet_plugins::stages::Spent;
@@ -21,6 +23,7 @@ use crate::health::Readiness;
 
 pub use drift::DriftMetrics;
 pub use listeners::Listeners;
+pub use policies::PolicyMetrics;
 pub use pools::{Claims, Fill, PoolMetrics};
 pub use store::StoreMetrics;
 
@@ -64,14 +67,10 @@ pub struct Metrics {
     pub drift: DriftMetrics,
     pub store: StoreMetrics,
     pub pools: PoolMetrics,
+    pub policies: PolicyMetrics,
     /// Connection slots of the agent's sockets.
     pub listeners: Listeners,
-    /// Used bytes of the journal.
-    pub journal_bytes: Gauge,
-    /// Records in the journal.
-    pub journal_records: Gauge,
-    /// Attempts to write the journal that failed.
-    pub journal_write_failures: Counter,
+    pub journal: JournalMetrics,
     /// Operations of an earlier agent, by how they ended.
     pub recoveries: Family<Kind, Counter>,
 }
@@ -127,14 +126,13 @@ impl Metrics {
             drift: DriftMetrics::default(),
             store: StoreMetrics::default(),
             pools: PoolMetrics::default(),
+            policies: PolicyMetrics::default(),
             listeners: Listeners::new(),
-            journal_bytes: Gauge::default(),
-            journal_records: Gauge::default(),
-            journal_write_failures: Counter::default(),
+            journal: JournalMetrics::default(),
             recoveries: Family::default(),
         };
         let mut all = Registry::default();
-        all.register_collector(Box::new(russet_health::Process::starting()));
+        all.register_collector(Box::new(russet_http::health::Process::starting()));
         metrics.register(all.sub_registry_with_prefix(PREFIX));
         (metrics, all)
     }
@@ -186,17 +184,11 @@ impl Metrics {
         it.drift.register(registry);
         it.store.register(registry);
         it.pools.register(registry);
+        it.policies.register(registry);
         registry.register_collector(Box::new(it.listeners.collector()));
-        it.register_journal(registry);
-    }
-
-    fn register_journal(&self, registry: &mut Registry) {
-        registry.register("journal_bytes", "Used bytes of the journal", self.journal_bytes.clone());
-        registry.register("journal_records", "Records in the journal", self.journal_records.clone());
-        let failures = self.journal_write_failures.clone();
-        registry.register("journal_write_failures", "Attempts to write the journal that failed", failures);
+        it.journal.register(registry);
         let help = "Operations that were finished or undone later, by kind";
-        registry.register("journal_recoveries", help, self.recoveries.clone());
+        registry.register("journal_recoveries", help, it.recoveries.clone());
     }
 
     /// Counts how an operation ended that an earlier agent, or this one, could not end at once.

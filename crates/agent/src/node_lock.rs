@@ -18,6 +18,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use russet_addr::EndpointId;
 use russet_attach::{Dialect, Pod, naming};
 use russet_cni_spec::plugin::Outcome;
 use russet_cni_spec::{Call, CniError, Request, Target, relay};
@@ -155,7 +156,7 @@ pub fn lock_for_request(paths: &Paths, plugin: &str, request: &Request) -> Resul
     if let Some(target) = request.env.target() {
         let dir = paths.subject_locks();
         private_dir(&dir).map_err(|error| CniError::io("make the directory of locks", error))?;
-        _container = Some(wait.subject(&dir.join(format!("container-{}", target.container_id)))?);
+        _container = Some(wait.subject(&dir.join(format!("container-{}", target.id.container)))?);
         if let Some(name) = pod_lock(request, target) {
             _pod = Some(wait.subject(&dir.join(name))?);
         }
@@ -173,8 +174,8 @@ fn through_the_gate(paths: &Paths, end: Instant) -> Result<FileLock, LockError> 
 fn pod_lock(request: &Request, target: &Target) -> Option<String> {
     let pod = request.env.args.pod()?;
     let pod = Pod { namespace: pod.namespace.to_owned(), name: pod.name.to_owned() };
-    let ifname = "eth0".parse().ok()?;
-    Some(format!("pod-{}", naming::host_end(Dialect::Calico, &target.container_id, &ifname, Some(&pod))))
+    let id = EndpointId { ifname: "eth0".parse().ok()?, ..target.id.clone() };
+    Some(format!("pod-{}", naming::host_end(Dialect::Calico, &id, Some(&pod))))
 }
 
 // === impl Timeouts ===

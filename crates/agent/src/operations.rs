@@ -3,7 +3,6 @@
 //! of an operation is written into the journal first.
 
 mod done;
-mod locks;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -12,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use russet_cni_spec::plugin::{Outcome, Prepared, prepare};
 use russet_cni_spec::relay::RelayRequest;
+use russet_cni_spec::table::{self, Plugin};
 use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
+use russet_journal::{History, Journal};
 use russet_plugins::stages::during;
 use russet_plugins::{Node, Release, RequestLog, RequestOutcome, Stage, Stages};
+use russet_sync::{KeyedLock, LockGuard};
+use tokio::sync::watch;
 use tokio::task::spawn_local;
 
-use crate::history::History;
-use crate::journal::Recorder;
 use crate::metrics::Metrics;
-pub(crate) use locks::ExclusiveGuard;
-use locks::{RequestGuard, RequestLocks};
 
 /// The text for a user who runs the plugin by hand; the small executable prints the same.
 const ABOUT: &str = "CNI russet plugin";
@@ -37,24 +36,23 @@ const OPEN_MAX: usize = 1024;
 /// competition from the store's thread, and DELs that arrive together share a commit.
 const ANSWER_FIRST: Duration = Duration::from_millis(1);
 
-/// Interval in which a request for exclusive access tries again.
-const EXCLUSIVE_POLL_INTERVAL: Duration = Duration::from_millis(20);
-
 /// The agent's handling of requests.
 pub struct Operations {
     node: Node,
     metrics: Metrics,
     history: History,
-    recorder: Rc<Recorder>,
-    /// Locks of main plugins.
-    main: RequestLocks,
+    journal: Rc<Journal>,
+    /// Locks of main plugins, by container ID and by `namespace/name` of pods. A GC has all.
+    main: KeyedLock,
     /// Locks of IPAM plugins. A main plugin calls them during its own request, so they must not
     /// wait for main plugins.
-    ipam: RequestLocks,
+    ipam: KeyedLock,
     /// Records the containers of requests, if a leak repair is interested.
     seen_requests: RefCell<RcWeak<SeenRequests>>,
     /// Finishes or undoes operations that could not be ended at once.
     remainder_handler: RefCell<Option<RemainderHandler>>,
+    /// Changes when the API server answers again, with a store there.
+    contacts: RefCell<Option<watch::Receiver<u64>>>,
 }
 
 /// Takes the number of an operation that has to be finished or undone later, and what remains of
@@ -70,6 +68,9 @@ pub(crate) enum Remainder {
     Release,
 }
 
+/// No request for any container is in progress as long as this value exists.
+pub(crate) type ExclusiveGuard = [LockGuard; 2];
+
 /// The containers of the requests that arrived or ended while this value existed.
 #[derive(Debug, Default)]
 pub struct SeenRequests(RefCell<BTreeSet<String>>);
@@ -84,7 +85,7 @@ struct LockedRequest {
     end: Instant,
     /// Its caller has got the answer that it took too long.
     late: Rc<Cell<bool>>,
-    guard: RequestGuard,
+    guard: LockGuard,
 }
 
 /// A DEL that is answered and not finished.
@@ -92,31 +93,32 @@ struct AnsweredDel {
     op: u64,
     request: Request,
     release: Release,
-    _guard: RequestGuard,
+    _guard: LockGuard,
 }
 
 // === impl Operations ===
 
 impl Operations {
-    /// Serves requests for `node`, whose wiring reports to the recorder.
-    pub fn new(node: Node, metrics: Metrics, history: History, recorder: Rc<Recorder>) -> Self {
-        let (main, ipam, seen_requests) =
-            (RequestLocks::default(), RequestLocks::default(), RefCell::default());
-        Self {
-            node,
-            metrics,
-            history,
-            recorder,
-            main,
-            ipam,
-            seen_requests,
-            remainder_handler: RefCell::default(),
-        }
+    /// Serves requests for `node`, whose wiring reports to the journal.
+    pub fn new(node: Node, metrics: Metrics, history: History, journal: Rc<Journal>) -> Self {
+        let (main, ipam) = (KeyedLock::default(), KeyedLock::default());
+        let (seen_requests, remainder_handler) = (RefCell::default(), RefCell::default());
+        let contacts = RefCell::default();
+        Self { node, metrics, history, journal, main, ipam, seen_requests, remainder_handler, contacts }
     }
 
-    /// The journal and the table of attachments.
-    pub(crate) fn recorder(&self) -> &Recorder {
-        &self.recorder
+    /// Lets what could not be ended be tried again when these change.
+    pub(crate) fn follow_contacts(&self, contacts: watch::Receiver<u64>) {
+        *self.contacts.borrow_mut() = Some(contacts);
+    }
+
+    /// Changes when the store answers again after it was away; none where nothing says so.
+    pub(crate) fn contacts(&self) -> Option<watch::Receiver<u64>> {
+        self.contacts.borrow().clone()
+    }
+
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
@@ -134,10 +136,11 @@ impl Operations {
         loop {
             let main = self.main.exclusive().await;
             if let Some(ipam) = self.ipam.try_exclusive() {
-                return ExclusiveGuard::both(main, ipam);
+                return [main, ipam];
             }
+            // Requests of main plugins are not delayed while IPAM plugins work.
             drop(main);
-            tokio::time::sleep(EXCLUSIVE_POLL_INTERVAL).await;
+            drop(self.ipam.exclusive().await);
         }
     }
 
@@ -151,7 +154,7 @@ impl Operations {
 
     fn note_request(&self, target: Option<&Target>) {
         if let (Some(target), Some(seen_requests)) = (target, self.seen_requests.borrow().upgrade()) {
-            seen_requests.0.borrow_mut().insert(target.container_id.to_string());
+            seen_requests.0.borrow_mut().insert(target.id.container.to_string());
         }
     }
 
@@ -184,13 +187,13 @@ impl Operations {
         let target = waiting.request.env.target().cloned();
         self.note_request(target.as_ref());
         let request = waiting.request.clone();
-        let (subject, started) = (done::RequestSubject::new(&request, &self.recorder), Instant::now());
+        let (subject, started) = (done::RequestSubject::new(&request, self.journal.table()), Instant::now());
         let done = self.work(waiting, &log, gone).await;
         // Recorded again at the end, because it may have changed something after the recording
         // started.
         self.note_request(target.as_ref());
-        let container = target.as_ref().map_or("", |target| target.container_id.as_str());
-        let ifname = target.as_ref().map_or("", |target| target.ifname.as_str());
+        let container = target.as_ref().map_or("", |target| target.id.container.as_str());
+        let ifname = target.as_ref().map_or("", |target| target.id.ifname.as_str());
         let verb = verb_of(&request.env.vars);
         match &done {
             Ok(result) => {
@@ -214,10 +217,11 @@ impl Operations {
         log: &Rc<RequestLog>,
         gone: impl Future<Output = ()>,
     ) -> Result<Option<CniResult>, CniError> {
-        let locks = if russet_plugins::is_ipam(&waiting.plugin) { &self.ipam } else { &self.main };
+        let is_main = table::find(&waiting.plugin).is_none_or(Plugin::takes_container_lock);
+        let locks = if is_main { &self.main } else { &self.ipam };
         let guard = match &waiting.request.env.call {
             Call::Add(target) | Call::Check(target) | Call::Del(target) => {
-                let guard = waiting.until(locks.lock(&waiting.request, target), gone);
+                let guard = waiting.until(locks.lock(lock_keys(&waiting.request, target)), gone);
                 during(Stage::Turn, guard).await?
             }
             Call::Gc => during(Stage::Turn, waiting.until(locks.exclusive(), gone)).await?,
@@ -247,20 +251,20 @@ impl Operations {
         let LockedRequest { plugin, request, env, log, end, late, guard } = task;
         let adds = matches!(request.env.call, Call::Add(_));
         let node = if adds { self.node.for_add(end) } else { self.node.clone() };
-        let begin = async { self.recorder.begin(&plugin, &request, (&env, &request.stdin)) };
+        let begin = async { self.journal.begin(&plugin, &request, (&env, &request.stdin)) };
         let op = during(Stage::Journal, begin).await?;
         let done = Box::pin(russet_plugins::run(&node, &plugin, &request, &log)).await;
         let Call::Add(target) = &request.env.call else {
             return self.ended(done, op, request, guard).await;
         };
-        let repeated = self.recorder.is_repeated(op);
+        let repeated = op.is_some_and(|op| self.journal.is_repeated(op));
         let done = match done {
             Ok(_) if late.get() => {
                 Err(CniError::try_again_later("the request took too long", "it is undone"))
             }
-            Ok(done) => self.recorder.end(op, 0).map(|()| done),
+            Ok(done) => self.end(op, 0).map(|()| done),
             Err(error) => {
-                let _ = self.recorder.end(op, error.code);
+                let _ = self.end(op, error.code);
                 return Err(error);
             }
         };
@@ -269,7 +273,7 @@ impl Operations {
             Err(error) => {
                 let undone = repeated || self.undo(&plugin, &request, target, &log).await;
                 match (undone, op) {
-                    (true, _) => _ = self.recorder.end(op, error.code),
+                    (true, _) => _ = self.end(op, error.code),
                     (false, Some(op)) => self.leave(op, Remainder::Everything),
                     (false, None) => {}
                 }
@@ -285,12 +289,11 @@ impl Operations {
         done: Result<RequestOutcome, CniError>,
         op: Option<u64>,
         request: Request,
-        guard: RequestGuard,
+        guard: LockGuard,
     ) -> Result<RequestOutcome, CniError> {
         let done = match (done, op) {
             (Ok(RequestOutcome { release: Some(release), result, policy }), Some(op))
-                if self.recorder.journal().is_recorded(op)
-                    && self.recorder.journal().open_count() <= OPEN_MAX =>
+                if self.journal.is_recorded(op) && self.journal.open_count() <= OPEN_MAX =>
             {
                 spawn_local(self.release(AnsweredDel { op, request, release, _guard: guard }));
                 return Ok(RequestOutcome { result, policy, release: None });
@@ -301,7 +304,7 @@ impl Operations {
         let code = done.as_ref().map_or_else(|error| error.code, |_| 0);
         // It is done, whether that can be written or not; what is not written is done again after a
         // crash.
-        let _ = self.recorder.end(op, code);
+        let _ = self.end(op, code);
         done
     }
 
@@ -317,10 +320,10 @@ impl Operations {
         match done {
             Ok(()) => {
                 // What cannot be written is done again after a crash.
-                let _ = self.recorder.end(Some(op), 0);
+                let _ = self.journal.end(op, 0);
             }
             Err(error) => {
-                let container = request.env.target().map_or("", |target| target.container_id.as_str());
+                let container = request.env.target().map_or("", |target| target.id.container.as_str());
                 tracing::warn!(op, container, %error, "a DEL's addresses are still held");
                 self.leave(op, Remainder::Release);
             }
@@ -334,14 +337,19 @@ impl Operations {
         let done = async { russet_plugins::run(&self.node, plugin, &del, log).await?.released().await };
         match Box::pin(done).await {
             Ok(_) => {
-                tracing::info!(container = %target.container_id, ifname = %target.ifname, "an ADD that took too long was undone");
+                tracing::info!(container = %target.id.container, ifname = %target.id.ifname, "an ADD that took too long was undone");
                 true
             }
             Err(error) => {
-                tracing::warn!(container = %target.container_id, ifname = %target.ifname, %error, "an ADD that took too long cannot be undone now");
+                tracing::warn!(container = %target.id.container, ifname = %target.id.ifname, %error, "an ADD that took too long cannot be undone now");
                 false
             }
         }
+    }
+
+    /// Ends an operation, if the request is one.
+    fn end(&self, op: Option<u64>, code: u32) -> Result<(), CniError> {
+        op.map_or(Ok(()), |op| self.journal.end(op, code))
     }
 
     fn leave(&self, op: u64, left: Remainder) {
@@ -360,17 +368,17 @@ impl Operations {
         left: Remainder,
     ) -> Result<bool, CniError> {
         let _guard = match &request.env.call {
-            Call::Del(target) => self.main.lock(request, target).await,
+            Call::Del(target) => self.main.lock(lock_keys(request, target)).await,
             _ => self.main.exclusive().await,
         };
-        if !self.recorder.journal().is_open(op) {
+        if !self.journal.is_open(op) {
             return Ok(false);
         }
         self.note_request(request.env.target());
         // The wiring of a later ADD that failed may still exist and use the addresses: it is
         // removed first.
-        if left == Remainder::Release && !self.recorder.journal().is_overtaken(op) {
-            return russet_plugins::release(&self.node, request)?.run().await.map(|()| true);
+        if left == Remainder::Release && !self.journal.is_overtaken(op) {
+            return russet_plugins::release(&self.node, plugin, request)?.run().await.map(|()| true);
         }
         let log = RequestLog::new(plugin);
         let done = async { russet_plugins::run(&self.node, plugin, request, &log).await?.released().await };
@@ -401,9 +409,9 @@ impl Waiting {
     /// Waits for locks until the deadline, or until the caller is gone.
     async fn until(
         &self,
-        guard: impl Future<Output = RequestGuard>,
+        guard: impl Future<Output = LockGuard>,
         gone: impl Future<Output = ()>,
-    ) -> Result<RequestGuard, CniError> {
+    ) -> Result<LockGuard, CniError> {
         tokio::select! {
             biased;
             () = gone => {
@@ -427,6 +435,13 @@ impl SeenRequests {
     }
 }
 
+/// The keys of a request in the order in which they are locked: its container, then its pod, because
+/// an old and a new sandbox of one pod use the same host end. No pod's key is a container ID.
+fn lock_keys(request: &Request, target: &Target) -> impl Iterator<Item = String> {
+    let pod = request.env.args.pod().map(|pod| format!("{}/{}", pod.namespace, pod.name));
+    [Some(target.id.container.to_string()), pod].into_iter().flatten()
+}
+
 /// The verb for logs and metrics. Anything else is `-`, so that a caller cannot create metric
 /// labels.
 fn verb_of(vars: &[(String, String)]) -> &'static str {
@@ -442,10 +457,9 @@ fn code_of(outcome: &Outcome) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attachments::Attachments;
     use crate::config::{Config, DEFAULT_HEALTH, DefaultPools, Paths, StoreLocation};
     use crate::health::Readiness;
-    use crate::journal::{Effect, Journal};
+    use russet_journal::{Effect, JournalMetrics};
     use russet_plugins::Teardown;
     use russet_store::Sim;
     use russet_store::sim::Faults;
@@ -469,15 +483,21 @@ mod tests {
             sync_delete: false,
             leak_repair: None,
             cni_caches: Vec::new(),
+            ipam: Default::default(),
+            annotate: Default::default(),
+            policies: Default::default(),
+            conflist: None,
+            calico_kubeconfig: None,
             openshift: None,
         };
         let mut node = crate::node(&config, Rc::new(store), Teardown::Synchronous, &Readiness::pending());
         let history = History::at("/nonexistent/history".into());
         let dir = tempfile::tempdir().unwrap();
-        let (journal, _) = Journal::open(dir.path().join("journal"), "boot".to_owned(), Metrics::new().0);
-        let recorder = Rc::new(Recorder::new(journal, Attachments::default()));
-        node.wiring = node.wiring.with_observer_and_precreation(Rc::clone(&recorder) as _);
-        (Rc::new(Operations::new(node, Metrics::new().0, history, recorder)), dir)
+        let (journal, _) =
+            Journal::open(dir.path().join("journal"), "boot".to_owned(), JournalMetrics::default());
+        let journal = Rc::new(journal);
+        node.host.wiring = node.host.wiring.with_observer_and_precreation(Rc::clone(&journal) as _);
+        (Rc::new(Operations::new(node, Metrics::new().0, history, journal)), dir)
     }
 
     fn run<T>(body: impl Future<Output = T>) -> T {
@@ -515,11 +535,11 @@ mod tests {
         let (operations, _dir) = operations();
         let short = Duration::from_millis(10);
         for subject in ["abc", "default/web-0"] {
-            let busy = operations.main.lock_of(subject).try_lock_owned().unwrap();
+            let busy = operations.main.try_lock(subject.to_owned()).unwrap();
             assert_eq!(code_of(&run(execute(&operations, message("DEL", short)))), 11, "{subject}");
             drop(busy);
         }
-        let busy = operations.main.all.try_read().unwrap();
+        let busy = operations.main.try_lock("def".to_owned()).unwrap();
         assert_eq!(code_of(&run(execute(&operations, message("GC", short)))), 11);
         drop(busy);
         for verb in ["DEL", "GC"] {
@@ -533,7 +553,7 @@ mod tests {
         let message = message("DEL", Duration::from_secs(5));
         let silent = run(execute(&operations, message.clone()));
         assert!(silent.is_success() && silent.timing.is_none());
-        let busy = operations.main.lock_of("abc").try_lock_owned().unwrap();
+        let busy = operations.main.try_lock("abc".to_owned()).unwrap();
         let timed = run(async {
             let wait = async {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -554,14 +574,13 @@ mod tests {
 
     /// A DEL that the plugin has carried out except for its release, with its locks; with a journal
     /// entry if `written`.
-    async fn carried_out(operations: &Rc<Operations>, written: bool) -> (Option<u64>, Request, RequestGuard) {
+    async fn carried_out(operations: &Rc<Operations>, written: bool) -> (Option<u64>, Request, LockGuard) {
         let message = message("DEL", Duration::ZERO);
-        let prepared = prepare(message.env.clone(), message.config, ABOUT).unwrap();
-        let Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
-        let guard = operations.main.lock(&request, request.env.target().unwrap()).await;
-        let begin = || operations.recorder.begin("russet", &request, (&message.env, &request.stdin));
+        let request = Request::new(message.env.clone(), message.config).unwrap();
+        let guard = operations.main.lock(lock_keys(&request, request.env.target().unwrap())).await;
+        let begin = || operations.journal.begin("russet", &request, (&message.env, &request.stdin));
         let op = written.then(|| begin().unwrap().unwrap());
-        (op, *request, guard)
+        (op, request, guard)
     }
 
     #[test]
@@ -577,15 +596,15 @@ mod tests {
                 let release = Release::new(&operations.node.releases, async { finished.await.unwrap() });
                 let done = RequestOutcome { result: None, policy: None, release: Some(release) };
                 let done = Rc::clone(&operations).ended(Ok(done), Some(op), request, guard).await.unwrap();
-                assert!(done.release.is_none() && operations.recorder.journal().is_open(op));
-                assert!(operations.main.lock_of("abc").try_lock_owned().is_err(), "the locks are held");
+                assert!(done.release.is_none() && operations.journal.is_open(op));
+                assert!(operations.main.try_lock("abc".to_owned()).is_none(), "the locks are held");
                 let mut exclusive = Box::pin(operations.exclusive());
-                let early = tokio::time::timeout(EXCLUSIVE_POLL_INTERVAL * 2, &mut exclusive).await;
+                let early = tokio::time::timeout(Duration::from_millis(40), &mut exclusive).await;
                 assert!(early.is_err(), "a GC waits for what is left");
                 let outcome = if fails { Err(CniError::internal("no", "")) } else { Ok(()) };
                 finish.send(outcome).unwrap();
                 drop(exclusive.await);
-                assert_eq!(operations.recorder.journal().is_open(op), fails);
+                assert_eq!(operations.journal.is_open(op), fails);
                 assert_eq!(
                     leavings.try_recv().ok(),
                     fails.then_some((op, Remainder::Release)),
@@ -607,10 +626,10 @@ mod tests {
                 store.set_faults(Faults { unavailable, ..Faults::default() });
                 let finished = operations.finish(op, "russet", &request, Remainder::Release).await;
                 assert_eq!(finished.is_ok_and(|done| done), unavailable == 0);
-                let effects = operations.recorder.journal().open_one(op).unwrap().effects;
+                let effects = operations.journal.open_one(op).unwrap().effects;
                 assert_eq!(effects, [], "nothing is taken down once more");
             }
-            operations.recorder.end(Some(op), 0).unwrap();
+            operations.journal.end(op, 0).unwrap();
             assert!(!operations.finish(op, "russet", &request, Remainder::Release).await.unwrap());
         });
     }
@@ -624,13 +643,13 @@ mod tests {
             let message = message("ADD", Duration::ZERO);
             let prepared = prepare(message.env.clone(), message.config, ABOUT).unwrap();
             let Prepared::Request(add) = prepared else { panic!("{prepared:?}") };
-            let begun = operations.recorder.begin("russet", &add, (&message.env, &add.stdin)).unwrap();
+            let begun = operations.journal.begin("russet", &add, (&message.env, &add.stdin)).unwrap();
             // Half of its wiring may exist.
-            operations.recorder.end(begun, 11).unwrap();
+            operations.end(begun, 11).unwrap();
             let op = op.unwrap();
             // Whether there is a kernel to work on or not, an interface was searched.
             let _ = operations.finish(op, "russet", &request, Remainder::Release).await;
-            let effects = operations.recorder.journal().open_one(op).unwrap().effects;
+            let effects = operations.journal.open_one(op).unwrap().effects;
             assert!(matches!(effects[..], [(_, Effect::Leaving(_))]), "{effects:?}");
         });
     }
@@ -642,19 +661,15 @@ mod tests {
             for index in 0..OPEN_MAX {
                 let mut message = message("DEL", Duration::ZERO);
                 message.env[1].1 = format!("left-{index}");
-                let prepared = prepare(message.env.clone(), message.config, ABOUT).unwrap();
-                let Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
-                operations.recorder.begin("russet", &request, (&message.env, &request.stdin)).unwrap();
+                let request = Request::new(message.env.clone(), message.config).unwrap();
+                operations.journal.begin("russet", &request, (&message.env, &request.stdin)).unwrap();
             }
             let (op, request, guard) = carried_out(&operations, true).await;
             let failing = async { Err(CniError::internal("the store is away", "")) };
             let release = Release::new(&operations.node.releases, failing);
             let done = RequestOutcome { result: None, policy: None, release: Some(release) };
             let error = Rc::clone(&operations).ended(Ok(done), op, request, guard).await.unwrap_err();
-            assert!(
-                error.msg.contains("the store is away")
-                    && !operations.recorder.journal().is_open(op.unwrap())
-            );
+            assert!(error.msg.contains("the store is away") && !operations.journal.is_open(op.unwrap()));
         });
     }
 
@@ -682,10 +697,10 @@ mod tests {
         let (operations, _dir) = operations();
         run(async {
             // A slow ADD of another container.
-            for slow in [&operations.main.all, &operations.ipam.all] {
-                let slow = slow.try_read().unwrap();
+            for slow in [&operations.main, &operations.ipam] {
+                let slow = slow.try_lock("def".to_owned()).unwrap();
                 let del = async {
-                    tokio::time::sleep(EXCLUSIVE_POLL_INTERVAL * 2).await;
+                    tokio::time::sleep(Duration::from_millis(40)).await;
                     execute(&operations, message("DEL", Duration::from_secs(5))).await
                 };
                 let exclusive = async {
@@ -706,16 +721,18 @@ mod tests {
     #[test]
     fn an_ipam_plugin_does_not_wait_for_the_main_plugin_that_calls_it() {
         let (operations, _dir) = operations();
-        let _container = operations.main.lock_of("abc").try_lock_owned().unwrap();
-        let _pod = operations.main.lock_of("default/web-0").try_lock_owned().unwrap();
-        let _everyone = operations.main.all.try_write().unwrap();
         for verb in ["DEL", "GC"] {
+            // The locks of the main plugin's own request for this verb.
+            let _main = match verb {
+                "DEL" => run(operations.main.lock(["abc", "default/web-0"].map(str::to_owned))),
+                _ => operations.main.try_exclusive().unwrap(),
+            };
             let request =
                 RelayRequest { plugin: "calico-ipam".to_owned(), ..message(verb, Duration::from_secs(5)) };
             let outcome = run(execute(&operations, request));
-            // Its configuration does not name an etcd, which means Kubernetes: it is refused, but
-            // not for lack of a lock.
-            assert_eq!(code_of(&outcome), 2, "{verb}");
+            // Its configuration names no datastore, which means the Kubernetes API of this process's
+            // pod, and there is none: it is refused, but not for lack of a lock.
+            assert_eq!(code_of(&outcome), 7, "{verb}");
         }
     }
 
@@ -723,7 +740,7 @@ mod tests {
     fn a_request_whose_caller_disconnects_before_it_gets_its_locks_is_not_started() {
         let (operations, _dir) = operations();
         run(async {
-            let busy = operations.main.lock_of("abc").try_lock_owned().unwrap();
+            let busy = operations.main.try_lock("abc".to_owned()).unwrap();
             let (here, gone) = tokio::sync::oneshot::channel::<()>();
             let waiting =
                 operations.execute(message("DEL", Duration::from_secs(600)), async { _ = gone.await });
@@ -734,7 +751,7 @@ mod tests {
             let done =
                 operations.execute(message("DEL", Duration::from_secs(5)), std::future::pending()).await;
             assert!(done.is_success());
-            assert!(operations.main.lock_of("abc").try_lock_owned().is_ok(), "the locks are released");
+            assert!(operations.main.try_lock("abc".to_owned()).is_some(), "the locks are released");
         });
     }
 }

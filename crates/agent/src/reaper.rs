@@ -16,7 +16,7 @@ const GATHER: Duration = Duration::from_millis(250);
 /// Deletes at start what an earlier agent left, and later whenever DEL doomed an interface.
 pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {
     loop {
-        match node.wiring.reap().await {
+        match node.host.wiring.reap().await {
             Ok(reaped) => {
                 metrics.reaped.inc_by(reaped.count as u64);
                 if reaped.count > 0 {
@@ -40,7 +40,7 @@ pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {
 /// Called at start before the first request: deletes precreated interfaces that a killed agent or
 /// plugin left. The caller holds the node lock, so no other process is precreating one now.
 pub async fn delete_precreated(node: &Node) {
-    match node.wiring.reap_precreated().await {
+    match node.host.wiring.reap_precreated().await {
         Ok(0) => {}
         Ok(links) => tracing::info!(links, "unfinished interfaces of interrupted requests were removed"),
         Err(error) => {

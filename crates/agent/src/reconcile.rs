@@ -10,25 +10,26 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use russet_addr::{Family, IpNet, NodeName, host_net};
-use russet_model::{FelixConfigurationSpec, IpPool, Key, Prefix, ResourceKind};
+use russet_model::{EncapMode, FelixConfigurationSpec, IpPool, Key, Prefix, ResourceKind};
+use russet_overlay::underlay::{self, Choice, UnderlayError};
 use russet_overlay::{
     Affinity, Borrowed, Dialect, Inputs, Pool, Reason, ReconcileReport, Tunnel, TunnelSenders,
 };
 use russet_plugins::Node;
 use russet_store::{Event, Store, StoreError, Watch};
+use russet_store_kube::KubeStore;
+use russet_sync::Backoff;
 
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::cluster::{Cluster, POLICIES};
-use crate::config::{Config, StoreLocation};
-use crate::drift::Drift;
+use crate::config::{Config, IpamMode, StoreLocation};
+use crate::controllers::Controllers;
 use crate::fill;
-use crate::forward_accepts::ForwardAccepts;
 use crate::health::{Condition, Readiness};
 use crate::isolation;
 use crate::metrics::{Kind, Metrics};
 use crate::route_daemons::{self, RouteDaemonDetector};
-use crate::underlay::{self, Choice, UnderlayError};
-use crate::unsupported;
+use crate::{spread, unsupported};
 
 /// Interval of full comparisons without an event.
 const RESYNC: Duration = Duration::from_secs(60);
@@ -37,6 +38,13 @@ const PROBE: Duration = Duration::from_secs(10);
 /// Interval of checking whether a cluster without pods of Calico's plugin has got some. The first
 /// of them may wait this long for a route to a borrowed address.
 const BORROWER_LOOK: Duration = Duration::from_secs(10);
+/// Interval at which a node registers again in the Kubernetes API although nothing has changed: each
+/// time costs the server several reads, and it has thousands of nodes. A loss that the watch shows is
+/// repaired within [`REGISTER_PAUSE`].
+const REGISTER_INTERVAL: Duration = Duration::from_secs(600);
+/// The least time between two registrations (kubernetes.md section 1.7): another writer may remove
+/// again and again what this node registers.
+const REGISTER_PAUSE: Duration = Duration::from_secs(8);
 /// Interval of looking for other route daemons. For this long, two programs may keep the same
 /// routes.
 const ROUTE_DAEMON_INTERVAL: Duration = Duration::from_secs(5);
@@ -46,7 +54,7 @@ const QUIET: Duration = Duration::from_millis(5);
 const BURST_MAX: Duration = Duration::from_millis(200);
 /// How long a starting agent waits for its store before it logs that there is no answer.
 const FIRST_ANSWER: Duration = Duration::from_millis(2500);
-/// The first pause after a failure, doubled up to the limit.
+/// The first pause after a failure, doubled up to the limit, with jitter.
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
@@ -56,6 +64,9 @@ const VXLAN_V6_OVERHEAD_BYTES: u32 = 70;
 
 /// Limit of logged refusals of the kernel in one pass. Their number depends on what is stored.
 const LOGGED_MAX: usize = 10;
+
+/// The subject of the remark that the store is away.
+const STORE_REMARK: &str = "store";
 
 /// VXLAN network identifiers have 24 bits.
 const VNI_END: u32 = 1 << 24;
@@ -67,16 +78,16 @@ pub struct Loop {
     pub readiness: Readiness,
     pub metrics: Metrics,
     /// The kernel's side, which keeps the desired state that the loop set last.
-    pub drift: Drift,
+    pub controllers: Controllers,
+    /// The store, if it is in the Kubernetes API.
+    pub kubernetes: Option<KubeStore>,
     /// Programs for which the agent stands aside in Calico's place.
     pub route_daemons: Rc<RouteDaemonDetector>,
-    /// Accepts where other programs drop forwarded packets.
-    pub forward_accepts: ForwardAccepts,
 }
 
 /// What ends a pass of the loop; the next one starts from the beginning.
 #[derive(Debug, thiserror::Error)]
-enum LoopError {
+pub enum LoopError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -85,6 +96,13 @@ enum LoopError {
     Underlay(#[from] UnderlayError),
     #[error("a kernel task was interrupted: {0}")]
     Task(#[from] tokio::task::JoinError),
+}
+
+/// What the node was registered for.
+struct Registration {
+    at: Instant,
+    choice: Choice,
+    pools: BTreeMap<String, IpPool>,
 }
 
 struct Watches {
@@ -99,6 +117,8 @@ struct Watches {
 enum Blocks {
     /// No pod can borrow, because Calico's plugin cannot use this store.
     Never,
+    /// The cluster has no programs of Calico, as far as its information says.
+    UnlessPeers,
     /// The cluster had no pods of Calico's plugin at the time of the last check.
     Unless(Instant),
     Watched,
@@ -111,12 +131,28 @@ impl LoopError {
     fn condition(&self) -> Condition {
         match self {
             Self::Underlay(_)
-            | Self::Bootstrap(BootstrapError::Underlay(_) | BootstrapError::Corrupt { .. }) => {
-                Condition::Node
-            }
+            | Self::Bootstrap(
+                BootstrapError::Underlay(_) | BootstrapError::Corrupt { .. } | BootstrapError::NoNode(_),
+            ) => Condition::Node,
             Self::Store(_) | Self::Bootstrap(_) => Condition::Store,
             Self::Task(_) => Condition::Programmed,
         }
+    }
+
+    fn is_store_away(&self) -> bool {
+        match self {
+            Self::Store(error) | Self::Bootstrap(BootstrapError::Store(error)) => error.retryable(),
+            Self::Bootstrap(BootstrapError::Tunnel(error)) => error.retryable(),
+            _ => false,
+        }
+    }
+}
+
+// === impl Registration ===
+
+impl Registration {
+    fn now(cluster: &Cluster, choice: &Choice) -> Self {
+        Self { at: Instant::now(), choice: choice.clone(), pools: cluster.pools.clone() }
     }
 }
 
@@ -124,27 +160,36 @@ impl LoopError {
 
 impl Loop {
     /// The loop of this node, without any desired state yet.
-    pub fn new(config: Config, node: Node, readiness: Readiness, metrics: Metrics, drift: Drift) -> Self {
-        let (route_daemons, forward_accepts) = (Rc::default(), ForwardAccepts::default());
-        Self { config, node, readiness, metrics, drift, route_daemons, forward_accepts }
+    pub fn new(
+        config: Config,
+        node: Node,
+        readiness: Readiness,
+        metrics: Metrics,
+        controllers: Controllers,
+        kubernetes: Option<KubeStore>,
+    ) -> Self {
+        Self { config, node, readiness, metrics, controllers, kubernetes, route_daemons: Rc::default() }
     }
 
     /// Never returns. Errors are logged, published by readiness, and retried.
     pub async fn run(self) {
-        let mut backoff = BACKOFF_FIRST;
+        let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_MAX);
         let mut first = true;
+        if let Some(kubernetes) = &self.kubernetes {
+            spread::pause(kubernetes).await;
+        }
         loop {
             let started = Instant::now();
             let Err(error) =
                 if std::mem::take(&mut first) { self.follow_watched().await } else { self.follow().await };
             if started.elapsed() > BACKOFF_MAX {
-                backoff = BACKOFF_FIRST;
+                backoff.reset();
             }
-            if self.readiness.unmet(error.condition(), &error) || backoff >= BACKOFF_MAX {
-                tracing::warn!(%error, retry_ms = backoff.as_millis() as u64, "the loop starts again");
+            let (log, pause) = (backoff.is_longest(), backoff.pause());
+            if self.readiness.unmet(error.condition(), &error) || log {
+                tracing::warn!(%error, retry_ms = pause.as_millis() as u64, "the loop starts again");
             }
-            tokio::time::sleep(backoff).await;
-            backoff = (backoff * 2).min(BACKOFF_MAX);
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -167,30 +212,76 @@ impl Loop {
 
     async fn follow(&self) -> Result<std::convert::Infallible, LoopError> {
         let store = &*self.node.store;
-        if !self.config.calico {
-            bootstrap::ensure_pools(&self.node.allocator, &self.config.pools).await?;
+        if !self.config.calico && self.config.ipam == IpamMode::Pools {
+            let apply = self.config.paths.command("apply");
+            bootstrap::ensure_pools(&self.node.allocator, &self.config.pools, &apply).await?;
+        }
+        if let Some(kubernetes) = self.kubernetes.as_ref().filter(|_| self.config.ipam == IpamMode::Pools)
+            && let Err(error) = kubernetes.label_affinities(&self.node.name).await
+        {
+            // Programs of Calico do not find affinities without labels; this agent does.
+            tracing::warn!(%error, "labels of this node's affinities could not be compared");
         }
         let mut cluster = Cluster::default();
-        let shared = matches!(self.config.store, StoreLocation::Etcd(_));
-        let mut watches = Watches::open(store, self.config.calico, shared, &mut cluster).await?;
+        let mut watches = Watches::open(store, &self.config, &mut cluster).await?;
         self.met(Condition::Store);
-        let mut choice = self.choose(&cluster).await?;
+        let mut choice = choose(&self.config, &cluster).await?;
         let addresses: Vec<String> = choice.underlay.addresses.iter().map(ToString::to_string).collect();
         let interface = choice.name.as_deref().unwrap_or("none");
         tracing::info!(interface, why = choice.why, addresses = addresses.join(", "), "underlay");
+        let mut registered = None;
         loop {
             let aside = self.stands_aside().await?;
             isolation::guard_calico_ends(&self.node, self.config.calico && !aside).await?;
             if aside {
                 // The program that keeps the routes has registered the node and its tunnels.
                 self.met(Condition::Node);
-            } else {
-                self.register(&choice).await?;
-                self.ensure_tunnels(&cluster).await?;
+            } else if self.has_to_register(&cluster, registered.as_ref(), &choice)
+                && self.register_node(&cluster, &choice, registered.is_some()).await?
+            {
+                registered = Some(Registration::now(&cluster, &choice));
             }
             let pools = cluster.pools.clone();
             self.keep(&mut cluster, &mut watches, &choice, &pools, aside).await?;
-            choice = self.choose(&cluster).await?;
+            choice = choose(&self.config, &cluster).await?;
+        }
+    }
+
+    /// Whether this node has to be registered. Other stores are asked each time, because that costs
+    /// them nothing.
+    fn has_to_register(&self, cluster: &Cluster, last: Option<&Registration>, choice: &Choice) -> bool {
+        let Some(last) = last.filter(|_| self.kubernetes.is_some()) else { return true };
+        let is_same = last.choice == *choice && last.pools == cluster.pools;
+        !is_same
+            || last.at.elapsed() >= REGISTER_INTERVAL
+            || !is_registered(&self.node.name, cluster, choice)
+            || self.readiness.is_unmet(Condition::Node)
+    }
+
+    /// Registers the node and its tunnels. If the API server is away, a node that `was_registered`
+    /// keeps its watches, which continue by themselves: thousands of nodes must not list everything
+    /// anew when the server is back (kubernetes.md section 4.2). False if it has to be done again.
+    async fn register_node(
+        &self,
+        cluster: &Cluster,
+        choice: &Choice,
+        was_registered: bool,
+    ) -> Result<bool, LoopError> {
+        let registered = async {
+            self.register(choice).await?;
+            self.ensure_tunnels(cluster).await
+        };
+        match registered.await {
+            Err(error) if self.kubernetes.is_some() && was_registered && error.is_store_away() => {
+                if self.readiness.remark(STORE_REMARK, Some(error.to_string())) {
+                    tracing::warn!(%error, "the node's record cannot be compared now");
+                }
+                Ok(false)
+            }
+            done => {
+                self.readiness.remark(STORE_REMARK, None);
+                done.map(|()| true)
+            }
         }
     }
 
@@ -201,7 +292,7 @@ impl Loop {
             // Calico's plugin refuses to work without either.
             let etcd = match &self.config.store {
                 StoreLocation::Etcd(settings) => Some(&**settings),
-                StoreLocation::Embedded | StoreLocation::Unix(_) => None,
+                StoreLocation::Embedded | StoreLocation::Unix(_) | StoreLocation::Kubernetes(_) => None,
             };
             bootstrap::ensure_cluster_information(&*self.node.store, etcd).await?;
             self.publish(&self.config.paths.calico_nodename_file(), self.node.name.as_str());
@@ -215,14 +306,13 @@ impl Loop {
             return Ok(false);
         }
         let found = tokio::task::spawn_blocking(route_daemons::find).await?;
-        let aside = self.route_daemons.seen(found, Instant::now());
-        if aside {
-            // Before the next change, because changes of the other program are no drift from here
-            // on.
-            let drift = self.drift.clone();
-            tokio::task::spawn_blocking(move || drift.stand_aside()).await?;
+        if found.is_some() {
+            // Before the next change and before the log line, because changes of the other program
+            // are no drift from here on.
+            let controllers = self.controllers.clone();
+            tokio::task::spawn_blocking(move || controllers.stand_aside()).await?;
         }
-        Ok(aside)
+        Ok(self.route_daemons.seen(found, Instant::now()))
     }
 
     /// Compares and corrects whenever something changes. Returns when the node itself has to be
@@ -237,11 +327,14 @@ impl Loop {
         aside: bool,
     ) -> Result<(), LoopError> {
         let resync = tokio::time::Instant::now() + RESYNC;
-        let mut retry = BACKOFF_FIRST;
+        let mut retry = Backoff::new(BACKOFF_FIRST, RESYNC);
         let mut registered = cluster.nodes.contains_key(&self.node.name);
+        // The watch may not have sent yet what this node has just written about itself.
+        let mut was_complete = false;
         // The allocator's cache may be older than the start of this pass.
         let mut rules = u64::MAX;
         let mut underlay_checked = None;
+        let registered_at = Instant::now();
         loop {
             watches.follow_borrowers(&*self.node.store, cluster).await?;
             watches.drain(cluster).await?;
@@ -259,16 +352,24 @@ impl Loop {
             }
             self.report_policies(cluster);
             let mut until = resync;
+            was_complete |= is_registered(&self.node.name, cluster, choice);
+            if was_complete && !aside && !is_registered(&self.node.name, cluster, choice) {
+                let again = registered_at + REGISTER_PAUSE;
+                if Instant::now() >= again {
+                    tracing::warn!("another writer has removed addresses from this node's record");
+                    return Ok(());
+                }
+                until = until.min(again.into());
+            }
             if aside {
-                self.publish_mtu(&self.inputs(cluster, choice));
-                self.forward_accepts.set_pools([]);
+                self.publish_mtu(&inputs(&self.config, cluster, choice));
+                self.controllers.set_forwarded([]);
                 self.met(Condition::Programmed);
             } else if self.reconcile(cluster, choice).await? {
                 self.programmed(cluster);
-                retry = BACKOFF_FIRST;
+                retry.reset();
             } else {
-                until = resync.min(tokio::time::Instant::now() + retry);
-                retry = (retry * 2).min(RESYNC);
+                until = until.min(tokio::time::Instant::now() + retry.pause());
             }
             // Not for each event, because there may be many foreign rules.
             if underlay_checked.is_none_or(|at: Instant| at.elapsed() >= PROBE) {
@@ -294,20 +395,24 @@ impl Loop {
         until: tokio::time::Instant,
         aside: bool,
     ) -> Result<bool, LoopError> {
+        let every = if self.config.calico { ROUTE_DAEMON_INTERVAL } else { PROBE };
+        let next_probe = || until.min(tokio::time::Instant::now() + every);
+        let mut probe = next_probe();
         while tokio::time::Instant::now() < until {
-            let every = if self.config.calico { ROUTE_DAEMON_INTERVAL } else { PROBE };
-            let probe = until.min(tokio::time::Instant::now() + every);
             tokio::select! {
-                event = watches.next() => {
-                    cluster.apply(event?);
-                    break;
-                }
-                underlay = self.drift.disturbed() => return Ok(underlay),
-                () = tokio::time::sleep_until(probe) => {}
+                event = watches.next() => match cluster.apply(event?) {
+                    true => break,
+                    false => continue,
+                },
+                underlay = self.controllers.disturbed() => return Ok(underlay),
+                () = tokio::time::sleep_until(probe) => probe = next_probe(),
             }
             // Checked first, because a store behind an interface that is down does not answer.
             self.check_underlay(cluster).await?;
-            self.node.store.get(&Key::node(&self.node.name)).await?;
+            if self.kubernetes.is_none() {
+                // Watches of the Kubernetes API notice by themselves that it is away.
+                self.node.store.get(&Key::node(&self.node.name)).await?;
+            }
             let borrows = watches.follow_borrowers(&*self.node.store, cluster).await?;
             if borrows || self.stands_aside().await? != aside {
                 break;
@@ -336,28 +441,30 @@ impl Loop {
     }
 
     async fn underlay_fault(&self, cluster: &Cluster) -> Result<Option<String>, LoopError> {
-        let choice = self.choose(cluster).await?;
+        let choice = choose(&self.config, cluster).await?;
         let own = cluster.nodes.get(&self.node.name);
         let known = Family::BOTH.iter().filter_map(|family| own?.spec.address(*family));
         let known: Vec<_> = known.map(|net| net.addr()).collect();
-        let drift = self.drift.clone();
+        let controllers = self.controllers.clone();
         let look = move || -> Result<Option<String>, UnderlayError> {
             if let Some(fault) = underlay::fault(&choice, &known)? {
                 return Ok(Some(fault));
             }
             // If the rules cannot be read now, there is no result; `russet drift` reports that.
-            Ok(drift.underlay_faults().unwrap_or_default().into_iter().next())
+            Ok(controllers.underlay_faults().unwrap_or_default().into_iter().next())
         };
         Ok(tokio::task::spawn_blocking(look).await??)
     }
 
-    /// A tunnel without an address makes the node unready, but everything else is still programmed.
+    /// A tunnel without an address makes the node unready, but everything else is still programmed,
+    /// unless it is only that the store is away: that passes, and it is soon tried again.
     async fn ensure_tunnels(&self, cluster: &Cluster) -> Result<(), LoopError> {
         let Node { store, allocator, name, .. } = &self.node;
         let pools: Vec<IpPool> = cluster.pools.values().cloned().collect();
         match bootstrap::ensure_tunnels(&**store, allocator, name, &pools, cluster.nodes.get(name)).await {
             Ok(()) => self.met(Condition::Node),
-            Err(error @ BootstrapError::Tunnel(_)) => {
+            Err(BootstrapError::Tunnel(error)) if !error.retryable() => {
+                let error = BootstrapError::Tunnel(error);
                 if self.readiness.unmet(Condition::Node, &error) {
                     tracing::warn!(%error, "not ready");
                 }
@@ -399,22 +506,14 @@ impl Loop {
         }
     }
 
-    async fn choose(&self, cluster: &Cluster) -> Result<Choice, LoopError> {
-        let wanted = self.config.interface.clone();
-        let own = cluster.nodes.get(&self.node.name).filter(|_| self.config.calico);
-        let address = |family| own.and_then(|node| node.spec.address(family)).map(|net| net.addr());
-        let known = address(Family::V4).or_else(|| address(Family::V6));
-        Ok(tokio::task::spawn_blocking(move || underlay::choose(wanted.as_ref(), known)).await??)
-    }
-
     /// Compares and corrects. False if some of it failed.
     async fn reconcile(&self, cluster: &Cluster, choice: &Choice) -> Result<bool, LoopError> {
         let started = Instant::now();
-        let inputs = self.inputs(cluster, choice);
+        let inputs = inputs(&self.config, cluster, choice);
         self.publish_mtu(&inputs);
-        self.forward_accepts.set_pools(inputs.pools.iter().map(|pool| pool.cidr));
-        let drift = self.drift.clone();
-        let report = tokio::task::spawn_blocking(move || drift.reconcile(inputs)).await?;
+        self.controllers.set_forwarded(inputs.pools.iter().map(|pool| pool.cidr));
+        let controllers = self.controllers.clone();
+        let report = tokio::task::spawn_blocking(move || controllers.reconcile_overlay(inputs)).await?;
         self.metrics.nodes.set(cluster.nodes.len() as i64);
         self.metrics.pools.set_claims(&fill::claims(cluster));
         self.metrics.reconcile_seconds.observe(started.elapsed().as_secs_f64());
@@ -431,7 +530,7 @@ impl Loop {
     }
 
     fn publish_mtu(&self, inputs: &Inputs) {
-        let mtu = self.config.mtu_bytes.unwrap_or_else(|| pod_mtu(inputs));
+        let mtu = pod_mtu(&self.config, inputs);
         self.node.mtu_bytes.set(mtu);
         self.publish(&self.config.paths.mtu_file(), &format!("{mtu}\n"));
         if self.config.calico {
@@ -451,17 +550,9 @@ impl Loop {
         }
     }
 
-    /// The inputs of the overlay.
-    fn inputs(&self, cluster: &Cluster, choice: &Choice) -> Inputs {
-        let dialect = if self.config.calico { Dialect::Calico } else { Dialect::Native };
-        let felix = felix(&self.node.name, cluster);
-        let (tunnel, senders) = (tunnel(&felix), senders(&felix));
-        Inputs { dialect, tunnel, senders, ..inputs(&self.node, cluster, choice) }
-    }
-
     fn log_report(&self, report: &ReconcileReport, started: Instant) {
         for (kind, count) in &report.changed {
-            let kind = Kind { kind: kind.label().to_owned() };
+            let kind = Kind { kind: (*kind).to_owned() };
             self.metrics.changes.get_or_create(&kind).inc_by(*count as u64);
         }
         self.metrics.refusals.set(report.refusals.len() as i64);
@@ -483,6 +574,18 @@ impl Loop {
             tracing::info!(changes, ms = started.elapsed().as_millis() as u64, "reconciled");
         }
     }
+}
+
+/// Whether this node's record has an address and a tunnel of each family that needs one.
+fn is_registered(name: &NodeName, cluster: &Cluster, choice: &Choice) -> bool {
+    let Some(own) = cluster.nodes.get(name) else { return false };
+    Family::BOTH.into_iter().all(|family| {
+        let needs_tunnel = cluster.pools.values().any(|pool| {
+            pool.spec.family() == family && pool.is_enabled() && pool.spec.vxlan_mode != EncapMode::Never
+        });
+        (choice.address(family).is_none() || own.spec.address(family).is_some())
+            && (!needs_tunnel || own.spec.vxlan_tunnel(family).is_some())
+    })
 }
 
 /// Felix's settings for this node.
@@ -518,9 +621,29 @@ fn tunnel(felix: &FelixConfigurationSpec) -> Tunnel {
     }
 }
 
-fn inputs(node: &Node, cluster: &Cluster, choice: &Choice) -> Inputs {
+/// The inputs of the overlay and the MTU of pods in bytes, by one look at the store and at the host.
+pub async fn overlay_inputs(config: &Config, store: &dyn Store) -> Result<(Inputs, u32), LoopError> {
+    let mut cluster = Cluster::default();
+    Watches::open(store, config, &mut cluster).await?;
+    let choice = choose(config, &cluster).await?;
+    let inputs = inputs(config, &cluster, &choice);
+    let mtu_bytes = pod_mtu(config, &inputs);
+    Ok((inputs, mtu_bytes))
+}
+
+async fn choose(config: &Config, cluster: &Cluster) -> Result<Choice, LoopError> {
+    let wanted = config.interface.clone();
+    let own = cluster.nodes.get(&config.node_name).filter(|_| config.calico);
+    let address = |family| own.and_then(|node| node.spec.address(family)).map(|net| net.addr());
+    let known = address(Family::V4).or_else(|| address(Family::V6));
+    Ok(tokio::task::spawn_blocking(move || underlay::choose(wanted.as_ref(), known)).await??)
+}
+
+/// The inputs of the overlay.
+fn inputs(config: &Config, cluster: &Cluster, choice: &Choice) -> Inputs {
+    let felix = felix(&config.node_name, cluster);
     Inputs {
-        node: node.name.clone(),
+        node: config.node_name.clone(),
         underlay: choice.underlay.clone(),
         nodes: cluster.nodes.iter().map(|(name, node)| (name.clone(), (&node.spec).into())).collect(),
         pools: cluster.pools.values().filter_map(|pool| Pool::from_model(&pool.spec)).collect(),
@@ -530,9 +653,9 @@ fn inputs(node: &Node, cluster: &Cluster, choice: &Choice) -> Inputs {
             .filter_map(|((node, block), claim)| Affinity::from_model(node, *block, claim))
             .collect(),
         borrowed: borrowed(cluster),
-        dialect: Dialect::Native,
-        tunnel: Tunnel::default(),
-        senders: TunnelSenders::default(),
+        dialect: if config.calico { Dialect::Calico } else { Dialect::Native },
+        tunnel: tunnel(&felix),
+        senders: senders(&felix),
         own_pods: Default::default(),
         protected: choice.gateways.iter().copied().collect(),
     }
@@ -544,8 +667,11 @@ fn borrowed(cluster: &Cluster) -> Vec<Borrowed> {
     strays.map(|(address, node)| Borrowed { address: *address, node: node.clone() }).collect()
 }
 
-/// The MTU that fits the path of every pool to other nodes.
-fn pod_mtu(inputs: &Inputs) -> u32 {
+/// The MTU of pods: the configured one, or the one that fits the path of every pool to other nodes.
+fn pod_mtu(config: &Config, inputs: &Inputs) -> u32 {
+    if let Some(mtu_bytes) = config.mtu_bytes {
+        return mtu_bytes;
+    }
     let tunnelled = |family| {
         inputs
             .pools
@@ -568,14 +694,9 @@ async fn borrowers(store: &dyn Store) -> Result<bool, StoreError> {
 // === impl Watches ===
 
 impl Watches {
-    /// Opens all watches and applies their snapshots. `shared`: other programs may use the same
-    /// store.
-    async fn open(
-        store: &dyn Store,
-        calico: bool,
-        shared: bool,
-        cluster: &mut Cluster,
-    ) -> Result<Self, StoreError> {
+    /// Opens all watches and applies their snapshots.
+    async fn open(store: &dyn Store, config: &Config, cluster: &mut Cluster) -> Result<Self, StoreError> {
+        let calico = config.calico;
         let mut prefixes = vec![
             Prefix::nodes(),
             Prefix::pools(),
@@ -587,12 +708,25 @@ impl Watches {
             prefixes.push(Prefix::resources(ResourceKind::FelixConfiguration));
             prefixes.extend(POLICIES.map(Prefix::resources));
         }
-        let blocks = if shared { Blocks::Unless(Instant::now()) } else { Blocks::Never };
+        let blocks = match &config.store {
+            StoreLocation::Embedded | StoreLocation::Unix(_) => Blocks::Never,
+            StoreLocation::Etcd(_) => Blocks::Unless(Instant::now()),
+            StoreLocation::Kubernetes(_) => Blocks::UnlessPeers,
+        };
+        if blocks == Blocks::UnlessPeers {
+            prefixes.push(Prefix::resources(ResourceKind::ClusterInformation));
+        }
         let mut watches = Self { all: Vec::new(), blocks };
         for prefix in prefixes {
             watches.follow(store, &prefix, cluster).await?;
         }
-        if calico || (shared && borrowers(store).await?) {
+        let may_borrow = calico
+            || match blocks {
+                Blocks::Unless(_) => borrowers(store).await?,
+                Blocks::UnlessPeers => cluster.has_peers,
+                Blocks::Never | Blocks::Watched => false,
+            };
+        if may_borrow {
             watches.follow_blocks(store, cluster).await?;
         }
         Ok(watches)
@@ -624,12 +758,14 @@ impl Watches {
         cluster: &mut Cluster,
     ) -> Result<bool, StoreError> {
         match self.blocks {
-            Blocks::Unless(checked) if checked.elapsed() >= BORROWER_LOOK => {}
-            Blocks::Unless(_) | Blocks::Never | Blocks::Watched => return Ok(false),
-        }
-        if !borrowers(store).await? {
-            self.blocks = Blocks::Unless(Instant::now());
-            return Ok(false);
+            Blocks::Unless(checked) if checked.elapsed() >= BORROWER_LOOK => {
+                if !borrowers(store).await? {
+                    self.blocks = Blocks::Unless(Instant::now());
+                    return Ok(false);
+                }
+            }
+            Blocks::UnlessPeers if cluster.has_peers => {}
+            _ => return Ok(false),
         }
         self.follow_blocks(store, cluster).await?;
         tracing::info!("the cluster has pods of Calico's plugin: addresses that they borrow are routed, too");
@@ -652,7 +788,7 @@ impl Watches {
         let end = Instant::now() + BURST_MAX;
         while Instant::now() < end {
             match tokio::time::timeout(QUIET, self.next()).await {
-                Ok(event) => cluster.apply(event?),
+                Ok(event) => _ = cluster.apply(event?),
                 Err(_quiet) => break,
             }
         }

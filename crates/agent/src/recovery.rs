@@ -9,15 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use russet_attach::{Owner, Wired};
-use russet_cni_spec::plugin::{Prepared, prepare};
+use russet_addr::EndpointId;
+use russet_attach::Wired;
 use russet_cni_spec::{Call, CniError, Request, code};
+use russet_journal::{Journal, JournalContents, OpenOperation, Verb};
 use russet_plugins::Node;
 use serde_json::{Map, Value, json};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::{JoinSet, spawn_local};
 
-use crate::journal::{Interface, JournalContents, OpenOperation, Recorder, Verb};
 use crate::operations::{Operations, Remainder};
 
 /// How long requests wait for recovery at start; what takes longer continues beside them.
@@ -26,6 +26,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(500);
 /// The longest pause, short enough to use a store soon after it is back.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Attempts that begin because the store is back are spread over this time.
+const CONTACT_SPREAD: Duration = Duration::from_millis(500);
 /// The keys of a GC's request for valid attachments (cni-runtime.md section 1.5).
 const VALID_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
@@ -33,7 +35,7 @@ const VALID_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments
 #[derive(Debug, Default)]
 pub struct KernelState {
     /// Interfaces that are wired completely; none if that cannot be determined.
-    wired: Option<BTreeSet<Interface>>,
+    wired: Option<BTreeSet<EndpointId>>,
 }
 
 /// An operation to finish or undo, with as many attempts as it takes.
@@ -61,37 +63,34 @@ enum Decision {
 // === impl KernelState ===
 
 impl KernelState {
-    /// Reads the kernel, and fills the table of attachments.
-    pub async fn look(node: &Node, recorder: &Recorder) -> Self {
-        let (linked, wired) = match (node.wiring.list().await, node.wiring.adopt().await) {
+    /// Reads the kernel, and compares the endpoint table with it.
+    pub async fn look(node: &Node, journal: &Journal) -> Self {
+        let (linked, wired) = match (node.host.wiring.list().await, node.host.wiring.adopt().await) {
             (Ok(linked), Ok(wired)) => (linked, wired),
             (Err(error), _) | (_, Err(error)) => {
                 tracing::warn!(%error, "the attachments of this node cannot be read");
                 return Self::default();
             }
         };
-        let named = |owner: &Owner| {
-            Some(Interface { container: owner.container()?.clone(), ifname: owner.ifname()?.clone() })
-        };
-        let complete = wired.iter().filter_map(|it| named(&it.owner)).collect();
+        let complete = wired.iter().filter_map(|it| it.owner.id().cloned()).collect();
         // Compared as text, because an alias may have no space for the names themselves.
         let owners: BTreeSet<String> =
             linked.iter().filter(|link| !link.doomed).map(|link| link.owner.to_string()).collect();
         let has_link = |wired: &Wired| owners.contains(&wired.owner().to_string());
-        recorder.fill(has_link, wired.into_iter().filter_map(|it| it.attachment).collect());
+        journal.fill(has_link, wired.into_iter().filter_map(|it| it.attachment).collect());
         Self { wired: Some(complete) }
     }
 
     /// Whether an interface is wired completely, or may be.
-    fn may_run(&self, interface: &Interface) -> bool {
-        self.wired.as_ref().is_none_or(|wired| wired.contains(interface))
+    fn may_run(&self, id: &EndpointId) -> bool {
+        self.wired.as_ref().is_none_or(|wired| wired.iter().any(|it| it.same_interface(id)))
     }
 }
 
 fn decide(open: &OpenOperation, damaged: bool, kernel: &KernelState) -> Decision {
     // The end of this operation may be among the records that a damaged journal has lost: running
     // pods are not changed because of it.
-    let runs = open.begin.interface.as_ref().is_some_and(|it| kernel.may_run(it));
+    let runs = open.begin.id().is_some_and(|id| kernel.may_run(&id));
     match open.begin.verb {
         Verb::Add if open.was_attached() => Decision::Keep(code::TRY_AGAIN_LATER),
         Verb::Add if damaged && runs => Decision::Keep(0),
@@ -114,7 +113,7 @@ pub async fn run(operations: &Rc<Operations>, found: JournalContents, kernel: &K
             close(operations, op, code, "kept");
             continue;
         }
-        let valid = if verb == Verb::Gc { newer(&open, operations.recorder(), kernel) } else { Vec::new() };
+        let valid = if verb == Verb::Gc { newer(&open, operations.journal(), kernel) } else { Vec::new() };
         match request(&open, &valid) {
             Ok(request) => {
                 let work = Work {
@@ -133,7 +132,7 @@ pub async fn run(operations: &Rc<Operations>, found: JournalContents, kernel: &K
         }
     }
     // Not earlier: an agent that has to decide again must know that the journal is damaged.
-    operations.recorder().journal().decided();
+    operations.journal().decided();
     let all = async { while under_way.join_next().await.is_some() {} };
     if tokio::time::timeout(START_TIMEOUT, all).await.is_err() {
         tracing::warn!(
@@ -177,7 +176,7 @@ pub async fn serve(operations: Rc<Operations>) {
     operations.set_remainder_handler(Box::new(move |op, left| left_by.add(op, left)));
     loop {
         let (op, left) = remainders.next().await;
-        let Some(open) = operations.recorder().journal().open_one(op) else { continue };
+        let Some(open) = operations.journal().open_one(op) else { continue };
         match request(&open, &[]) {
             Ok(request) => {
                 let work = Work { op, plugin: open.begin.plugin, request, left, kind: kind(open.begin.verb) };
@@ -204,7 +203,9 @@ fn container(open: &OpenOperation) -> &str {
 async fn persist(operations: Rc<Operations>, work: Work) {
     let Work { op, plugin, request, left, kind } = work;
     let mut pause = PAUSE_MIN;
+    let mut contacts = operations.contacts();
     loop {
+        contacts.iter_mut().for_each(watch::Receiver::mark_unchanged);
         match operations.finish(op, &plugin, &request, left).await {
             Ok(true) => return close(&operations, op, ended(kind), kind),
             Ok(false) => return,
@@ -213,9 +214,29 @@ async fn persist(operations: Rc<Operations>, work: Work) {
             }
             Err(error) => tracing::debug!(op, kind, %error, "the operation still cannot be ended"),
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        pause = match is_back(&mut contacts, pause).await {
+            true => PAUSE_MIN,
+            false => (pause * 2).min(PAUSE_MAX),
+        };
     }
+}
+
+/// Waits for a pause, or until the store answers again; returns whether it does.
+async fn is_back(contacts: &mut Option<watch::Receiver<u64>>, pause: Duration) -> bool {
+    let changed = async {
+        if let Some(contacts) = contacts
+            && contacts.changed().await.is_ok()
+        {
+            return;
+        }
+        std::future::pending().await
+    };
+    let is_back = tokio::time::timeout(pause, changed).await.is_ok();
+    if is_back {
+        let most = u64::try_from(CONTACT_SPREAD.as_millis()).unwrap_or(1);
+        tokio::time::sleep(Duration::from_millis(russet_sync::random() % most)).await;
+    }
+    is_back
 }
 
 /// An ADD that was undone has failed.
@@ -226,21 +247,20 @@ fn ended(kind: &str) -> u32 {
 fn close(operations: &Operations, op: u64, code: u32, kind: &str) {
     operations.metrics().recovered(kind);
     // The failure is counted; the next start finds the operation again.
-    let _ = operations.recorder().journal().end(op, code);
+    let _ = operations.journal().end(op, code);
 }
 
 /// Attachments that are newer than a GC: they are not in its runtime's list of valid ones.
-fn newer(gc: &OpenOperation, recorder: &Recorder, kernel: &KernelState) -> Vec<Interface> {
-    let journal = recorder.journal();
+fn newer(gc: &OpenOperation, journal: &Journal, kernel: &KernelState) -> Vec<EndpointId> {
     let mut newer = journal.made_after(gc.begin.op);
-    let unknown = |it: &&Interface| !journal.has(it) && !gc.takes_down(it);
+    let unknown = |it: &&EndpointId| !journal.has(it) && !gc.takes_down(it);
     newer.extend(kernel.wired.iter().flatten().filter(unknown).cloned());
     newer
 }
 
 /// The request that finishes or undoes an operation. For a GC, `valid` is kept besides the
 /// attachments of its own list.
-fn request(open: &OpenOperation, valid: &[Interface]) -> Result<Request, CniError> {
+fn request(open: &OpenOperation, valid: &[EndpointId]) -> Result<Request, CniError> {
     let mut config = open.begin.config.clone();
     if open.begin.verb == Verb::Gc {
         config = widened(&config, valid)?;
@@ -249,17 +269,15 @@ fn request(open: &OpenOperation, valid: &[Interface]) -> Result<Request, CniErro
     let mut env = open.begin.env.clone();
     env.retain(|(key, _)| key != "CNI_COMMAND");
     env.push(("CNI_COMMAND".to_owned(), verb.to_owned()));
-    let Prepared::Request(request) = prepare(env, config.into_bytes(), "russet")? else {
-        return Err(CniError::internal("the journal's request cannot be decoded", verb));
-    };
+    let request = Request::new(env, config.into_bytes())?;
     match (&request.env.call, open.begin.verb) {
-        (Call::Del(_), Verb::Add | Verb::Del) | (Call::Gc, Verb::Gc) => Ok(*request),
+        (Call::Del(_), Verb::Add | Verb::Del) | (Call::Gc, Verb::Gc) => Ok(request),
         _ => Err(CniError::internal("the journal's request has another verb", verb)),
     }
 }
 
 /// A GC's configuration with more valid attachments.
-fn widened(config: &str, more: &[Interface]) -> Result<String, CniError> {
+fn widened(config: &str, more: &[EndpointId]) -> Result<String, CniError> {
     let unreadable = |error| CniError::decoding("the journal's configuration cannot be decoded", error);
     let mut config: Map<String, Value> = serde_json::from_str(config).map_err(unreadable)?;
     for key in VALID_KEYS {

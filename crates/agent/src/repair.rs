@@ -31,7 +31,7 @@ use russet_addr::{BlockCidr, NodeName};
 use russet_ipam::{Allocator, Held, IpamError, ReleaseOptions};
 use russet_model::HandleId;
 use russet_plugins::Clock;
-use russet_store::{BoxFuture, Store};
+use russet_store::{BoxFuture, Revision, Store};
 
 pub use allocations::AllocationsError;
 pub use machine::MachineError;
@@ -178,7 +178,16 @@ impl LeakFinder {
     ) -> Result<Check, RepairError> {
         let began = self.clock.now();
         let known = self.known(reach).await?;
-        if known.record.as_ref().map(|it| it.revision) != first.record.as_ref().map(|it| it.revision) {
+        // In the Kubernetes API kubelet writes the node's object every few minutes.
+        let has_only_this_writer = self.store.claims().atomic;
+        let identity = |record: &Option<NodeRecord>| {
+            let mut record = record.clone();
+            if let Some(record) = record.as_mut().filter(|_| !has_only_this_writer) {
+                record.revision = Revision::default();
+            }
+            record
+        };
+        if identity(&known.record) != identity(&first.record) {
             return Err(RepairError::Rewritten(self.node.clone()));
         }
         let blocks: BTreeSet<BlockCidr> = first.leaks.iter().map(|leak| leak.block).collect();

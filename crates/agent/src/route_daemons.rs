@@ -76,12 +76,21 @@ impl RouteDaemonDetector {
 /// Reads the processes that are visible to this one. In a container, that requires the host's PID
 /// namespace.
 pub fn find() -> Option<RouteDaemon> {
-    let ours = namespace(Path::new("/proc/thread-self"))?;
-    let processes = fs::read_dir("/proc").ok()?;
-    processes.flatten().find_map(|entry| {
+    all().next()
+}
+
+/// Whether Felix runs on this node.
+pub fn has_felix() -> bool {
+    all().any(|found| found.name == FELIX)
+}
+
+fn all() -> impl Iterator<Item = RouteDaemon> {
+    let ours = namespace(Path::new("/proc/thread-self"));
+    let processes = fs::read_dir("/proc").ok().filter(|_| ours.is_some());
+    processes.into_iter().flatten().flatten().filter_map(move |entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         let name = role(&entry.path())?;
-        (namespace(&entry.path()) == Some(ours)).then_some(RouteDaemon { pid, name })
+        (namespace(&entry.path()) == ours).then_some(RouteDaemon { pid, name })
     })
 }
 

@@ -15,13 +15,14 @@ use russet_cni_spec::relay::{
     HTTP_PATH, RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES, TIMING_HEADER,
 };
 use russet_cni_spec::{CniError, base64};
-use russet_listener::http::{self, Requests};
-use russet_listener::{Admission, Allowed, Limits};
+use russet_http::listener::{Admission, Allowed, Limits};
+use russet_http::server::{self, Requests};
 use serde_json::json;
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use crate::drift::{DRIFT_PATH, Drift};
+use crate::controllers::Controllers;
+use crate::drift::DRIFT_PATH;
 use crate::health::{Condition, Readiness};
 use crate::repair::{REPAIR_PATH, RepairQueue, UnheldQueue};
 
@@ -62,7 +63,7 @@ pub struct Jobs {
 
 /// Creates the socket and replaces that of a dead agent. The caller holds the node lock.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
-    russet_listener::unix::replace_at(path, russet_listener::unix::PRIVATE)
+    russet_http::listener::unix::replace_at(path, russet_http::listener::unix::PRIVATE)
 }
 
 /// The queue between connections and the loop.
@@ -77,7 +78,7 @@ pub async fn serve(
     admission: Arc<Admission>,
     jobs: Jobs,
     repairs: RepairQueue,
-    drift: (Drift, UnheldQueue, Readiness),
+    drift: (Controllers, UnheldQueue, Readiness),
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
     let router = Router::new()
@@ -86,7 +87,7 @@ pub async fn serve(
         .merge(Router::new().route(REPAIR_PATH, post(repair)).with_state(repairs))
         .merge(Router::new().route(DRIFT_PATH, post(differ)).with_state(drift))
         .layer(DefaultBodyLimit::max(RelayRequest::MAX_BYTES));
-    http::serve(listener, admission, REQUESTS, router, stop).await;
+    server::serve(listener, admission, REQUESTS, router, stop).await;
 }
 
 async fn answer(State(jobs): State<Jobs>, body: Bytes) -> (StatusCode, HeaderMap, Vec<u8>) {
@@ -128,10 +129,10 @@ async fn repair(State(queue): State<RepairQueue>, body: Bytes) -> (StatusCode, V
 
 /// The differences and repairs, or an object with the error.
 async fn differ(
-    State((drift, addresses, readiness)): State<(Drift, UnheldQueue, Readiness)>,
+    State((controllers, addresses, readiness)): State<(Controllers, UnheldQueue, Readiness)>,
 ) -> (StatusCode, Vec<u8>) {
     let report = async {
-        let report = tokio::task::spawn_blocking(move || drift.report()).await;
+        let report = tokio::task::spawn_blocking(move || controllers.report()).await;
         report.map_err(|error| error.to_string())
     };
     let (report, unheld) = tokio::join!(report, addresses.ask());
@@ -191,7 +192,7 @@ mod tests {
         let (stop, stopped) = oneshot::channel::<()>();
         let router = Router::new().route(HTTP_PATH, post(answer)).with_state(jobs);
         let (listener, admission) = (bind(&path).unwrap(), Admission::new(LISTENER));
-        let serving = http::serve(listener, admission, REQUESTS, router, async { _ = stopped.await });
+        let serving = server::serve(listener, admission, REQUESTS, router, async { _ = stopped.await });
         let serving = tokio::spawn(serving);
         let mut client = tokio::net::UnixStream::connect(&path).await.unwrap();
         let body = body();

@@ -2,6 +2,7 @@
 //! process owns it.
 
 mod brief;
+mod pod_cidr;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -10,18 +11,23 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use russet_http::listener::Admission;
+use russet_kube::Source;
 use russet_linux::file::private_dir;
-use russet_listener::Admission;
 use russet_store::{Access, Cause, Locked, Remote, Store, StoreError, open_or_connect};
 use russet_store_etcd::{Etcd, Settings as EtcdSettings};
+use russet_store_kube::{Group, KubeStore, Location as KubeLocation, Settings as KubeSettings};
 
-use crate::config::{Config, Paths, StoreLocation};
+use crate::config::{Config, IpamMode, Paths, StoreLocation};
 
 pub use brief::BriefStore;
+use pod_cidr::PodCidrStore;
 
 /// A store, with what has to run so that other processes can use it.
 pub struct Opened {
     pub store: Rc<dyn Store>,
+    /// The same store, if it is in the Kubernetes API.
+    pub kubernetes: Option<KubeStore>,
     /// Serves the store on its socket; none if another process owns it.
     pub service: Option<Service>,
     /// Closes the store's file when it is dropped.
@@ -31,6 +37,10 @@ pub struct Opened {
 /// Runs until it is dropped.
 pub type Service = Pin<Box<dyn Future<Output = ()>>>;
 
+/// The variables by which Calico's programs set the group of its resources and the prefixes of
+/// interfaces (kubernetes.md sections 1.1 and 1.8).
+const API_GROUP_VARIABLE: &str = "CALICO_API_GROUP";
+const INTERFACE_PREFIX_VARIABLE: &str = "FELIX_INTERFACEPREFIX";
 /// How long to wait for a process that has the store's file open; plugins have it open for one
 /// request.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -39,7 +49,12 @@ const OWNER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Opened {
     fn remote(remote: Remote) -> Self {
-        Self { store: Rc::new(remote), service: None, _owner: None }
+        Self::over(Rc::new(remote))
+    }
+
+    /// A store that no other process can use through this one.
+    pub fn over(store: Rc<dyn Store>) -> Self {
+        Self { store, kubernetes: None, service: None, _owner: None }
     }
 
     /// Connects at first use, so an etcd that is away is an error of the first request, not of the
@@ -49,11 +64,23 @@ impl Opened {
             let operation = format!("use etcd at {}", settings.endpoints.join(","));
             StoreError::Invalid { operation, reason: error.to_string() }
         })?;
-        Ok(Self { store: Rc::new(etcd), service: None, _owner: None })
+        Ok(Self::over(Rc::new(etcd)))
+    }
+
+    fn kubernetes(location: &KubeLocation) -> Result<Self, StoreError> {
+        let refused = |reason: String| StoreError::Invalid { operation: format!("use {location}"), reason };
+        let given = std::env::var(API_GROUP_VARIABLE).ok();
+        let settings = kubernetes_settings(location.source(), given);
+        let store = KubeStore::connect(settings).map_err(|error| refused(error.to_string()))?;
+        if store.plaintext_credentials() {
+            return Err(refused("its credentials would go to another machine in clear text".to_owned()));
+        }
+        Ok(Self { kubernetes: Some(store.clone()), ..Self::over(Rc::new(store)) })
     }
 
     fn owned(locked: Locked) -> Self {
-        Self { store: Rc::new(locked.store().clone()), service: None, _owner: Some(Rc::new(locked)) }
+        let store = Rc::new(locked.store().clone());
+        Self { _owner: Some(Rc::new(locked)), ..Self::over(store) }
     }
 }
 
@@ -64,6 +91,7 @@ pub async fn open(paths: &Paths, location: &StoreLocation) -> Result<Opened, Sto
         StoreLocation::Unix(path) => Ok(Opened::remote(Remote::connect(path))),
         StoreLocation::Embedded => open_local(paths).await,
         StoreLocation::Etcd(settings) => Opened::etcd(settings),
+        StoreLocation::Kubernetes(location) => Opened::kubernetes(location),
     }
 }
 
@@ -73,7 +101,34 @@ pub async fn open_and_serve(config: &Config, admission: &Arc<Admission>) -> Resu
         StoreLocation::Unix(path) => Ok(Opened::remote(Remote::connect(path))),
         StoreLocation::Embedded => own_with(&config.paths, Arc::clone(admission)).await,
         StoreLocation::Etcd(settings) => Opened::etcd(settings),
+        StoreLocation::Kubernetes(location) if config.ipam == IpamMode::Node => {
+            let local = own_with(&config.paths, Arc::clone(admission)).await?;
+            with_pod_cidrs(config, location, local)
+        }
+        StoreLocation::Kubernetes(location) => Opened::kubernetes(location),
     }
+}
+
+/// The store of a node that gives its pods addresses of its podCIDRs, over this machine's own.
+pub fn with_pod_cidrs(config: &Config, location: &KubeLocation, local: Opened) -> Result<Opened, StoreError> {
+    let nodes = Opened::kubernetes(location)?;
+    let (name, pools) = (config.node_name.clone(), config.pools.clone());
+    let store = PodCidrStore::new(name, pools, nodes.store, local.store);
+    Ok(Opened { store: Rc::new(store), kubernetes: nodes.kubernetes, ..local })
+}
+
+/// The settings of a store in the Kubernetes API. `group` is the group of Calico's resources as Calico's
+/// programs take it: v1 unless it is exactly that of v3, and found out where it is not set
+/// (kubernetes.md section 1.1).
+pub(crate) fn kubernetes_settings(source: Source, group: Option<String>) -> KubeSettings {
+    let mut settings = KubeSettings::new(source);
+    settings.group = group.as_deref().and_then(Group::configured);
+    if let Ok(prefixes) = std::env::var(INTERFACE_PREFIX_VARIABLE)
+        && let Some(first) = prefixes.split(',').next().filter(|prefix| !prefix.is_empty())
+    {
+        first.clone_into(&mut settings.interface_prefix);
+    }
+    settings
 }
 
 /// The embedded store of this machine, whichever process owns it.

@@ -21,7 +21,7 @@ pub fn policies(keys: &BTreeSet<Key>) -> Option<String> {
         .collect();
     (!there.is_empty()).then(|| {
         format!(
-            "NOT ENFORCED: the datastore holds {}, and Russet enforces no policy yet; this node lets all traffic of its pods through. Where they must hold, run calico/node (Felix)",
+            "NOT ENFORCED: the datastore holds {}, and an agent in Calico's place enforces none; this node lets all traffic of its pods through. Where they must hold, run calico/node (Felix)",
             there.join(" and ")
         )
     })

@@ -75,9 +75,9 @@ fn attachment(owner: &Owner, link: &Link, addresses: Vec<IpAddr>, mac: Option<Ma
     if link.master.is_some() {
         return None;
     }
-    let (container, ifname) = (owner.container()?.clone(), owner.ifname()?.clone());
-    let mac = mac.filter(|mac| *mac != naming::pod_mac(&container, &ifname));
-    let attachment = Attachment::new(dialect(link), owner.network().clone(), container, ifname, None);
+    let id = owner.id()?;
+    let mac = mac.filter(|mac| *mac != naming::pod_mac(id));
+    let attachment = Attachment::new(dialect(link), id.clone(), None);
     let host_name = IfName::new(link.name.clone()).ok()?;
     Some(Attachment { host_name, addresses, mtu: link.mtu_bytes, mac, ..attachment })
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use russet_addr::{ContainerId, Family, IfName, IpNet, Mac, NetworkName};
+use russet_addr::{EndpointId, Family, IfName, IpNet, Mac};
 use serde::{Deserialize, Serialize};
 
 use crate::naming;
@@ -11,12 +11,8 @@ use crate::owner::Owner;
 /// One interface of one pod, complete: nothing is looked up later.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
-    /// The CNI network.
-    pub network: NetworkName,
-    /// The runtime's ID of the sandbox.
-    pub container: ContainerId,
-    /// The interface's name inside the pod.
-    pub ifname: IfName,
+    #[serde(flatten)]
+    pub id: EndpointId,
     /// The Kubernetes pod, where there is one.
     pub pod: Option<Pod>,
     /// The conventions that the node follows.
@@ -124,18 +120,10 @@ pub(crate) const PRIMARY_IFNAME: &str = "eth0";
 
 impl Attachment {
     /// An attachment without addresses, with defaults in everything else.
-    pub fn new(
-        dialect: Dialect,
-        network: NetworkName,
-        container: ContainerId,
-        ifname: IfName,
-        pod: Option<Pod>,
-    ) -> Self {
-        let host_name = naming::host_end(dialect, &container, &ifname, pod.as_ref());
+    pub fn new(dialect: Dialect, id: EndpointId, pod: Option<Pod>) -> Self {
+        let host_name = naming::host_end(dialect, &id, pod.as_ref());
         let new = Self {
-            network,
-            container,
-            ifname,
+            id,
             pod,
             dialect,
             host_name,
@@ -153,22 +141,22 @@ impl Attachment {
     /// Whether the pod has `eth0` for its main routes, and this interface only answers for itself.
     /// Calico has no such interfaces.
     pub fn is_secondary(&self) -> bool {
-        self.dialect == Dialect::Native && self.ifname.as_str() != PRIMARY_IFNAME
+        self.dialect == Dialect::Native && self.id.ifname.as_str() != PRIMARY_IFNAME
     }
 
     /// The content of the host end's alias.
     pub fn owner(&self) -> Owner {
-        Owner::new(&self.network, &self.container, &self.ifname)
+        Owner::new(&self.id)
     }
 
     /// The pod end's MAC: the chosen one, or the stable one.
     pub fn pod_mac(&self) -> Mac {
-        self.mac.unwrap_or_else(|| naming::pod_mac(&self.container, &self.ifname))
+        self.mac.unwrap_or_else(|| naming::pod_mac(&self.id))
     }
 
     /// Whether the pod end's MAC is the stable one.
     pub(crate) fn has_derived_mac(&self) -> bool {
-        self.pod_mac() == naming::pod_mac(&self.container, &self.ifname)
+        self.pod_mac() == naming::pod_mac(&self.id)
     }
 
     /// Whether the pod has an address of `family`.
@@ -196,8 +184,8 @@ impl Attachment {
 
     /// Refuses what the kernel would refuse half-way, and what makes no sense.
     pub fn validate(&self) -> Result<(), AttachmentError> {
-        if self.ifname.as_str() == "lo" {
-            return Err(AttachmentError::Loopback(self.ifname.clone()));
+        if self.id.ifname.as_str() == "lo" {
+            return Err(AttachmentError::Loopback(self.id.ifname.clone()));
         }
         if self.addresses.len() > MAX_ADDRESSES {
             return Err(AttachmentError::TooManyAddresses(self.addresses.len()));
@@ -257,14 +245,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Attachment {
-        let (network, container, ifname) = ("net1", "abc123", "eth0");
-        Attachment::new(
-            Dialect::Native,
-            network.parse().unwrap(),
-            container.parse().unwrap(),
-            ifname.parse().unwrap(),
-            None,
-        )
+        Attachment::new(Dialect::Native, "net1/abc123/eth0".parse().unwrap(), None)
     }
 
     #[test]
@@ -299,7 +280,7 @@ mod tests {
 
     #[test]
     fn the_loopback_and_group_macs_are_refused() {
-        assert!(Attachment { ifname: "lo".parse().unwrap(), ..sample() }.validate().is_err());
+        assert!(Attachment { id: "net1/abc123/lo".parse().unwrap(), ..sample() }.validate().is_err());
         assert!(Attachment { mac: Some(Mac([1, 0, 0, 0, 0, 1])), ..sample() }.validate().is_err());
         assert!(Attachment { mac: Some(Mac([0; 6])), ..sample() }.validate().is_err());
     }

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use russet_addr::{ContainerId, IfName};
+use russet_addr::{EndpointId, IfName};
 use russet_linux::NetNs;
 use russet_netlink::{Batch, Link, LinkDel, LinkSet, NetlinkError, Socket};
 
@@ -20,10 +20,7 @@ use crate::{DOOMED_GROUP, inspect, naming, rules};
 /// What to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detachment {
-    /// The runtime's ID of the sandbox.
-    pub container: ContainerId,
-    /// The interface's name inside the pod.
-    pub ifname: IfName,
+    pub id: EndpointId,
     /// The host end's name, if it is known: saves a dump of all links.
     pub host_name: Option<IfName>,
     /// For Calico's dialect: only this container can have a veth called `host_name`, so it is
@@ -58,12 +55,9 @@ pub struct Detached {
 
 /// Some parts could not be removed; the others were.
 #[derive(Debug, thiserror::Error)]
-#[error("detach {ifname} of {container}: {}", joined(.errors))]
+#[error("detach {} of {}: {}", .id.ifname, .id.container, joined(.errors))]
 pub struct DetachError {
-    /// The runtime's ID of the sandbox.
-    pub container: ContainerId,
-    /// The interface.
-    pub ifname: IfName,
+    pub id: EndpointId,
     /// What was removed.
     pub detached: Detached,
     /// The errors, in order.
@@ -98,7 +92,7 @@ pub fn detach_with(
     leaving: &mut dyn FnMut(&OwnedLink),
 ) -> Result<Detached, DetachError> {
     let mut errors = Errors::default();
-    let mut pod = netns.and_then(|netns| errors.note(PodSide::open(netns, &what.ifname))).flatten();
+    let mut pod = netns.and_then(|netns| errors.note(PodSide::open(netns, &what.id.ifname))).flatten();
     let pod_link = pod.as_ref().and_then(|pod| pod.link.clone());
     let links = errors.note(find(host, what, pod_link.as_ref())).unwrap_or_default();
     let mut met = false;
@@ -116,7 +110,7 @@ pub fn detach_with(
         errors.note(removed);
     }
     if let Some(pod) = pod.as_mut().filter(|_| what.may_have_rules()) {
-        errors.note(rules::remove(&mut pod.socket, &what.ifname));
+        errors.note(rules::remove(&mut pod.socket, &what.id.ifname));
     }
     // A host end that was found may have been doomed by an earlier DEL: then the pod's end belongs
     // to a later ADD that was killed.
@@ -134,8 +128,7 @@ pub fn detach_with(
     if errors.0.is_empty() {
         return Ok(detached);
     }
-    let Detachment { container, ifname, .. } = what.clone();
-    Err(DetachError { container, ifname, detached, errors: errors.0 })
+    Err(DetachError { id: what.id.clone(), detached, errors: errors.0 })
 }
 
 /// Removes a link that [`list`](crate::list) found, if it still exists and has the same owner: for
@@ -196,7 +189,7 @@ pub(crate) fn delete(socket: &mut Socket, ifindex: u32) -> Result<(), NetlinkErr
 
 /// The host ends of the interface: by name, by the pod's end, or else among all links.
 fn find(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> Result<Vec<Link>, NetlinkError> {
-    let ours = |link: &Link| inspect::owner(link).is_some_and(|o| o.is(&what.container, &what.ifname));
+    let ours = |link: &Link| inspect::owner(link).is_some_and(|o| o.is(&what.id));
     if let Some(name) = &what.host_name
         && let Some(link) = inspect::by_name(host, name)?.filter(ours)
     {
@@ -269,7 +262,7 @@ fn delete_unowned(host: &mut Socket, name: &IfName) -> Result<(), NetlinkError> 
 impl Detachment {
     /// Only an interface that is neither Calico's nor the pod's first one has its own rules.
     fn may_have_rules(&self) -> bool {
-        self.dialect == Dialect::Native && self.ifname.as_str() != PRIMARY_IFNAME
+        self.dialect == Dialect::Native && self.id.ifname.as_str() != PRIMARY_IFNAME
     }
 }
 

@@ -58,7 +58,7 @@ pub enum Mark {
 /// Prefix of the aliases of all links of Russet: `russet:` for pods, `russet overlay`,
 /// `russet-sdn`, `russet-shaper`.
 const ALIAS_PREFIX: &str = "russet";
-/// The protocol of OpenShift's routes (`overlay::openshift`). Routes without a link stay when the
+/// The protocol of OpenShift's routes (`openshift::data_path`). Routes without a link stay when the
 /// links are deleted.
 const SDN_ROUTE_PROTOCOL: u8 = 116;
 /// The overlay's table; the names of other tables continue with `-`.

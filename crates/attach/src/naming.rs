@@ -6,7 +6,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use russet_addr::{ContainerId, IfName, Mac};
+use russet_addr::{EndpointId, IfName, Mac};
 use sha1::{Digest as _, Sha1};
 
 use crate::attachment::{Dialect, PRIMARY_IFNAME, Pod};
@@ -31,7 +31,8 @@ const DOOMED_PREFIX: &str = "rsx";
 /// sha1(`namespace.pod/ifname`) for every other interface. Without a pod, Calico takes the first 11 characters of
 /// the container ID whatever the interface; Russet hashes `container/ifname`. The `/` stands in no pod's name, so
 /// that pod `web.net1` and interface `net1` of pod `web` differ.
-pub fn host_end(dialect: Dialect, container: &ContainerId, ifname: &IfName, pod: Option<&Pod>) -> IfName {
+pub fn host_end(dialect: Dialect, id: &EndpointId, pod: Option<&Pod>) -> IfName {
+    let EndpointId { container, ifname, .. } = id;
     let suffix: String = match (pod, dialect) {
         (Some(Pod { namespace, name }), _) if ifname.as_str() == PRIMARY_IFNAME => {
             hex(format!("{namespace}.{name}").as_bytes(), SUFFIX_CHARS)
@@ -56,7 +57,7 @@ pub const fn prefix(dialect: Dialect) -> &'static str {
 /// The MAC of a pod's end without a configured one: locally administered, and a hash of container
 /// and interface, so that a repeated ADD changes no neighbour entry while another sandbox of the
 /// same pod gets another MAC.
-pub fn pod_mac(container: &ContainerId, ifname: &IfName) -> Mac {
+pub fn pod_mac(EndpointId { container, ifname, .. }: &EndpointId) -> Mac {
     let digest = Sha1::digest(format!("mac:{container}/{ifname}").as_bytes());
     let mut octets = [0; 6];
     octets.copy_from_slice(&digest[..6]);
@@ -96,7 +97,7 @@ mod tests {
 
     fn named(dialect: Dialect, container: &str, ifname: &str, pod: Option<(&str, &str)>) -> String {
         let pod = pod.map(|(namespace, name)| Pod { namespace: namespace.into(), name: name.into() });
-        host_end(dialect, &container.parse().unwrap(), &ifname.parse().unwrap(), pod.as_ref()).to_string()
+        host_end(dialect, &format!("net/{container}/{ifname}").parse().unwrap(), pod.as_ref()).to_string()
     }
 
     #[test]
@@ -143,7 +144,7 @@ mod tests {
     fn macs_are_stable_local_and_differ_by_sandbox_and_interface() {
         // calico-cni.md section 5.1, oracle 48
         let mac =
-            |container: &str, ifname: &str| pod_mac(&container.parse().unwrap(), &ifname.parse().unwrap());
+            |container: &str, ifname: &str| pod_mac(&format!("net/{container}/{ifname}").parse().unwrap());
         assert_eq!(mac("a", "eth0"), mac("a", "eth0"));
         assert_ne!(mac("a", "eth0"), mac("b", "eth0"));
         assert_ne!(mac("a", "eth0"), mac("a", "eth1"));

@@ -7,26 +7,19 @@
 use std::fmt;
 use std::str::FromStr;
 
-use russet_addr::{ContainerId, IfName, NetworkName};
+use russet_addr::{ContainerId, EndpointId, NetworkName};
 
 use crate::naming;
 
-/// The owner of a link.
+/// The owner of a link: the endpoint that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
-    network: NetworkName,
-    holder: Holder,
-}
+pub struct Owner(Name);
 
-/// The interface of a container that a link belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Holder {
-    Named {
-        container: ContainerId,
-        ifname: IfName,
-    },
+enum Name {
+    Whole(EndpointId),
     /// sha1(`container/ifname`) in lower-case hexadecimal digits; container IDs cannot begin with `~`.
-    Hashed(String),
+    Hashed(NetworkName, String),
 }
 
 /// An alias of another format.
@@ -48,42 +41,41 @@ const DIGEST_CHARS: usize = 40;
 // === impl Owner ===
 
 impl Owner {
-    /// The owner of interface `ifname` of `container` on `network`.
-    pub fn new(network: &NetworkName, container: &ContainerId, ifname: &IfName) -> Self {
-        let holder = Holder::Named { container: container.clone(), ifname: ifname.clone() };
-        let named = Self { network: network.clone(), holder };
-        if named.to_string().len() <= ALIAS_MAX_BYTES {
-            return named;
+    /// The owner of an endpoint's links.
+    pub fn new(id: &EndpointId) -> Self {
+        let whole = Self(Name::Whole(id.clone()));
+        if whole.to_string().len() <= ALIAS_MAX_BYTES {
+            return whole;
         }
-        Self { network: network.clone(), holder: Holder::Hashed(digest(container, ifname)) }
+        Self(Name::Hashed(id.network.clone(), digest(id)))
     }
 
     /// The network.
     pub const fn network(&self) -> &NetworkName {
-        &self.network
+        match &self.0 {
+            Name::Whole(id) => &id.network,
+            Name::Hashed(network, _) => network,
+        }
+    }
+
+    /// The endpoint, unless its names were too long for an alias.
+    pub const fn id(&self) -> Option<&EndpointId> {
+        match &self.0 {
+            Name::Whole(id) => Some(id),
+            Name::Hashed(..) => None,
+        }
     }
 
     /// The container, unless the names were too long for an alias.
-    pub const fn container(&self) -> Option<&ContainerId> {
-        match &self.holder {
-            Holder::Named { container, .. } => Some(container),
-            Holder::Hashed(_) => None,
-        }
+    pub fn container(&self) -> Option<&ContainerId> {
+        self.id().map(|id| &id.container)
     }
 
-    /// The interface inside the container, unless the names were too long for an alias.
-    pub const fn ifname(&self) -> Option<&IfName> {
-        match &self.holder {
-            Holder::Named { ifname, .. } => Some(ifname),
-            Holder::Hashed(_) => None,
-        }
-    }
-
-    /// Whether the link is interface `ifname` of `container`, on any network.
-    pub fn is(&self, container: &ContainerId, ifname: &IfName) -> bool {
-        match &self.holder {
-            Holder::Named { container: c, ifname: i } => c == container && i == ifname,
-            Holder::Hashed(hash) => *hash == digest(container, ifname),
+    /// Whether the link is this interface of this container, on any network.
+    pub fn is(&self, other: &EndpointId) -> bool {
+        match &self.0 {
+            Name::Whole(id) => id.same_interface(other),
+            Name::Hashed(_, hash) => *hash == digest(other),
         }
     }
 
@@ -91,14 +83,10 @@ impl Owner {
     /// are replaced by hashes.
     pub fn label(&self) -> String {
         let whole = self.to_string();
-        if whole.len() <= LABEL_MAX_BYTES && whole.starts_with(&Self::network_label(&self.network)) {
+        if whole.len() <= LABEL_MAX_BYTES && whole.starts_with(&Self::network_label(self.network())) {
             return whole;
         }
-        let holder = match &self.holder {
-            Holder::Named { container, ifname } => digest(container, ifname),
-            Holder::Hashed(hash) => hash.clone(),
-        };
-        format!("{}~{holder}", Self::network_label(&self.network))
+        format!("{}~{}", Self::network_label(self.network()), self.digest())
     }
 
     /// Prefix of the labels of a network's owners; with a hash if the name alone would be too long.
@@ -110,25 +98,29 @@ impl Owner {
 
     /// Whether both are the same interface of the same container, on any network.
     pub fn same_interface(&self, other: &Owner) -> bool {
-        self.holder == other.holder
-            || match (&self.holder, &other.holder) {
-                (Holder::Named { container, ifname }, _) => other.is(container, ifname),
-                (_, Holder::Named { container, ifname }) => self.is(container, ifname),
-                (Holder::Hashed(_), Holder::Hashed(_)) => false,
-            }
+        match (self.id(), other.id()) {
+            (Some(one), Some(two)) => one.same_interface(two),
+            _ => self.digest() == other.digest(),
+        }
+    }
+
+    fn digest(&self) -> String {
+        match &self.0 {
+            Name::Whole(id) => digest(id),
+            Name::Hashed(_, hash) => hash.clone(),
+        }
     }
 }
 
-fn digest(container: &ContainerId, ifname: &IfName) -> String {
+fn digest(EndpointId { container, ifname, .. }: &EndpointId) -> String {
     naming::hex(format!("{container}/{ifname}").as_bytes(), DIGEST_CHARS)
 }
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let network = &self.network;
-        match &self.holder {
-            Holder::Named { container, ifname } => write!(f, "{PREFIX}{network}/{container}/{ifname}"),
-            Holder::Hashed(hash) => write!(f, "{PREFIX}{network}/~{hash}"),
+        match &self.0 {
+            Name::Whole(id) => write!(f, "{PREFIX}{id}"),
+            Name::Hashed(network, hash) => write!(f, "{PREFIX}{network}/~{hash}"),
         }
     }
 }
@@ -139,16 +131,12 @@ impl FromStr for Owner {
     fn from_str(alias: &str) -> Result<Self, OwnerError> {
         let names = alias.strip_prefix(PREFIX).ok_or(OwnerError)?;
         let (network, rest) = names.split_once('/').ok_or(OwnerError)?;
+        let Some(hash) = rest.strip_prefix('~') else {
+            return names.parse().map(|id| Self(Name::Whole(id))).map_err(|_| OwnerError);
+        };
         let network = network.parse().map_err(|_| OwnerError)?;
-        if let Some(hash) = rest.strip_prefix('~') {
-            let good =
-                hash.len() == DIGEST_CHARS && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-            return good.then(|| Self { network, holder: Holder::Hashed(hash.to_owned()) }).ok_or(OwnerError);
-        }
-        let (container, ifname) = rest.split_once('/').ok_or(OwnerError)?;
-        let container = container.parse().map_err(|_| OwnerError)?;
-        let ifname = ifname.parse().map_err(|_| OwnerError)?;
-        Ok(Self { network, holder: Holder::Named { container, ifname } })
+        let good = hash.len() == DIGEST_CHARS && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        good.then(|| Self(Name::Hashed(network, hash.to_owned()))).ok_or(OwnerError)
     }
 }
 
@@ -157,7 +145,7 @@ mod tests {
     use super::*;
 
     fn owner(network: &str, container: &str, ifname: &str) -> Owner {
-        Owner::new(&network.parse().unwrap(), &container.parse().unwrap(), &ifname.parse().unwrap())
+        Owner::new(&format!("{network}/{container}/{ifname}").parse().unwrap())
     }
 
     #[test]
@@ -166,8 +154,8 @@ mod tests {
         assert_eq!(owner.to_string(), "russet:net1/abc123/eth0");
         assert_eq!(owner.to_string().parse(), Ok(owner.clone()));
         assert_eq!(owner.container().map(ContainerId::as_str), Some("abc123"));
-        assert!(owner.is(&"abc123".parse().unwrap(), &"eth0".parse().unwrap()));
-        assert!(!owner.is(&"abc123".parse().unwrap(), &"eth1".parse().unwrap()));
+        assert!(owner.is(&"net2/abc123/eth0".parse().unwrap()));
+        assert!(!owner.is(&"net1/abc123/eth1".parse().unwrap()));
     }
 
     #[test]
@@ -178,8 +166,8 @@ mod tests {
         let read: Owner = long.to_string().parse().unwrap();
         assert_eq!(read, long);
         assert_eq!(read.container(), None);
-        assert!(read.is(&container.parse().unwrap(), &ifname.parse().unwrap()));
-        assert!(!read.is(&"c".repeat(199).parse().unwrap(), &ifname.parse().unwrap()));
+        assert!(read.is(&format!("n/{container}/eth0").parse().unwrap()));
+        assert!(!read.is(&format!("n/{}/eth0", "c".repeat(199)).parse().unwrap()));
         assert!(read.same_interface(&owner("n", &container, ifname)));
         assert!(owner("n", &container, ifname).same_interface(&read));
     }

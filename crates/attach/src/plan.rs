@@ -206,7 +206,7 @@ pub fn plan(attachment: &Attachment) -> Result<Plan, AttachmentError> {
         owner: attachment.owner(),
         dialect: attachment.dialect,
         host_name: attachment.host_name.clone(),
-        ifname: attachment.ifname.clone(),
+        ifname: attachment.id.ifname.clone(),
         mtu: attachment.mtu,
         pod_mac: attachment.pod_mac(),
         derived_mac: attachment.has_derived_mac(),
@@ -254,7 +254,7 @@ fn pod_settings(attachment: &Attachment) -> Vec<Setting> {
         for scope in ["all", "default", "lo"] {
             settings.push(Setting::of_namespace(format!("net/ipv6/conf/{scope}/disable_ipv6"), "0"));
         }
-        let name = &attachment.ifname;
+        let name = &attachment.id.ifname;
         settings.push(Setting::of_link(format!("net/ipv6/conf/{name}/disable_ipv6"), "0"));
         settings.push(Setting::of_link(format!("net/ipv6/conf/{name}/accept_dad"), "0"));
         settings.push(Setting::of_namespace("net/ipv6/conf/all/forwarding".to_owned(), forwarding));
@@ -275,7 +275,7 @@ fn pod_ops(attachment: &Attachment) -> Vec<Op> {
     }
     ops.extend(pod_routes(attachment, Route::MAIN, attachment.route_metric));
     if attachment.is_secondary() {
-        let table = rules::table(&attachment.ifname);
+        let table = rules::table(&attachment.id.ifname);
         ops.extend(pod_routes(attachment, table, None));
         ops.extend(attachment.addresses.iter().map(|from| Op::Rule(SourceRule { from: *from, table })));
     }

@@ -7,7 +7,7 @@
 
 use std::net::IpAddr;
 
-use russet_addr::{ContainerId, Family, IfName, IpNet, Mac, NetworkName};
+use russet_addr::{EndpointId, Family, IfName, IpNet, Mac};
 use russet_linux::NetNs;
 use russet_netlink::{BridgePort, Link, NetlinkError, Route, Scope, Socket};
 use serde::{Deserialize, Serialize};
@@ -22,12 +22,8 @@ use crate::{ROUTE_PROTOCOL, detach, inspect, naming, serial};
 /// One interface of one pod behind a bridge, complete: nothing is looked up later.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
-    /// The CNI network.
-    pub network: NetworkName,
-    /// The runtime's ID of the sandbox.
-    pub container: ContainerId,
-    /// The interface's name inside the pod.
-    pub ifname: IfName,
+    #[serde(flatten)]
+    pub id: EndpointId,
     /// The name of the end in the node's namespace.
     pub host_name: IfName,
     /// The bridge.
@@ -72,18 +68,18 @@ pub enum SourceCheck {
 impl Port {
     /// The content of the host end's alias.
     pub fn owner(&self) -> Owner {
-        Owner::new(&self.network, &self.container, &self.ifname)
+        Owner::new(&self.id)
     }
 
     /// The default name of the host end. Several sandboxes of a pod may exist at once, so it is
     /// derived from the container.
-    pub fn default_host_name(container: &ContainerId, ifname: &IfName) -> IfName {
-        naming::host_end(Dialect::Native, container, ifname, None)
+    pub fn default_host_name(id: &EndpointId) -> IfName {
+        naming::host_end(Dialect::Native, id, None)
     }
 
     /// The MAC of the pod's end.
     pub fn pod_mac(&self) -> Mac {
-        self.mac.unwrap_or_else(|| naming::pod_mac(&self.container, &self.ifname))
+        self.mac.unwrap_or_else(|| naming::pod_mac(&self.id))
     }
 
     fn has(&self, family: Family) -> bool {
@@ -91,8 +87,8 @@ impl Port {
     }
 
     fn validate(&self) -> Result<(), AttachmentError> {
-        if self.ifname.as_str() == "lo" {
-            return Err(AttachmentError::Loopback(self.ifname.clone()));
+        if self.id.ifname.as_str() == "lo" {
+            return Err(AttachmentError::Loopback(self.id.ifname.clone()));
         }
         if self.addresses.len() > MAX_ADDRESSES {
             return Err(AttachmentError::TooManyAddresses(self.addresses.len()));
@@ -110,7 +106,7 @@ impl Port {
     }
 
     fn pod_settings(&self) -> Vec<Setting> {
-        let name = &self.ifname;
+        let name = &self.id.ifname;
         // Neighbours learn the new MAC at once if another container had the address before.
         let mut settings =
             vec![Setting::of_link(format!("net/ipv4/conf/{name}/arp_notify"), "1").when(When::Present)];
@@ -155,7 +151,7 @@ pub fn plan_port(port: &Port) -> Result<Plan, AttachmentError> {
         owner: port.owner(),
         dialect: Dialect::Native,
         host_name: port.host_name.clone(),
-        ifname: port.ifname.clone(),
+        ifname: port.id.ifname.clone(),
         mtu: port.mtu.unwrap_or(MTU_DEFAULT_BYTES),
         pod_mac: port.pod_mac(),
         derived_mac: port.mac.is_none(),
@@ -217,12 +213,9 @@ mod tests {
     use super::*;
 
     fn port() -> Port {
-        let (container, ifname): (ContainerId, IfName) = ("abc".parse().unwrap(), "eth0".parse().unwrap());
         Port {
-            network: "net".parse().unwrap(),
+            id: "net/abc/eth0".parse().unwrap(),
             host_name: "russ0".parse().unwrap(),
-            container,
-            ifname,
             bridge: Bridge {
                 name: "cni0".parse().unwrap(),
                 mtu: None,
@@ -273,7 +266,7 @@ settle
             let port = Port { addresses: vec![bad.parse().unwrap()], ..port() };
             assert!(plan_port(&port).is_err(), "{bad}");
         }
-        assert!(plan_port(&Port { ifname: "lo".parse().unwrap(), ..port() }).is_err());
+        assert!(plan_port(&Port { id: "net/abc/lo".parse().unwrap(), ..port() }).is_err());
         assert!(plan_port(&Port { mtu: Some(67), ..port() }).is_err());
         let six = vec!["fd00::2/64".parse().unwrap()];
         assert!(plan_port(&Port { mtu: Some(1279), addresses: six, ..port() }).is_err());

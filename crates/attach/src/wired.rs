@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use russet_addr::{ContainerId, IfName, Mac, NetworkName};
+use russet_addr::{EndpointId, IfName, Mac};
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::{Attachment, AttachmentError};
@@ -24,27 +24,10 @@ pub enum Wired {
 // === impl Wired ===
 
 impl Wired {
-    /// The CNI network.
-    pub fn network(&self) -> &NetworkName {
+    pub fn id(&self) -> &EndpointId {
         match self {
-            Self::Routed(attachment) => &attachment.network,
-            Self::Port(port) => &port.network,
-        }
-    }
-
-    /// The runtime's ID of the sandbox.
-    pub fn container(&self) -> &ContainerId {
-        match self {
-            Self::Routed(attachment) => &attachment.container,
-            Self::Port(port) => &port.container,
-        }
-    }
-
-    /// The interface's name inside the pod.
-    pub fn ifname(&self) -> &IfName {
-        match self {
-            Self::Routed(attachment) => &attachment.ifname,
-            Self::Port(port) => &port.ifname,
+            Self::Routed(attachment) => &attachment.id,
+            Self::Port(port) => &port.id,
         }
     }
 
@@ -66,7 +49,7 @@ impl Wired {
 
     /// The content of the host end's alias.
     pub fn owner(&self) -> Owner {
-        Owner::new(self.network(), self.container(), self.ifname())
+        Owner::new(self.id())
     }
 
     /// The interface with the MAC of its bridge, so that a recreated bridge gets the MAC that pods
@@ -97,8 +80,7 @@ mod tests {
     #[test]
     fn an_interface_reads_back_as_written() {
         let pod = Pod { namespace: "shop".into(), name: "web-0".into() };
-        let names = ("net1".parse().unwrap(), "abc".parse().unwrap(), "eth0".parse().unwrap());
-        let mut routed = Attachment::new(Dialect::Calico, names.0, names.1, names.2, Some(pod));
+        let mut routed = Attachment::new(Dialect::Calico, "net1/abc/eth0".parse().unwrap(), Some(pod));
         routed.addresses = vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
         routed.routes = PodRoutes::Only(vec!["10.0.0.0/8".parse().unwrap()]);
         let route = PlannedRoute {
@@ -109,9 +91,7 @@ mod tests {
             scope: Some(Scope::Link),
         };
         let port = Port {
-            network: "net2".parse().unwrap(),
-            container: "abc".parse().unwrap(),
-            ifname: "eth1".parse().unwrap(),
+            id: "net2/abc/eth1".parse().unwrap(),
             host_name: "russ1".parse().unwrap(),
             bridge: Bridge {
                 name: "cni0".parse().unwrap(),

@@ -3,7 +3,7 @@
 //! Well-known members become fields; everything else stays unchanged in
 //! [`NetworkConfig::settings`], for the plugin to decode with its own type.
 
-use russet_addr::{ContainerId, IfName, NetworkName};
+use russet_addr::{ContainerId, EndpointId, IfName, NetworkName};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -33,15 +33,6 @@ pub struct NetworkConfig {
     pub settings: Map<String, Value>,
     prev_result: Option<Value>,
     attachments: Option<Value>,
-}
-
-/// One attachment that GC must keep.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ValidAttachment {
-    /// Container.
-    pub container_id: ContainerId,
-    /// Interface inside it.
-    pub ifname: IfName,
 }
 
 /// The names under which runtimes send the attachments that GC must keep, the newer first.
@@ -86,18 +77,18 @@ impl NetworkConfig {
     ///
     /// One invalid entry invalidates the list: skipping it would delete the attachment that it
     /// names.
-    pub fn valid_attachments(&self) -> Result<Option<Vec<ValidAttachment>>, CniError> {
+    pub fn valid_attachments(&self) -> Result<Option<Vec<EndpointId>>, CniError> {
         let Some(value) = &self.attachments else { return Ok(None) };
         let [key, _] = ATTACHMENT_KEYS;
         let wrapped = Map::from_iter([(key.to_owned(), value.clone())]);
-        let read = field::objects(&wrapped, key, ValidAttachment::read);
+        let read = field::objects(&wrapped, key, |object| valid_attachment(&self.name, object));
         read.map(Some).map_err(|error| invalid(error).in_version(self.cni_version))
     }
 
     /// [`valid_attachments`](Self::valid_attachments) of a GC, which must have the list (CNI
     /// specification 1.1.0, section 2, GC, "Input"). Without it no attachment is known to be valid,
     /// and success would mean that nothing stale is left.
-    pub fn required_attachments(&self) -> Result<Vec<ValidAttachment>, CniError> {
+    pub fn required_attachments(&self) -> Result<Vec<EndpointId>, CniError> {
         let missing = || {
             let [key, _] = ATTACHMENT_KEYS;
             let details = "GC takes the list of valid attachments from it, which may be empty; `russet cni gc --all` sends an empty one";
@@ -168,18 +159,15 @@ fn invalid(error: FieldError) -> CniError {
     CniError::invalid_config("invalid network configuration", error)
 }
 
-// === impl ValidAttachment ===
-
-impl ValidAttachment {
-    fn read(object: &Object) -> Result<Self, FieldError> {
-        let wrong = |key: &'static str| move |error| FieldError::new(key, format!("{error}"));
-        let container_id = ContainerId::new(field::text(object, "containerID")?);
-        let ifname = IfName::new(field::text(object, "ifname")?);
-        Ok(Self {
-            container_id: container_id.map_err(wrong("containerID"))?,
-            ifname: ifname.map_err(wrong("ifname"))?,
-        })
-    }
+fn valid_attachment(network: &NetworkName, object: &Object) -> Result<EndpointId, FieldError> {
+    let wrong = |key: &'static str| move |error| FieldError::new(key, format!("{error}"));
+    let container = ContainerId::new(field::text(object, "containerID")?);
+    let ifname = IfName::new(field::text(object, "ifname")?);
+    Ok(EndpointId {
+        network: network.clone(),
+        container: container.map_err(wrong("containerID"))?,
+        ifname: ifname.map_err(wrong("ifname"))?,
+    })
 }
 
 #[cfg(test)]
@@ -274,7 +262,7 @@ mod tests {
         for key in ATTACHMENT_KEYS {
             let config = format!(r#"{{"name":"n","{key}":[{{"containerID":"c1","ifname":"eth0"}}]}}"#);
             let config = parse(&config).unwrap();
-            assert_eq!(config.valid_attachments().unwrap().unwrap()[0].container_id.as_str(), "c1");
+            assert_eq!(config.valid_attachments().unwrap().unwrap()[0].container.as_str(), "c1");
             assert!(config.settings.is_empty());
         }
         let config =

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use russet_addr::{ContainerId, IfName};
+use russet_addr::{ContainerId, EndpointId, IfName, NetworkName};
 
 use crate::{CniArgs, CniError, Overrides, Verb};
 
@@ -41,13 +41,11 @@ pub enum Call {
     Status,
 }
 
-/// One interface of one container.
+/// The endpoint of a call, and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// `CNI_CONTAINERID`.
-    pub container_id: ContainerId,
-    /// `CNI_IFNAME`.
-    pub ifname: IfName,
+    /// The configuration's network, `CNI_CONTAINERID` and `CNI_IFNAME`.
+    pub id: EndpointId,
     /// `CNI_NETNS` unchanged; only DEL may have it empty.
     pub netns: String,
 }
@@ -116,24 +114,27 @@ impl Vars {
         Err(CniError::environment(msg, format!("CNI_COMMAND is {verb}")))
     }
 
-    fn target(&self) -> Result<Target, CniError> {
+    fn target(&self, network: &NetworkName) -> Result<Target, CniError> {
         let netns = self.get("CNI_NETNS");
         if !netns.is_empty() && !netns.starts_with('/') {
             return Err(CniError::environment("CNI_NETNS is not an absolute path", shown(netns)));
         }
         Ok(Target {
-            container_id: container_id(self.get("CNI_CONTAINERID"))?,
-            ifname: ifname(self.get("CNI_IFNAME"))?,
+            id: EndpointId {
+                network: network.clone(),
+                container: container_id(self.get("CNI_CONTAINERID"))?,
+                ifname: ifname(self.get("CNI_IFNAME"))?,
+            },
             netns: netns.to_owned(),
         })
     }
 
     /// Checks the values. VERSION has none to check and returns `None`.
-    pub(crate) fn check(self, verb: Verb) -> Result<Option<Env>, CniError> {
+    pub(crate) fn check(self, verb: Verb, network: &NetworkName) -> Result<Option<Env>, CniError> {
         let call = match verb {
-            Verb::Add => Call::Add(self.target()?),
-            Verb::Check => Call::Check(self.target()?),
-            Verb::Del => Call::Del(self.target()?),
+            Verb::Add => Call::Add(self.target(network)?),
+            Verb::Check => Call::Check(self.target(network)?),
+            Verb::Del => Call::Del(self.target(network)?),
             Verb::Gc => Call::Gc,
             Verb::Status => Call::Status,
             Verb::Version => return Ok(None),
@@ -232,7 +233,7 @@ mod tests {
         all.extend_from_slice(pairs);
         let vars = vars(&all);
         let verb = vars.verb()?;
-        Ok(vars.check(verb)?.unwrap())
+        Ok(vars.check(verb, &"net".parse().unwrap())?.unwrap())
     }
 
     #[test]
@@ -275,7 +276,7 @@ mod tests {
     fn the_last_of_equal_variables_counts() {
         // cni-runtime.md section 1.4
         let env = add(&[("CNI_IFNAME", "net1"), ("CNI_NETNS_OVERRIDE", "True"), ("PATH", "/bin")]).unwrap();
-        assert_eq!(env.target().unwrap().ifname.as_str(), "net1");
+        assert_eq!(env.target().unwrap().id.ifname.as_str(), "net1");
         assert!(env.netns_override && env.vars.iter().all(|(key, _)| key != "PATH"));
         assert_eq!(env.path.len(), 2);
     }

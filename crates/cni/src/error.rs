@@ -1,5 +1,7 @@
 //! The error object of CNI: what a plugin prints on stdout when it fails.
 
+use std::fmt::Display;
+
 use serde_json::{Map, Value};
 
 use crate::Version;
@@ -104,6 +106,13 @@ impl CniError {
     /// The same error, its message prefixed with `operation: `.
     pub fn during(mut self, operation: &str) -> Self {
         self.msg = format!("{operation}: {}", self.msg);
+        self
+    }
+
+    /// The same error with one more detail.
+    pub fn with_detail(mut self, detail: impl Display) -> Self {
+        let separator = if self.details.is_empty() { "" } else { "; " };
+        self.details = format!("{}{separator}{detail}", self.details);
         self
     }
 

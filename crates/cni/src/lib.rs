@@ -23,10 +23,11 @@ pub mod plugin;
 pub mod relay;
 mod result;
 mod runtime_config;
+pub mod table;
 mod version;
 
 pub use args::{CniArgs, PodArgs};
-pub use config::{ATTACHMENT_KEYS, NetworkConfig, ValidAttachment};
+pub use config::{ATTACHMENT_KEYS, NetworkConfig};
 pub use env::{Call, Env, Target, process_vars};
 pub use error::{CniError, code};
 pub use field::FieldError;

@@ -28,6 +28,22 @@ pub struct Request {
     pub stdin: Vec<u8>,
 }
 
+// === impl Request ===
+
+impl Request {
+    /// The request of a process with these variables and this stdin, for callers that make requests
+    /// themselves. VERSION is an error, because it needs no work.
+    pub fn new<V: Into<String>>(
+        vars: impl IntoIterator<Item = (impl Into<String>, V)>,
+        stdin: Vec<u8>,
+    ) -> Result<Self, CniError> {
+        match prepare(vars.into_iter().map(|(key, value)| (key.into(), value.into())), stdin, "")? {
+            Prepared::Request(request) => Ok(*request),
+            Prepared::Answer(_) => Err(CniError::internal("VERSION needs no work", "")),
+        }
+    }
+}
+
 /// The result of the checks of an invocation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prepared {
@@ -79,7 +95,7 @@ pub fn prepare(
         let details = format!("cniVersion is {version}, {verb} came with {}", verb.since());
         return Err(CniError::incompatible_version(msg, details).in_version(version));
     }
-    let env = vars.check(verb).map_err(|error| error.in_version(version))?;
+    let env = vars.check(verb, &config.name).map_err(|error| error.in_version(version))?;
     let missing = || CniError::internal("VERSION was not answered", "").in_version(version);
     Ok(Prepared::Request(Box::new(Request { env: env.ok_or_else(missing)?, config, stdin })))
 }

@@ -3,7 +3,7 @@
 //!
 //! It uses no kernel interface and no datastore. Without an agent it becomes `russet cni-direct`,
 //! which does the same work with the same code, except for STATUS: without an agent the node is not
-//! ready, unless the plugin is one of Calico's or a reference plugin, which need none. `russet-cni`
+//! ready, unless the plugin needs none ([`Plugin::works_without_agent`]). `russet-cni`
 //! only calls [`main`]; `russet` calls it too when it is run under that name.
 
 mod direct;
@@ -22,6 +22,7 @@ pub use message::{RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES};
 pub use timing::{TIMING_HEADER, TIMING_VARIABLE, Timing, wants_timing};
 
 use crate::plugin::{self, Outcome, Prepared, Request};
+use crate::table::{self, Needs, Plugin};
 use crate::{CniError, NetworkConfig, Verb, Version, code};
 
 /// The agent's socket, unless the configuration has another `agent_socket`.
@@ -37,21 +38,9 @@ pub const DIRECT_COMMAND: &str = "cni-direct";
 /// command would refuse an argument.
 pub const DIRECT_PLUGIN: &str = "RUSSET_CNI_PLUGIN";
 
-/// The plugins that work like Calico's: they use an agent if there is one, and without one their
-/// answers are the same.
-pub const CALICO: [&str; 2] = ["calico", "calico-ipam"];
-
 /// A text that only our executables contain: it identifies a copy under a plugin's name.
 pub const MARK: &str =
     "install the russet command beside the plugin, or set russet_path in the configuration";
-
-/// The plugins that work only on their machine, like the reference plugins: they need no agent
-/// either.
-pub const LOCAL: [&str; 5] = ["host-local", "bridge", "flannel", "portmap", "bandwidth"];
-
-/// OpenShift's thin plugin. It is never relayed: it calls its own server, which may be the stock
-/// one.
-pub const OPENSHIFT_SDN: &str = "openshift-sdn";
 
 /// For ADD, CHECK and DEL: the shortest timeout of a runtime is CRI-O's minute for DEL; the answer
 /// comes earlier.
@@ -83,7 +72,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>, executable: Executable) ->
     let outcome = match args.next() {
         Some(argument) if argument == DIRECT_COMMAND => Outcome::failure(&not_the_command()),
         Some(argument) if argument == "-v" || argument == "--version" => version(),
-        Some(argument) if argument == "-t" && CALICO.contains(&plugin.as_str()) => {
+        Some(argument) if argument == "-t" && needs(&plugin) == Some(Needs::Datastore) => {
             Outcome::failure(&self_test(&plugin))
         }
         _ => run(&plugin, executable).unwrap_or_else(|error| Outcome::failure(&error)),
@@ -115,13 +104,15 @@ fn self_test(plugin: &str) -> CniError {
 
 /// Whether an executable with this name is one of the known plugins, whatever its arguments.
 pub fn is_plugin(argv0: &OsStr) -> bool {
-    let name = plugin_name(argv0.to_owned());
-    works_alone(&name)
+    works_without_agent(&plugin_name(argv0.to_owned()))
 }
 
-/// Whether the plugin works without an agent.
-fn works_alone(plugin: &str) -> bool {
-    CALICO.contains(&plugin) || LOCAL.contains(&plugin) || plugin == OPENSHIFT_SDN
+fn works_without_agent(plugin: &str) -> bool {
+    table::find(plugin).is_some_and(Plugin::works_without_agent)
+}
+
+fn needs(plugin: &str) -> Option<Needs> {
+    table::find(plugin).map(|plugin| plugin.needs)
 }
 
 fn run(plugin: &str, executable: Executable) -> Result<Outcome, CniError> {
@@ -145,10 +136,10 @@ fn relay(plugin: &str, request: Request, executable: Executable) -> Result<Outco
 /// For callers that can do a plugin's work themselves: the agent's answer. None if the work is to
 /// be done without an agent.
 pub fn ask_agent(plugin: &str, request: &Request, timing: bool) -> Result<Option<Outcome>, CniError> {
-    if plugin == OPENSHIFT_SDN {
+    if needs(plugin) == Some(Needs::Server) {
         return Ok(None);
     }
-    let needs_agent = request.env.verb() == Verb::Status && !works_alone(plugin);
+    let needs_agent = request.env.verb() == Verb::Status && !works_without_agent(plugin);
     match send_to_agent(plugin, request, Duration::ZERO, timing)? {
         AgentAnswer::Answered(outcome) => Ok(Some(outcome)),
         AgentAnswer::NoAgent(error) if needs_agent => Err(error),
@@ -179,8 +170,8 @@ fn send_to_agent(
     timing: bool,
 ) -> Result<AgentAnswer, CniError> {
     let verb = request.env.verb();
-    let socket = path_setting(&request.config, "agent_socket")?.unwrap_or_else(|| DEFAULT_SOCKET.into());
-    let calico = CALICO.contains(&plugin);
+    let socket = agent_socket(&request.config)?;
+    let calico = needs(plugin) == Some(Needs::Datastore);
     let deadline = deadline(verb, calico).saturating_sub(waited);
     let mut env = request.env.vars.clone();
     if calico {
@@ -208,12 +199,19 @@ pub fn is_not_listening(kind: ErrorKind) -> bool {
 /// Part of STATUS on a node without an agent. ADD works there, but the node should not get new
 /// pods: it does not follow route changes of other nodes, repair drift, or notice the loss of the
 /// underlay.
-const WITHOUT_AGENT: &str = "; start `russet agent`: without it the node's routes and rules are not kept up, and only pods that start all the same are attached";
+fn without_agent(socket: &Path) -> String {
+    // Several nodes on one machine have roots of their own, each with a socket at the same place.
+    let root = socket.to_str().and_then(|socket| socket.strip_suffix(DEFAULT_SOCKET)).unwrap_or_default();
+    let option = if root.is_empty() { String::new() } else { format!(" --root {root}") };
+    format!(
+        "; start `russet agent{option}`: without it the node's routes and rules are not kept up, and only pods that start all the same are attached"
+    )
+}
 
 fn unanswered(verb: Verb, socket: &Path, failure: http::Failure) -> CniError {
     let mut details = format!("{}: {failure}", socket.display());
     if verb == Verb::Status {
-        details.push_str(WITHOUT_AGENT);
+        details.push_str(&without_agent(socket));
     }
     let (code, msg) = match &failure {
         _ if verb == Verb::Status => (code::NOT_AVAILABLE, "the russet agent is not available"),
@@ -252,6 +250,10 @@ fn path_setting(config: &NetworkConfig, key: &str) -> Result<Option<PathBuf>, Cn
     path.map(Some).ok_or_else(wrong)
 }
 
+fn agent_socket(config: &NetworkConfig) -> Result<PathBuf, CniError> {
+    Ok(path_setting(config, "agent_socket")?.unwrap_or_else(|| DEFAULT_SOCKET.into()))
+}
+
 /// Without this a copy of the small executable with the name `russet` would execute itself forever.
 fn not_the_command() -> CniError {
     CniError::io(format!("{DIRECT_COMMAND}: this is the CNI plugin, not the russet command"), MARK)
@@ -261,6 +263,18 @@ fn not_the_command() -> CniError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_agent_that_a_plugin_misses_is_named_with_its_root() {
+        for (socket, command) in [
+            (DEFAULT_SOCKET, "`russet agent`"),
+            ("/srv/b/run/russet/cni.sock", "`russet agent --root /srv/b`"),
+            ("/srv/b.sock", "`russet agent`"),
+        ] {
+            let text = without_agent(Path::new(socket));
+            assert!(text.starts_with(&format!("; start {command}: ")), "{text}");
+        }
+    }
 
     #[test]
     fn the_plugin_is_named_by_the_executable() {

@@ -1,21 +1,14 @@
 //! One GET over a connection of its own: TCP to this machine's registries, TLS to all others.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, AUTHORIZATION, HOST, USER_AGENT};
 use hyper::{Request, Response, Uri};
-use hyper_util::rt::TokioIo;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite};
+use russet_http::client::{Broken, Connection};
+use russet_http::tls::{self, Trust};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use crate::RegistryError;
 
@@ -28,13 +21,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// How much of a registry's error message is shown.
 const DETAIL_MAX_CHARS: usize = 300;
-/// The files of public CA certificates in distributions.
-const AUTHORITIES: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
 const AGENT: &str = concat!("russet/", env!("CARGO_PKG_VERSION"));
 
 /// The head of the answer, and its body.
@@ -51,10 +37,14 @@ pub(crate) async fn get(
     if let Some(authorization) = authorization {
         request = request.header(AUTHORIZATION, authorization);
     }
-    let request = request.body(Empty::new()).map_err(|error| failed(error.into()))?;
+    let request = request.body(Full::default()).map_err(|error| failed(error.into()))?;
     let sent = async {
-        let mut sender = within(CONNECT_LIMIT, "no connection", connect(url)).await?;
-        within(ANSWER_LIMIT, "no answer", async { Ok(sender.send_request(request).await?) }).await
+        let mut connection = within(CONNECT_LIMIT, "no connection", connect(url)).await?;
+        let answer = async {
+            let sent = connection.send(request).await;
+            sent.map_err(|(Broken::NotSent(error) | Broken::Unknown(error))| error.into())
+        };
+        within(ANSWER_LIMIT, "no answer", answer).await
     };
     // On the heap, as the pull that calls this (`pull.rs`): a caller of several of these would need
     // stack space for each.
@@ -96,41 +86,17 @@ async fn within<T>(
     tokio::time::timeout(limit, work).await.map_err(|_| late())?
 }
 
-async fn connect(url: &Uri) -> Result<http1::SendRequest<Empty<Bytes>>, Cause> {
-    let tls = url.scheme_str() == Some("https");
+async fn connect(url: &Uri) -> Result<Connection, Cause> {
+    let is_tls = url.scheme_str() == Some("https");
     let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-    let port = url.port_u16().unwrap_or(if tls { 443 } else { 80 });
+    let port = url.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
     let stream = TcpStream::connect((host, port)).await?;
-    if !tls {
-        return shake_hands(stream).await;
+    if !is_tls {
+        return Ok(Connection::handshake(stream).await?);
     }
-    let name = ServerName::try_from(host.to_owned())?;
-    let stream = TlsConnector::from(Arc::new(tls_config()?)).connect(name, stream).await?;
-    shake_hands(stream).await
-}
-
-async fn shake_hands<S>(stream: S) -> Result<http1::SendRequest<Empty<Bytes>>, Cause>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // Its errors are also reported to the caller that waits for the answer.
-    tokio::spawn(async move { drop(connection.await) });
-    Ok(sender)
-}
-
-/// With the system's CA certificates, read again each time.
-fn tls_config() -> Result<ClientConfig, Cause> {
-    let path = AUTHORITIES.iter().map(Path::new).find(|path| path.exists());
-    let path =
-        path.ok_or("this system has no bundle of certificate authorities (the package ca-certificates)")?;
-    let bytes = std::fs::read(path)?;
-    let mut roots = RootCertStore::empty();
-    // A bundle may contain certificates that rustls refuses; the others are used.
-    roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&bytes).filter_map(Result::ok));
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(config)
+    let roots = tls::system_authorities()?
+        .ok_or("this system has no bundle of certificate authorities (the package ca-certificates)")?;
+    let connector = tls::connector(Trust::Authorities(roots), None, b"http/1.1")?;
+    let stream = connector.connect(tls::server_name(host)?, stream).await?;
+    Ok(Connection::handshake(stream).await?)
 }

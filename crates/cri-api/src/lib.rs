@@ -1,5 +1,5 @@
 //! The container runtime interface (CRI v1), as far as it is about sandboxes: messages, a client's stub and a server's, generated from
-//! `proto/cri.proto` by build.rs. `russet-cri` serves it, `russet-cri-client` asks for it.
+//! `proto/cri.proto` by build.rs. `russet-sandbox` serves it, `russet_testkit::cri` is a client of it.
 //!
 //! The calls for containers and images are left out, because Russet neither serves nor sends them.
 

@@ -18,6 +18,7 @@ use crate::backend::{Backend, BackendError};
 use crate::extension::CommandError;
 use crate::health::Status;
 use crate::interface::External;
+use crate::udp::UdpError;
 
 use commands::Commands;
 pub use fabric::FabricOptions;
@@ -59,7 +60,7 @@ pub enum CarrierError {
     Fabric(#[from] russet_overlay::flannel::FlannelError),
     /// The userspace proxy of udp.
     #[error(transparent)]
-    Udp(#[from] russet_overlay::udp::UdpError),
+    Udp(#[from] UdpError),
     /// The userspace proxy cannot run here.
     #[error(transparent)]
     Backend(#[from] BackendError),

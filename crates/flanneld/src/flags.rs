@@ -10,6 +10,8 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use russet_http::Secret;
+
 pub use table::{FLAGS, Flag, Kind, Origin};
 
 /// The parsed options.
@@ -28,7 +30,7 @@ pub struct Options {
     /// `etcd-username`.
     pub etcd_username: String,
     /// `etcd-password`.
-    pub etcd_password: Password,
+    pub etcd_password: Secret,
     /// `etcd-password-file`; empty for none.
     pub etcd_password_file: PathBuf,
     /// `allow-plaintext-credentials`.
@@ -101,10 +103,6 @@ pub struct Options {
     pub takeover_check: bool,
 }
 
-/// A password; `Debug` does not print it.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Password(String);
-
 /// The etcd API that holds the leases; the stores of both do not see each other (flannel.md section
 /// 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,7 +165,7 @@ impl Options {
             etcd_certfile: String::new(),
             etcd_cafile: String::new(),
             etcd_username: String::new(),
-            etcd_password: Password::default(),
+            etcd_password: Secret::default(),
             etcd_password_file: PathBuf::new(),
             allow_plaintext_credentials: false,
             iface: Vec::new(),
@@ -218,29 +216,6 @@ impl Options {
     /// Whether any of the flags that name an interface was given.
     pub fn names_an_interface(&self) -> bool {
         !(self.iface.is_empty() && self.iface_regex.is_empty() && self.iface_can_reach.is_empty())
-    }
-}
-
-// === impl Password ===
-
-impl Password {
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The text, for the request that carries it.
-    pub(crate) fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl std::fmt::Debug for Password {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.0.is_empty() { "none" } else { "(hidden)" })
     }
 }
 

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use russet_addr::IpNet;
 use russet_model::flannel::{NetworkConfig, SubnetKey};
-use russet_overlay::firewall::{Culprit, Firewall, FirewallError, FirewallReport, Mode, Wanted};
+use russet_overlay::firewall::{
+    self, Culprit, Firewall, FirewallError, FirewallReport, Mode, Wanted, maintain,
+};
 use tokio::sync::oneshot;
 
 use crate::flags::{FirewallKind, Options};
@@ -19,7 +21,7 @@ use crate::subnet_env::SubnetEnv;
 
 /// The thread and its orders, which may change.
 pub struct Guard {
-    order: Arc<Mutex<Order>>,
+    order: Arc<Mutex<firewall::Order>>,
 }
 
 /// The wanted state of the firewall.
@@ -71,10 +73,6 @@ const FIGHT_REPAIRS: usize = 4;
 const FIGHT_WINDOW: Duration = Duration::from_secs(60);
 /// Interval between warnings.
 const FIGHT_SILENCE: Duration = Duration::from_secs(600);
-/// Minimum pause between repairs, when another program removes our rules repeatedly.
-const REPAIR_PAUSE: Duration = Duration::from_millis(200);
-/// Changed orders take effect after this time at the latest.
-const ORDERS_SEEN: Duration = Duration::from_secs(1);
 /// The thread uses netlink and rules only, with shallow stacks.
 const STACK_BYTES: usize = 256 * 1024;
 
@@ -101,6 +99,10 @@ impl Order {
         };
         Self { mode, wanted, previous, resync: options.resync() }
     }
+
+    fn maintained(&self) -> firewall::Order {
+        firewall::Order { wanted: self.wanted.clone(), resync: self.resync }
+    }
 }
 
 fn nets(v4: Option<IpNet>, v6: Option<IpNet>) -> Vec<IpNet> {
@@ -114,7 +116,7 @@ impl Guard {
     /// long as the process. Returns once the rules are applied. Refused rules are logged and tried
     /// again; a firewall that cannot be opened is an error.
     pub async fn start(order: Order, status: Arc<Status>) -> Result<Self, GuardError> {
-        let shared = Arc::new(Mutex::new(order.clone()));
+        let shared = Arc::new(Mutex::new(order.maintained()));
         let (sender, applied) = oneshot::channel();
         let orders = Arc::clone(&shared);
         let run = move || match Firewall::open(order.mode) {
@@ -125,7 +127,7 @@ impl Guard {
                 // removed last, because that may need iptables programs.
                 let _ = sender.send(Ok(()));
                 log.log_report(&firewall.recycle(&order.previous), "a rule of an earlier network is removed");
-                watch(&mut firewall, order, &orders, &mut log);
+                maintain(&mut firewall, &orders, |report| log.log_repairs(report))
             }
             Err(error) => drop(sender.send(Err(error))),
         };
@@ -137,40 +139,21 @@ impl Guard {
 
     /// Replaces the order.
     pub fn change(&mut self, order: Order) {
-        *self.order.lock().unwrap_or_else(PoisonError::into_inner) = order;
-    }
-}
-
-fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, log: &mut Log) {
-    loop {
-        let began = Instant::now();
-        let mut due = false;
-        while !due && began.elapsed() < order.resync {
-            due = match firewall.changed(ORDERS_SEEN.min(order.resync)) {
-                Ok(changed) => changed,
-                Err(error) => {
-                    tracing::warn!(%error, "changes of the firewall cannot be read");
-                    thread::park_timeout(REPAIR_PAUSE);
-                    true
-                }
-            };
-            let now = orders.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            due |= now != order;
-            order = now;
-        }
-        let report = firewall.apply(&order.wanted);
-        log.log_report(&report, "a rule is repaired");
-        log.warn_of_fight(&report, Instant::now());
-        if !report.repaired.is_empty() {
-            log.status.rules_repaired.notify_one();
-        }
-        thread::park_timeout(REPAIR_PAUSE.saturating_sub(began.elapsed()));
+        *self.order.lock().unwrap_or_else(PoisonError::into_inner) = order.maintained();
     }
 }
 
 // === impl Log ===
 
 impl Log {
+    fn log_repairs(&mut self, report: &FirewallReport) {
+        self.log_report(report, "a rule is repaired");
+        self.warn_of_fight(report, Instant::now());
+        if !report.repaired.is_empty() {
+            self.status.rules_repaired.notify_one();
+        }
+    }
+
     /// Logs every repair, and a failure only when it is new: a permanent one would be logged at
     /// each comparison.
     fn log_report(&mut self, report: &FirewallReport, what: &str) {
@@ -183,14 +166,10 @@ impl Log {
                 None => tracing::info!(%repair, "{what}"),
             }
         }
-        let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
-        for error in &failed {
-            self.status.failures.fetch_add(1, Ordering::Relaxed);
-            if !self.notified.contains(error) {
-                tracing::warn!(error, "repair the firewall");
-            }
+        self.status.failures.fetch_add(report.failed.len() as u64, Ordering::Relaxed);
+        for error in report.new_failures(&mut self.notified) {
+            tracing::warn!(error, "repair the firewall");
         }
-        self.notified = failed;
     }
 
     /// Warns when repairs are undone repeatedly.

@@ -1,17 +1,24 @@
 //! `/healthz`, `/readyz` and `/metrics` (flannel.md section 7.4): one short HTTP answer for each
-//! connection, without a framework, to keep this daemon's memory small. Any client may connect;
-//! none can hold a connection for long.
+//! connection. Any client may connect; none can hold a connection for long.
 
+use std::future::pending;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::drops::{Counts, KINDS, since};
-use russet_listener::{Acceptor, Admission, Allowed, Limits, Reason};
+use axum::Router;
+use axum::extract::State;
+use axum::http::header::{CONNECTION, CONTENT_TYPE};
+use axum::http::{StatusCode, Uri};
+use axum::response::IntoResponse;
+use russet_http::listener::{Admission, Allowed, Limits, Reason};
+use russet_http::server::{self, Requests};
 use russet_store_etcd::Reach;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+
+use crate::drops::{Counts, KINDS, since};
 
 /// The daemon's state for probes and metrics; the loop writes it, the server reads it.
 #[derive(Debug, Default)]
@@ -42,8 +49,8 @@ const ALIVE: &str = "flanneld is running";
 /// Limits of the answer of another process at the health port: its time and its size.
 const ASK_DEADLINE: Duration = Duration::from_secs(1);
 const ANSWER_MAX_BYTES: u64 = 4 * 1024;
-/// Limit of a connection from its first byte to its last.
-const CONNECTION_DEADLINE: Duration = Duration::from_secs(5);
+/// How long the head of a request may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Room for probes and a Prometheus server. Requests are answered at once, so a connection that
 /// stays longer is idle.
 const LISTENER: Limits = Limits {
@@ -51,12 +58,12 @@ const LISTENER: Limits = Limits {
     connections: 16,
     per_peer: 8,
     allowed: Allowed::Anyone,
-    greeting_bytes: 1,
-    greeting_timeout: CONNECTION_DEADLINE,
+    greeting_bytes: 0,
+    greeting_timeout: REQUEST_TIMEOUT,
     idle_timeout: None,
 };
-/// Limit of a request's head.
-const HEAD_MAX_BYTES: usize = 8 * 1024;
+/// Requests have no body.
+const REQUESTS: Requests = Requests { body_max_bytes: 4096, body_timeout: REQUEST_TIMEOUT };
 
 // === impl Status ===
 
@@ -112,25 +119,6 @@ impl Status {
         ]
         .concat()
     }
-
-    /// The answer to a request line.
-    fn answer(&self, line: &str, admission: &Admission) -> String {
-        let mut words = line.split(' ');
-        let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let path = target.split('?').next().unwrap_or_default();
-        let (status, kind, body) = match path {
-            "/healthz" => ("200 OK", "text/plain", ALIVE.to_owned()),
-            "/readyz" if self.is_ready() => ("200 OK", "text/plain", "flanneld is ready".to_owned()),
-            "/readyz" => ("503 Service Unavailable", "text/plain", "flanneld is not ready yet".to_owned()),
-            "/metrics" => ("200 OK", "application/openmetrics-text; version=1.0.0", self.metrics(admission)),
-            _ => ("404 Not Found", "text/plain", "404 page not found\n".to_owned()),
-        };
-        let length = body.len();
-        let shown = if method == "HEAD" { "" } else { body.as_str() };
-        format!(
-            "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{shown}"
-        )
-    }
 }
 
 /// Whether a flannel daemon, flannel's or ours, serves its health at this address.
@@ -171,35 +159,24 @@ pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
 /// Serves until the process ends.
 pub async fn serve(listener: TcpListener, status: Arc<Status>) {
     let admission = Admission::new(LISTENER);
-    let acceptor = Acceptor::new(listener, Arc::clone(&admission));
-    loop {
-        let stream = acceptor.accept().await;
-        let (status, admission) = (Arc::clone(&status), Arc::clone(&admission));
-        tokio::spawn(async move {
-            // A slow or closed connection gets no answer.
-            let _ = tokio::time::timeout(CONNECTION_DEADLINE, converse(stream, &status, &admission)).await;
-        });
-    }
+    let router = Router::new().fallback(answer).with_state((status, Arc::clone(&admission)));
+    server::serve(listener, admission, REQUESTS, router, pending()).await;
 }
 
-async fn converse(
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    status: &Status,
-    admission: &Admission,
-) -> std::io::Result<()> {
-    let mut head = Vec::new();
-    let mut piece = [0; 1024];
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        let length = stream.read(&mut piece).await?;
-        head.extend_from_slice(&piece[..length]);
-        if length == 0 || head.len() > HEAD_MAX_BYTES {
-            return Ok(());
-        }
-    }
-    let text = String::from_utf8_lossy(&head);
-    let answer = status.answer(text.lines().next().unwrap_or_default(), admission);
-    stream.write_all(answer.as_bytes()).await?;
-    stream.shutdown().await
+async fn answer(
+    State((status, admission)): State<(Arc<Status>, Arc<Admission>)>,
+    uri: Uri,
+) -> impl IntoResponse {
+    const TEXT: &str = "text/plain; charset=utf-8";
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let (code, kind, body) = match uri.path() {
+        "/healthz" => (StatusCode::OK, TEXT, ALIVE.to_owned()),
+        "/readyz" if status.is_ready() => (StatusCode::OK, TEXT, "flanneld is ready".to_owned()),
+        "/readyz" => (StatusCode::SERVICE_UNAVAILABLE, TEXT, "flanneld is not ready yet".to_owned()),
+        "/metrics" => (StatusCode::OK, OPEN_METRICS, status.metrics(&admission)),
+        _ => (StatusCode::NOT_FOUND, TEXT, "404 page not found\n".to_owned()),
+    };
+    (code, [(CONTENT_TYPE, kind), (CONNECTION, "close")], body)
 }
 
 #[cfg(test)]
@@ -273,13 +250,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_head_without_an_end_is_cut_off() {
-        let (ours, mut theirs) = tokio::io::duplex(2 * HEAD_MAX_BYTES);
-        theirs.write_all("x".repeat(HEAD_MAX_BYTES + 2000).as_bytes()).await.unwrap();
-        converse(ours, &Status::default(), &Admission::new(LISTENER)).await.unwrap();
-        let mut answer = String::new();
-        theirs.read_to_string(&mut answer).await.unwrap();
-        assert_eq!(answer, "");
+    async fn a_head_without_an_end_is_refused() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let mut stream = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let server = tokio::spawn(serve(listener, Arc::default()));
+        let endless = format!("GET /healthz HTTP/1.1\r\nX: {}", "x".repeat(64 * 1024));
+        // The server closes the connection while bytes are being sent.
+        let (_, mut answer) = (stream.write_all(endless.as_bytes()).await, Vec::new());
+        let _ = stream.read_to_end(&mut answer).await;
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 431 "));
+        server.abort();
     }
 
     #[tokio::test]

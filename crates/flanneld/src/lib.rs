@@ -3,7 +3,7 @@
 //!
 //! It is a peer of real `flanneld` nodes in the same network; docs/spec/flannel.md is the contract,
 //! docs/flanneld.md the user's page. Layer 4: leases come from `lease`, the kernel's side from
-//! `overlay`; this crate connects them. Called by `russet flanneld`.
+//! `overlay`, and the proxy of the backend `udp` is here; this crate connects them. Called by `russet flanneld`.
 
 #![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
@@ -27,5 +27,6 @@ pub mod subnet_env;
 mod takeover;
 #[cfg(test)]
 mod testing;
+pub mod udp;
 
 pub use run::{RunError, run};

@@ -3,14 +3,12 @@
 //! (flannel.md section 1.5): readiness is not published, and writing is tried again. Called by
 //! `run` and `maintain`.
 
-use std::convert::Infallible;
-use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use russet_linux::notify;
-use tokio::time::{Instant, MissedTickBehavior};
+use russet_linux::notify::ServiceManager;
+use tokio::time::Instant;
 
 use crate::health::Status;
 use crate::subnet_env::SubnetEnv;
@@ -20,8 +18,7 @@ pub(crate) struct ReadinessPublisher<'a> {
     env: SubnetEnv,
     file: &'a Path,
     status: &'a Status,
-    /// `NOTIFY_SOCKET`.
-    socket: Option<OsString>,
+    service_manager: ServiceManager,
     /// The time of the next attempt, while the file is not written.
     again: Option<Instant>,
     /// The last error of writing.
@@ -35,7 +32,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 impl<'a> ReadinessPublisher<'a> {
     pub(crate) fn new(env: SubnetEnv, file: &'a Path, status: &'a Status) -> Self {
-        Self { env, file, status, socket: notify::socket(), again: None, failed: None }
+        Self { env, file, status, service_manager: ServiceManager::from_env(), again: None, failed: None }
     }
 
     /// Publishes, or schedules another attempt. A new error is logged.
@@ -53,9 +50,7 @@ impl<'a> ReadinessPublisher<'a> {
         }
         self.again = None;
         tracing::info!(file = %self.file.display(), "subnet and MTU are written");
-        if let Some(Err(error)) = self.socket.as_ref().map(|socket| notify::ready(socket)) {
-            tracing::warn!(%error, "notify the service manager");
-        }
+        self.service_manager.ready();
     }
 
     /// Resolves at the next attempt; never once everything is published.
@@ -64,33 +59,6 @@ impl<'a> ReadinessPublisher<'a> {
             Some(again) => tokio::time::sleep_until(again).await,
             None => std::future::pending().await,
         }
-    }
-}
-
-/// Sends watchdog keepalives to the service manager if it requests them; never ends. It runs in the
-/// daemon's own task, so that keepalives stop when that task hangs.
-pub(crate) async fn keepalive() -> Infallible {
-    match (notify::socket(), notify::watchdog_interval()) {
-        (Some(socket), Some(interval)) => send_keepalives(&socket, interval).await,
-        _ => std::future::pending().await,
-    }
-}
-
-async fn send_keepalives(socket: &OsStr, interval: Duration) -> Infallible {
-    let mut ticks = tokio::time::interval(interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        if let Err(error) = notify::alive(socket) {
-            tracing::debug!(%error, "send a watchdog keepalive to the service manager");
-        }
-    }
-}
-
-/// Notifies the service manager that the daemon has begun to stop.
-pub(crate) fn stopping() {
-    if let Some(Err(error)) = notify::socket().map(|socket| notify::stopping(&socket)) {
-        tracing::debug!(%error, "notify the service manager that the daemon stops");
     }
 }
 
@@ -112,8 +80,9 @@ mod tests {
         let env = SubnetEnv { subnet: "10.5.29.0/24".parse().ok(), mtu: 1450, ..SubnetEnv::default() };
         // As after the loss of a lease.
         status.ready.store(true, Ordering::Release);
+        let service_manager = ServiceManager { socket: Some(inbox.into()), watchdog_interval: None };
         let mut readiness =
-            ReadinessPublisher { socket: Some(inbox.into()), ..ReadinessPublisher::new(env, &file, &status) };
+            ReadinessPublisher { service_manager, ..ReadinessPublisher::new(env, &file, &status) };
         readiness.publish();
         assert!(!status.ready.load(Ordering::Acquire) && manager.recv(&mut [0; 32]).is_err());
         readiness.due().await;

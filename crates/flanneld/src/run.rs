@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use russet_lease::{LeaseError, SubnetManager, Wish};
+use russet_linux::notify::ServiceManager;
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_netlink::{NetlinkError, Socket};
 use russet_overlay::firewall::Mode;
@@ -22,7 +23,7 @@ use crate::guard::{Guard, GuardError, Order};
 use crate::health::{self, Status};
 use crate::interface::{self, Dump, External, InterfaceError, Stack, Wanted};
 use crate::maintain::LeaseMaintainer;
-use crate::readiness::{self, ReadinessPublisher};
+use crate::readiness::ReadinessPublisher;
 use crate::source::{Known, Older, Source, SourceError};
 use crate::startup::StartupQuery;
 use crate::subnet_env::SubnetEnv;
@@ -169,15 +170,16 @@ pub async fn run(options: Options) -> Result<(), RunError> {
             },
         }
     };
+    let service_manager = ServiceManager::from_env();
     tokio::select! {
         biased;
         () = stop => {
-            readiness::stopping();
+            service_manager.stopping();
             tracing::info!("stopped by a signal; the network stays as it is");
             Ok(())
         }
         result = life => result,
-        never = readiness::keepalive() => match never {},
+        never = service_manager.keep_alive() => match never {},
         () = service => Err(RunError::Service),
     }
 }

@@ -270,9 +270,9 @@ fn settings(options: &Options, endpoints: &str) -> Result<Settings, SourceError>
 fn password(options: &Options) -> Result<Secret, SourceError> {
     let path = &options.etcd_password_file;
     if path.as_os_str().is_empty() {
-        return Ok(Secret::new(options.etcd_password.reveal()));
+        return Ok(options.etcd_password.clone());
     }
-    if !options.etcd_password.is_empty() {
+    if !options.etcd_password.reveal().is_empty() {
         return Err(SourceError::TwoPasswords);
     }
     let text = std::fs::read_to_string(path);
@@ -283,7 +283,6 @@ fn password(options: &Options) -> Result<Secret, SourceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::Password;
 
     /// flannel.md section 1.3.
     #[test]
@@ -310,7 +309,7 @@ mod tests {
     fn a_user_comes_with_its_password_which_is_not_shown() {
         let options = Options {
             etcd_username: "root".to_owned(),
-            etcd_password: Password::new("opensesame"),
+            etcd_password: Secret::new("opensesame"),
             ..Options::default()
         };
         let settings = settings(&options, "http://127.0.0.1").unwrap();
@@ -333,7 +332,7 @@ mod tests {
         assert!(error.contains("http://10.0.0.1:2379 in clear text"), "{error}");
         let allowed = Options { allow_plaintext_credentials: true, ..by_file.clone() };
         settings(&allowed, "http://10.0.0.1").unwrap();
-        let twice = Options { etcd_password: Password::new("x"), ..by_file.clone() };
+        let twice = Options { etcd_password: Secret::new("x"), ..by_file.clone() };
         assert!(matches!(settings(&twice, "http://127.0.0.1"), Err(SourceError::TwoPasswords)));
         let missing = Options { etcd_password_file: "/nowhere/password".into(), ..by_file };
         let error = settings(&missing, "http://127.0.0.1").unwrap_err().to_string();

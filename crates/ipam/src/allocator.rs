@@ -20,7 +20,7 @@ use russet_model::{
 };
 use russet_store::{Record, Revision, Store, StoreError};
 
-use crate::{Backoff, Clock, IpamError, NoBackoff, Request};
+use crate::{Backoff, Clock, IpamError, NoBackoff, Request, TIMESTAMP};
 
 mod affinity;
 mod assign_ip;
@@ -29,6 +29,7 @@ mod borrow;
 mod cache;
 mod claim;
 mod cleanup;
+mod correct;
 mod existing;
 mod fast;
 mod handles;
@@ -265,7 +266,7 @@ impl Allocator {
         let mut secondary = request.attributes.clone();
         secondary.insert("node".into(), request.node.to_string());
         if request.use_ != russet_model::AddressUse::Tunnel {
-            secondary.entry("timestamp".into()).or_insert_with(|| time::go_timestamp(self.clock.now()));
+            secondary.entry(TIMESTAMP.into()).or_insert_with(|| time::go_timestamp(self.clock.now()));
         }
         Attribute {
             handle_id: Some(request.handle.to_string()),

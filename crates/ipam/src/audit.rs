@@ -18,14 +18,16 @@ use russet_store::Record;
 mod endpoints;
 mod finding;
 mod lean;
+mod live;
 mod marks;
 mod store;
 mod taken;
 
+pub use endpoints::Owner;
 pub use finding::{Finding, Holder};
 pub use store::audit_store;
 
-use endpoints::{Named, Owner};
+use endpoints::Named;
 use lean::Lean;
 use marks::Marks;
 use taken::{Taken, TakenByHash};

@@ -5,6 +5,7 @@
 //! it; an allocation is recorded with the number before that. Where releases of Calico differ,
 //! these are the correct ones of 3.33.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -214,6 +215,11 @@ impl Freed {
     pub fn of_handle(ordinals: Vec<usize>, handle: &HandleId) -> Self {
         let freed = ordinals.into_iter().map(|ordinal| (ordinal, Some(handle.to_string()))).collect();
         Self { freed, ..Self::default() }
+    }
+
+    /// The handles that had the ordinals.
+    pub fn handles(&self) -> BTreeSet<HandleId> {
+        self.freed.iter().filter_map(|(_, handle)| HandleId::new(handle.as_deref()?).ok()).collect()
     }
 }
 

@@ -21,5 +21,5 @@ pub use allocator::{Allocator, Configured, DefaultPool, Held, PoolFamilies};
 pub use block_ops::ReleaseOptions;
 pub use clock::{Backoff, Clock, NoBackoff, SystemClock, delay};
 pub use error::IpamError;
-pub use request::{Assigned, Released, Request};
+pub use request::{Assigned, Released, Request, TIMESTAMP};
 pub use russet_model::AddressUse as Use;

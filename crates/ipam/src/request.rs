@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use russet_addr::{Family, IpNet, NodeName};
+use russet_addr::{Family, IfName, IpNet, NodeName};
 use russet_model::{AddressUse, HandleId};
 
 /// A request for a number of addresses of each family.
@@ -58,6 +58,10 @@ pub struct Released {
     pub unreadable: Vec<String>,
 }
 
+/// The attribute with the time of a request. It distinguishes the addresses that a request allocated
+/// from those that an earlier one allocated for the same handle.
+pub const TIMESTAMP: &str = "timestamp";
+
 // === impl Request ===
 
 impl Request {
@@ -76,6 +80,17 @@ impl Request {
             max_blocks: 0,
             borrow: true,
             registered_node: false,
+        }
+    }
+
+    /// Adds the attributes that name the interface and the pod (namespace and name)
+    /// (calico-ipam.md sections 1.4 and 9).
+    #[must_use]
+    pub fn with_owner(self, ifname: &IfName, pod: Option<(&str, &str)>) -> Self {
+        let named = self.with("interface", ifname.as_str());
+        match pod {
+            Some((namespace, pod)) => named.with("namespace", namespace).with("pod", pod),
+            None => named,
         }
     }
 

@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use russet_ipam::{Allocator, Request, SystemClock};
 use russet_model::{HandleId, IpPool, IpPoolSpec, Key, Prefix};
-use russet_store::{
-    BoxFuture, Claims, CommitError, Record, Revision, Sim, Snapshot, Step, Store, StoreError, Watch,
-};
+use russet_store::{BoxFuture, Record, Revision, Sim, Snapshot, Store, StoreError, Watch};
+use russet_testkit::forward_store;
 
 /// A store that records what is listed with values, and what by key only.
 struct Counting {
@@ -22,13 +21,7 @@ struct Counting {
 }
 
 impl Store for Counting {
-    fn claims(&self) -> Claims {
-        self.sim.claims()
-    }
-
-    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
-        self.sim.get(key)
-    }
+    forward_store!(self.sim: claims get commit);
 
     fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         self.listed.borrow_mut().push(prefix.clone());
@@ -47,10 +40,6 @@ impl Store for Counting {
     fn keys<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Vec<Key>, StoreError>> {
         self.keys.borrow_mut().push(prefix.clone());
         self.sim.keys(prefix)
-    }
-
-    fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
-        self.sim.commit(steps)
     }
 
     fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {

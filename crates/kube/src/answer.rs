@@ -14,7 +14,7 @@ const MAX_MESSAGE_CHARS: usize = 500;
 
 /// Whether a failed request may be sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Again {
+pub enum Again {
     /// No, it would fail again.
     Never,
     /// Only if it changes nothing: it may have been executed.
@@ -25,13 +25,20 @@ pub(crate) enum Again {
 
 /// A failed exchange.
 #[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) error: KubeError,
-    pub(crate) again: Again,
+pub struct Failure {
+    pub error: KubeError,
+    pub again: Again,
     /// The server asked for this pause.
-    pub(crate) after: Option<Duration>,
+    pub after: Option<Duration>,
     /// 410: the server has forgotten the requested revision.
-    pub(crate) expired: bool,
+    pub expired: bool,
+    /// The HTTP status, or that of an event of a watch; none without an answer.
+    pub code: Option<u16>,
+    /// The `reason` of an API server's `Status`: `AlreadyExists`, `Conflict`, ...; none in answers
+    /// of other servers and for paths that the API does not have.
+    pub reason: Option<Box<str>>,
+    /// The members that a 422 names.
+    pub fields: Box<[String]>,
 }
 
 /// The API's error object (meta/v1 `Status`).
@@ -48,6 +55,7 @@ pub(crate) struct Status {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Details {
+    name: Option<String>,
     causes: Option<Vec<FieldCause>>,
 }
 
@@ -74,7 +82,18 @@ impl Failure {
         };
         match code.as_u16() {
             401 | 403 | 408 | 429 | 500..=599 => Self::of_code(operation, code.as_u16(), after, message),
-            _ => Self::nonsense(operation, format!("this is no Kubernetes API server: {message}")),
+            _ => {
+                let message = format!("this is no Kubernetes API server: {message}");
+                Self { code: Some(code.as_u16()), ..Self::nonsense(operation, message) }
+            }
+        }
+    }
+
+    /// Interprets the object of a watch's `ERROR` event.
+    pub fn of_event(operation: &str, object: &str) -> Self {
+        match serde_json::from_str::<Status>(object) {
+            Ok(status) => Self::of_status(operation, status.code.unwrap_or(500), None, &status),
+            Err(error) => Self::nonsense(operation, format!("an event that makes no sense: {error}")),
         }
     }
 
@@ -83,6 +102,13 @@ impl Failure {
         let said = status.message.as_deref().or(status.reason.as_deref()).unwrap_or("no reason given");
         let mut failure = Self::of_code(operation, code, after, printable(said));
         failure.expired |= matches!(status.reason.as_deref(), Some("Expired" | "Gone"));
+        // Where a group lacks a resource, the answer names no object.
+        let names_object =
+            status.details.iter().any(|details| details.name.as_deref().is_some_and(|name| !name.is_empty()));
+        if code != 404 || names_object {
+            failure.reason = Some(status.reason.as_deref().unwrap_or_default().into());
+        }
+        failure.fields = status.causes().filter_map(|cause| cause.field.clone()).collect();
         if status.names_another_uid(code) {
             failure.error =
                 KubeError::Replaced(Said { operation: operation.to_owned(), message: printable(said) });
@@ -104,31 +130,45 @@ impl Failure {
             408 | 500..=599 => (unavailable(), Again::IfRead),
             _ => (KubeError::Invalid(said), Again::Never),
         };
-        Self { error, again, after, expired: code == 410 }
+        Self { code: Some(code), after, expired: code == 410, ..Self::unanswered(error, again) }
+    }
+
+    /// A failure without an answer.
+    fn unanswered(error: KubeError, again: Again) -> Self {
+        let (after, code, reason, fields) = (None, None, None, Box::default());
+        Self { error, again, after, expired: false, code, reason, fields }
+    }
+
+    /// The request was not sent.
+    pub(crate) fn refused(error: KubeError) -> Self {
+        Self::unanswered(error, Again::Never)
     }
 
     /// The connection failed.
     pub(crate) fn broken(operation: &str, source: Cause, again: Again) -> Self {
         let error =
             KubeError::Unavailable { operation: operation.to_owned(), source: with_causes(&*source).into() };
-        Self { error, again, after: None, expired: false }
+        Self::unanswered(error, again)
     }
 
     /// An answer that does not fit the request.
-    pub(crate) fn nonsense(operation: &str, message: String) -> Self {
+    pub fn nonsense(operation: &str, message: String) -> Self {
         let error = KubeError::Invalid(Said { operation: operation.to_owned(), message });
-        Self { error, again: Again::Never, after: None, expired: false }
+        Self::unanswered(error, Again::Never)
     }
 }
 
 // === impl Status ===
 
 impl Status {
+    fn causes(&self) -> impl Iterator<Item = &FieldCause> {
+        self.details.iter().flat_map(|details| details.causes.iter().flatten())
+    }
+
     /// A precondition on the uid failed: 409 with this text, or 422 about the member (seen from
     /// servers of both kinds).
     fn names_another_uid(&self, code: u16) -> bool {
-        let causes = self.details.iter().flat_map(|details| details.causes.iter().flatten());
-        let about_uid = || causes.into_iter().any(|cause| cause.field.as_deref() == Some("metadata.uid"));
+        let about_uid = || self.causes().any(|cause| cause.field.as_deref() == Some("metadata.uid"));
         match code {
             409 => self.message.as_deref().is_some_and(|message| message.contains("UID in precondition")),
             422 => about_uid(),

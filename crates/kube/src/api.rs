@@ -51,13 +51,16 @@ pub trait NodeWatch {
 }
 
 /// An event of a watch of nodes.
+pub type NodeEvent = ObjectEvent<Node>;
+
+/// An event of a watch of objects.
 #[derive(Debug, Clone, PartialEq)]
-pub enum NodeEvent {
-    /// All existing nodes. Nodes that it lacks are gone, even without a `Deleted` event. It comes
+pub enum ObjectEvent<T> {
+    /// All existing objects. Objects that it lacks are gone, even without a `Deleted` event. It comes
     /// first, and again whenever the server has forgotten the events since the last one (410 Gone).
-    Snapshot(Vec<Node>),
-    /// A node was added or changed.
-    Changed(Node),
-    /// A node is gone; this is its last known state.
-    Deleted(Node),
+    Snapshot(Vec<T>),
+    /// An object was added or changed.
+    Changed(T),
+    /// An object is gone; this is its last known state.
+    Deleted(T),
 }

@@ -4,6 +4,7 @@
 use std::fs::Metadata;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,16 +13,18 @@ use base64::engine::general_purpose::STANDARD;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response};
+use russet_http::client::{Broken, Connection, Pool};
+use russet_sync::Backoff;
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::answer::{Again, Failure};
-use crate::backoff::Backoff;
-use crate::config::{Config, ConfigError, Credential, Server, Source, read_file};
-use crate::connection::{Broken, Connection, Pool};
+use crate::config::{Config, ConfigError, Credential, Material, Server, Source, read_file};
+use crate::connection;
 use crate::path::Path;
-use crate::watch::Nodes;
+use crate::rest::Answer;
 use crate::{BoxFuture, KubeError, Kubernetes, Namespace, Node, NodeWatch, Pod, StatusPatch};
 
 /// Limit of a call, including reconnects and retries. A CNI ADD makes a few of them within
@@ -32,10 +35,25 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
 const READ_TIMEOUT_PARTS: u32 = 3;
 /// Limit of a single object: etcd stores at most 1.5 MiB of it, and its JSON is larger.
 pub(crate) const MAX_OBJECT_BYTES: usize = 8 << 20;
+/// Limit of the pool. A plugin needs one connection; an agent that adds several pods at once needs
+/// a few.
+const MAX_IDLE: usize = 8;
+/// Age at which an idle connection is not used again: load balancers forget connections after a
+/// minute or so, some of them silently.
+const MAX_IDLE_AGE: Duration = Duration::from_secs(30);
 /// The content type of a strategic merge patch, which merges lists with a merge key, such as
 /// conditions (flannel.md section 5.2).
-const STRATEGIC_MERGE: &str = "application/strategic-merge-patch+json";
+pub(crate) const STRATEGIC_MERGE: &str = "application/strategic-merge-patch+json";
 const USER_AGENT: &str = concat!("russet/", env!("CARGO_PKG_VERSION"));
+
+/// First pause between attempts: a server that was just restarted needs longer, one that dropped a
+/// connection does not. After five failures the pause is [`PAUSE_MAX`], so that a server that fails
+/// gets at most one request a second from a call.
+const PAUSE_MIN: Duration = Duration::from_millis(125);
+/// What a server may ask for as a pause.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+/// Longest pause; it bounds how late a pod's sandbox notices that the server is back.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// A client of one API server. Clones share their connections.
 #[derive(Clone)]
@@ -47,6 +65,10 @@ struct Shared {
     source: Source,
     deadline: Duration,
     loaded: Mutex<Loaded>,
+    /// Whether the last call found the server unavailable.
+    is_away: AtomicBool,
+    /// Incremented when the server answers again after it was away.
+    contacts: watch::Sender<u64>,
 }
 
 /// A loaded configuration, with its connections.
@@ -77,9 +99,14 @@ pub(crate) struct Ask {
     pub(crate) operation: String,
     pub(crate) method: Method,
     pub(crate) path: Path,
-    pub(crate) patch: Option<Bytes>,
+    /// Content type and content.
+    pub(crate) body: Option<(&'static str, Bytes)>,
     /// Limit of the answer's body.
     pub(crate) limit_bytes: usize,
+    /// Limit of the whole call; none: that of the client.
+    pub(crate) deadline: Option<Duration>,
+    /// Whether it is sent again after a failure, as far as that is permitted.
+    pub(crate) is_repeated: bool,
 }
 
 // === impl Client ===
@@ -94,12 +121,37 @@ impl Client {
     pub fn with_deadline(source: Source, deadline: Duration) -> Result<Self, ConfigError> {
         let stamp = Stamp::of(&source);
         let loaded = Loaded { stamp, session: Session::new(source.load()?)? };
-        Ok(Self { shared: Arc::new(Shared { source, deadline, loaded: Mutex::new(loaded) }) })
+        let (is_away, contacts) = (AtomicBool::new(false), watch::Sender::new(0));
+        let loaded = Mutex::new(loaded);
+        Ok(Self { shared: Arc::new(Shared { source, deadline, loaded, is_away, contacts }) })
+    }
+
+    /// Changes when the server answers again after it was unavailable.
+    pub fn contacts(&self) -> watch::Receiver<u64> {
+        self.shared.contacts.subscribe()
     }
 
     /// The namespace that the kubeconfig's context or the service account names.
     pub fn own_namespace(&self) -> Option<String> {
         self.session().config.namespace.clone()
+    }
+
+    /// A kubeconfig for the same server with another token, as Calico's installer writes it. It names no
+    /// other file.
+    pub fn kubeconfig(&self, token: &str) -> Result<String, ConfigError> {
+        let session = self.session();
+        let Config { server, authorities, skip_verify, .. } = &session.config;
+        let trust = match authorities.as_ref().map(Material::read).transpose()? {
+            Some(pem) => format!("    certificate-authority-data: {}\n", STANDARD.encode(pem)),
+            None if *skip_verify => "    insecure-skip-tls-verify: true\n".to_owned(),
+            None => String::new(),
+        };
+        Ok(format!(
+            "# Kubeconfig of Calico's CNI plugins. Written by `russet agent`, which renews the token.\n\
+             apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    server: {server}\n{trust}\
+             users:\n- name: calico\n  user:\n    token: {token}\ncontexts:\n- name: calico-context\n  context:\n    \
+             cluster: local\n    user: calico\ncurrent-context: calico-context\n"
+        ))
     }
 
     /// The address of the API server, for messages.
@@ -131,8 +183,13 @@ impl Client {
         loaded.session.clone()
     }
 
+    /// Reads the configuration again at the next request, even if its file seems unchanged.
+    fn reload(&self) {
+        self.shared.loaded.lock().unwrap_or_else(PoisonError::into_inner).stamp = None;
+    }
+
     async fn get<T: DeserializeOwned>(&self, operation: String, path: Path) -> Result<T, KubeError> {
-        let ask = Ask { operation, method: Method::GET, path, patch: None, limit_bytes: MAX_OBJECT_BYTES };
+        let ask = Ask::read(operation, path, MAX_OBJECT_BYTES);
         self.call(&ask).await.map_err(|failure| failure.error)
     }
 
@@ -142,21 +199,28 @@ impl Client {
         path: Path,
         patch: &StatusPatch,
     ) -> Result<T, KubeError> {
-        let patch = Some(Bytes::from(patch.to_json()));
-        let ask = Ask { operation, method: Method::PATCH, path, patch, limit_bytes: MAX_OBJECT_BYTES };
+        let body = Some((STRATEGIC_MERGE, Bytes::from(patch.to_json())));
+        let limit_bytes = MAX_OBJECT_BYTES;
+        let (deadline, is_repeated) = (None, true);
+        let ask = Ask { operation, method: Method::PATCH, path, body, limit_bytes, deadline, is_repeated };
         self.call(&ask).await.map_err(|failure| failure.error)
     }
 
     /// Repeats the request until there is an answer, the deadline passes, or a repetition is not
     /// permitted.
     pub(crate) async fn call<T: DeserializeOwned>(&self, ask: &Ask) -> Result<T, Failure> {
-        let body = self.repeated(ask, |session, until| async move {
+        let answer = self.answer(ask).await?;
+        serde_json::from_slice(&answer.body)
+            .map_err(|error| Failure::nonsense(&ask.operation, format!("the answer makes no sense: {error}")))
+    }
+
+    /// The same for an answer whose body the caller decodes.
+    pub(crate) async fn answer(&self, ask: &Ask) -> Result<Answer, Failure> {
+        self.repeated(ask, |session, until| async move {
             let attempt = session.exchange(ask);
             timely(&ask.operation, until, attempt).await
-        });
-        let body = body.await?;
-        serde_json::from_slice(&body)
-            .map_err(|error| Failure::nonsense(&ask.operation, format!("the answer makes no sense: {error}")))
+        })
+        .await
     }
 
     /// The same for an answer whose body is read piece by piece.
@@ -176,26 +240,62 @@ impl Client {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let deadline = Instant::now() + self.shared.deadline;
+        let whole = ask.deadline.unwrap_or(self.shared.deadline);
+        let deadline = Instant::now() + whole;
         let is_read = ask.method == Method::GET;
-        let mut backoff = Backoff::new();
+        let mut backoff = backoff();
+        let mut has_reloaded = false;
         loop {
             // For a request that cannot be repeated, giving up early would only lose its result.
-            let timeout = self.shared.deadline / READ_TIMEOUT_PARTS;
+            let timeout = whole / READ_TIMEOUT_PARTS;
             let until = if is_read { deadline.min(Instant::now() + timeout) } else { deadline };
-            let failure = match attempt(self.session(), until).await {
+            let answer = attempt(self.session(), until).await;
+            self.shared.note(answer.as_ref().err());
+            let failure = match answer {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
+            // Nothing was executed; the token may have been replaced since it was read.
+            if failure.code == Some(401) && !std::mem::replace(&mut has_reloaded, true) {
+                self.reload();
+                continue;
+            }
             let again = failure.again == Again::Always || failure.again == Again::IfRead && is_read;
             let pause = backoff.pause().max(failure.after.unwrap_or_default());
-            if !again || Instant::now() + pause >= deadline {
+            if !again || !ask.is_repeated || Instant::now() + pause >= deadline {
                 return Err(failure);
             }
             tracing::debug!(error = %failure.error, "kubernetes request repeated");
             tokio::time::sleep(pause).await;
         }
     }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Notes whether the server answered. An answer that refuses is one, too.
+    fn note(&self, failure: Option<&Failure>) {
+        let is_away = failure.is_some_and(|failure| failure.error.retryable() && failure.code != Some(429));
+        if self.is_away.swap(is_away, Ordering::Relaxed) && !is_away {
+            self.contacts.send_modify(|count| *count += 1);
+        }
+    }
+}
+
+// === impl Ask ===
+
+impl Ask {
+    /// A request that changes nothing.
+    pub(crate) fn read(operation: String, path: Path, limit_bytes: usize) -> Self {
+        let (method, body, deadline) = (Method::GET, None, None);
+        Self { operation, method, path, body, limit_bytes, deadline, is_repeated: true }
+    }
+}
+
+/// The pauses of one call or one watch.
+pub(crate) fn backoff() -> Backoff {
+    Backoff::new(PAUSE_MIN, PAUSE_MAX)
 }
 
 async fn timely<T>(
@@ -257,7 +357,7 @@ impl Kubernetes for Client {
     }
 
     fn watch_nodes(&self) -> BoxFuture<'_, Result<Box<dyn NodeWatch>, KubeError>> {
-        let watch: Box<dyn NodeWatch> = Box::new(Nodes::new(self.clone()));
+        let watch: Box<dyn NodeWatch> = Box::new(self.all_nodes());
         Box::pin(async move { Ok(watch) })
     }
 }
@@ -268,50 +368,56 @@ impl Session {
     /// Refuses unusable certificates before anything connects.
     fn new(config: Config) -> Result<Arc<Self>, ConfigError> {
         if config.server.tls {
-            crate::tls::connector(&config)?;
-            crate::tls::server_name(&config)?;
+            connection::tls(&config)?;
         }
-        Ok(Arc::new(Self { config, pool: Pool::default() }))
+        Ok(Arc::new(Self { config, pool: Pool::new(MAX_IDLE, MAX_IDLE_AGE) }))
     }
 
     /// Sends a request and reads its whole answer; the connection is kept for the next one.
-    async fn exchange(&self, ask: &Ask) -> Result<Bytes, Failure> {
+    async fn exchange(&self, ask: &Ask) -> Result<Answer, Failure> {
         let (response, connection) = self.open(ask).await?;
+        let warnings = response.headers().get_all(header::WARNING).iter();
+        let warnings = warnings.filter_map(|value| Some(value.to_str().ok()?.to_owned())).collect();
         let body = collect(ask, response.into_body(), ask.limit_bytes).await?;
         self.pool.keep(connection);
-        Ok(body)
+        Ok(Answer { body, warnings })
     }
 
     /// Sends a request and reads the head of its answer, which must be a success.
     async fn open(&self, ask: &Ask) -> Result<(Response<Incoming>, Connection), Failure> {
         let (response, connection) = self.send(ask).await?;
         let code = response.status();
-        if code == StatusCode::OK {
+        if code.is_success() {
             return Ok((response, connection));
         }
-        let after =
-            response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let after = response.headers().get(header::RETRY_AFTER);
+        let after = after.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         let body = collect(ask, response.into_body(), MAX_OBJECT_BYTES).await.unwrap_or_default();
         self.pool.keep(connection);
-        Err(Failure::of_answer(&ask.operation, code, after.map(Duration::from_secs), &body))
+        Err(Failure::of_answer(
+            &ask.operation,
+            code,
+            after.map(|after| Duration::from_secs(after).min(RETRY_AFTER_MAX)),
+            &body,
+        ))
     }
 
     /// Sends on a kept connection, or on a new one if that was closed meanwhile.
     async fn send(&self, ask: &Ask) -> Result<(Response<Incoming>, Connection), Failure> {
         let failed = |cause, again| Failure::broken(&ask.operation, cause, again);
-        while let Some(mut connection) = self.pool.take() {
+        while let Some(mut connection) = self.pool.take().await {
             match connection.send(self.request(ask)?).await {
                 Ok(response) => return Ok((response, connection)),
                 Err(Broken::NotSent(_)) => {}
-                Err(Broken::Unknown(cause)) => return Err(failed(cause, Again::IfRead)),
+                Err(Broken::Unknown(cause)) => return Err(failed(cause.into(), Again::IfRead)),
             }
         }
-        let opened = Connection::open(&self.config).await;
+        let opened = connection::open(&self.config).await;
         let mut connection = opened.map_err(|cause| failed(cause, Again::Always))?;
         match connection.send(self.request(ask)?).await {
             Ok(response) => Ok((response, connection)),
-            Err(Broken::NotSent(cause)) => Err(failed(cause, Again::Always)),
-            Err(Broken::Unknown(cause)) => Err(failed(cause, Again::IfRead)),
+            Err(Broken::NotSent(cause)) => Err(failed(cause.into(), Again::Always)),
+            Err(Broken::Unknown(cause)) => Err(failed(cause.into(), Again::IfRead)),
         }
     }
 
@@ -323,13 +429,14 @@ impl Session {
             .header(header::HOST, self.config.server.authority())
             .header(header::ACCEPT, "application/json")
             .header(header::USER_AGENT, USER_AGENT);
-        if ask.patch.is_some() {
-            request = request.header(header::CONTENT_TYPE, STRATEGIC_MERGE);
+        if let Some((content_type, _)) = ask.body {
+            request = request.header(header::CONTENT_TYPE, content_type);
         }
         if let Some(value) = self.authorization().map_err(|error| Failure::nonsense(&ask.operation, error))? {
             request = request.header(header::AUTHORIZATION, value);
         }
-        let body = Full::new(ask.patch.clone().unwrap_or_default());
+        let body = ask.body.as_ref().map(|(_, content)| content.clone());
+        let body = Full::new(body.unwrap_or_default());
         request.body(body).map_err(|error| Failure::nonsense(&ask.operation, error.to_string()))
     }
 
@@ -360,7 +467,12 @@ async fn collect(ask: &Ask, body: Incoming, limit_bytes: usize) -> Result<Bytes,
     match Limited::new(body, limit_bytes).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => {
-            Err(Failure::nonsense(&ask.operation, format!("the answer is longer than {limit_bytes} bytes")))
+            let message = format!("the answer is longer than {limit_bytes} bytes");
+            // Only a read is certain to have changed nothing.
+            Err(match ask.method == Method::GET {
+                true => Failure::nonsense(&ask.operation, message),
+                false => Failure::broken(&ask.operation, message.into(), Again::IfRead),
+            })
         }
         Err(error) => Err(Failure::broken(&ask.operation, error, Again::IfRead)),
     }

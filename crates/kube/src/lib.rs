@@ -12,28 +12,39 @@
 
 mod answer;
 mod api;
-mod backoff;
 mod client;
 mod config;
 mod connection;
 mod error;
+mod heartbeat;
+mod lease;
+mod lines;
+mod list;
 mod objects;
 mod patch;
 mod path;
-mod secret;
+mod pruned;
+mod rest;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod tls;
 mod watch;
 pub mod yaml;
 
-pub use api::{BoxFuture, Kubernetes, NodeEvent, NodeWatch};
+pub use answer::{Again, Failure};
+pub use api::{BoxFuture, Kubernetes, NodeEvent, NodeWatch, ObjectEvent};
 pub use client::{CALL_DEADLINE, Client};
 pub use config::{ConfigError, Overrides, Source};
 pub use error::{KubeError, Said, absent_is_none};
+pub use heartbeat::{HEARTBEAT_NAMESPACE, Heartbeat, heartbeat_node};
+pub use lease::Lease;
+pub use lines::{Lines, SILENCE};
+pub use list::ListQuery;
 pub use objects::{
     Address, Condition, Container, ContainerPort, Namespace, Node, NodeSpec, NodeStatus, ObjectMeta, Pod,
-    PodIp, PodSpec, PodStatus, SecurityContext,
+    PodIp, PodSpec, PodStatus, SecurityContext, Taint,
 };
 pub use patch::StatusPatch;
-pub use secret::Secret;
+pub use pruned::Keep;
+pub use rest::{Answer, Request, Verb};
+pub use russet_http::Secret;
+pub use watch::{Objects, Piece, Pieces, Watched};

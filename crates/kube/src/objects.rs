@@ -55,6 +55,16 @@ pub struct NodeSpec {
     /// The ranges of its pods, at most one of each family. Missing before Kubernetes 1.16.
     #[serde(rename = "podCIDRs", deserialize_with = "null_is_default")]
     pub pod_cidrs: Vec<String>,
+    /// What keeps pods from being scheduled there; the order is that of the object.
+    #[serde(deserialize_with = "null_is_default")]
+    pub taints: Vec<Taint>,
+}
+
+/// A taint of a node.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Taint {
+    pub key: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]

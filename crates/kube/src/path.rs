@@ -28,15 +28,20 @@ impl Path {
         Self::namespace(namespace).then("pods", name)
     }
 
-    pub(crate) fn nodes(query: &[(&str, &str)]) -> Self {
-        let mut path = Self::of("/api/v1/nodes");
+    /// Any path.
+    pub(crate) fn of_segments(segments: &[String]) -> Self {
+        segments.iter().fold(Self::of(""), |path, segment| path.segment(segment))
+    }
+
+    pub(crate) fn with_query(mut self, query: &[(&str, &str)]) -> Self {
+        let path = &mut self;
         for (index, (key, value)) in query.iter().enumerate() {
             path.text.push(if index == 0 { '?' } else { '&' });
             path.text.push_str(key);
             path.text.push('=');
             path.escaped(value);
         }
-        path
+        self
     }
 
     /// The object's `status` subresource.
@@ -61,11 +66,16 @@ impl Path {
     }
 
     fn then(mut self, plural: &str, name: &str) -> Self {
+        let _ = write!(self.text, "/{plural}");
+        self.segment(name)
+    }
+
+    fn segment(mut self, name: &str) -> Self {
         // The rules of path segments (ValidatePathSegmentName): everything except these.
         if name.is_empty() || name == "." || name == ".." || name.contains(['/', '%']) {
             self.wrong = Some(name.to_owned());
         }
-        let _ = write!(self.text, "/{plural}/");
+        self.text.push('/');
         self.escaped(name);
         self
     }
@@ -101,7 +111,7 @@ mod tests {
             "/api/v1/namespaces/shop/pods/web-0/status"
         );
         assert_eq!(Path::node("n1.example").to_string(), "/api/v1/nodes/n1.example");
-        let path = Path::nodes(&[("limit", "500"), ("continue", "a+b/=")]);
+        let path = Path::of("/api/v1/nodes").with_query(&[("limit", "500"), ("continue", "a+b/=")]);
         assert_eq!(path.to_string(), "/api/v1/nodes?limit=500&continue=a%2Bb%2F%3D");
     }
 

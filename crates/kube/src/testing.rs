@@ -12,13 +12,19 @@
 mod answers;
 mod cluster;
 mod http;
+mod kinds;
 mod merge;
+mod query;
+mod select;
+mod validate;
+mod watches;
 
+use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
 use serde_json::Value;
@@ -53,6 +59,19 @@ pub struct Seen {
     /// `Content-Type`, or empty.
     pub content_type: String,
     pub body: String,
+    /// When it arrived.
+    pub at: Instant,
+}
+
+/// What happens to the connection of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing: a later write is meant.
+    None,
+    /// It ends without an answer after the request was executed.
+    Unanswered,
+    /// It ends before the request was executed.
+    Unexecuted,
 }
 
 /// State shared by the server's threads and the test.
@@ -71,14 +90,32 @@ pub(crate) struct State {
     pub(crate) delay: Duration,
     /// How many further requests fail, and how.
     pub(crate) failing: (usize, u16),
+    /// What happens to the connections of the next writes, which end without an answer.
+    pub(crate) faults: VecDeque<Fault>,
+    /// The groups of custom resources that exist.
+    pub(crate) groups: Vec<String>,
+    /// Plurals and members of `spec` that the schemas lack.
+    pub(crate) lacking: Vec<(String, String)>,
+    /// Whether watches may begin with a streamed list.
+    pub(crate) watch_lists: bool,
     /// The body of the next answers, replacing the real one.
     pub(crate) body_instead: Option<Bytes>,
+    /// The revision of the cache, which answers lists at revision 0; none: it is up to date.
+    pub(crate) cache: Option<u64>,
+    /// A resource whose next replacements come after those of another writer, and their number.
+    pub(crate) overtaken: (String, usize),
+    /// How many more writes are executed before the server falls silent.
+    pub(crate) writes_left: Option<usize>,
+    /// Plurals whose resource definitions are missing.
+    pub(crate) undefined: Vec<String>,
     /// Verb and resource, as `patch pods/status`.
     pub(crate) forbidden: Vec<String>,
     /// Watches of an earlier generation end.
     pub(crate) generation: u64,
     /// Watches that have sent fewer bookmarks send one.
     pub(crate) bookmarks: u64,
+    /// Lines that the test sends to watches.
+    pub(crate) lines: Vec<String>,
 }
 
 // === impl Server ===
@@ -107,10 +144,19 @@ impl Server {
             connections: 0,
             delay: Duration::ZERO,
             failing: (0, 0),
+            faults: VecDeque::new(),
+            groups: Vec::new(),
+            lacking: Vec::new(),
+            watch_lists: true,
             body_instead: None,
+            cache: None,
+            overtaken: (String::new(), 0),
+            writes_left: None,
+            undefined: Vec::new(),
             forbidden: Vec::new(),
             generation: 0,
             bookmarks: 0,
+            lines: Vec::new(),
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: watch::channel(0).0 });
         let bound = TcpListener::bind(at).and_then(|listener| {
@@ -153,13 +199,14 @@ impl Server {
         written.unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
     }
 
-    /// Creates or replaces an object: JSON with `kind` (`Node`, `Namespace` or `Pod`) and `metadata.name`. It gets a new resource version, and
-    /// a uid if it is new and has none.
+    /// Creates or replaces an object: JSON with `kind`, `metadata.name` and, for Calico's resources,
+    /// `apiVersion`. It gets a new resource version, and a uid if it is new and has none.
     pub fn put(&self, object: Value) {
         self.change(|state| state.cluster.put(object));
     }
 
-    /// Removes an object, as `("Pod", "shop", "web-0")`; the namespace of a node is empty.
+    /// Removes an object, as `("Pod", "shop", "web-0")`; the namespace of a node is empty. A custom
+    /// resource is named with its group: `IPPool.crd.projectcalico.org`.
     pub fn delete(&self, kind: &str, namespace: &str, name: &str) {
         self.change(|state| state.cluster.delete(kind, namespace, name));
     }
@@ -167,6 +214,11 @@ impl Server {
     /// An object as it is stored.
     pub fn object(&self, kind: &str, namespace: &str, name: &str) -> Option<Value> {
         self.state().cluster.get(kind, namespace, name).cloned()
+    }
+
+    /// All objects of a kind.
+    pub fn objects(&self, kind: &str) -> Vec<Value> {
+        self.state().cluster.all(kind).cloned().collect()
     }
 
     pub fn annotation(&self, kind: &str, namespace: &str, name: &str, key: &str) -> Option<String> {
@@ -198,6 +250,86 @@ impl Server {
         self.state().failing = (count, code);
     }
 
+    /// What happens to the connection of the next write that has no fault yet.
+    pub fn lose_next_write(&self, fault: Fault) {
+        self.state().faults.push_back(fault);
+    }
+
+    /// Serves Calico's resources of a group, `crd.projectcalico.org` or `projectcalico.org`.
+    pub fn install(&self, group: &str) {
+        self.state().groups.push(group.to_owned());
+    }
+
+    /// Stops serving the resources of a group; their objects are gone.
+    pub fn uninstall(&self, group: &str) {
+        self.change(|state| {
+            state.groups.retain(|served| served != group);
+            state.cluster.forget_group(group);
+        });
+    }
+
+    /// Drops this member of `spec` from objects that are written, as a server with older resource
+    /// definitions does.
+    pub fn lack(&self, plural: &str, member: &str) {
+        self.state().lacking.push((plural.to_owned(), member.to_owned()));
+    }
+
+    /// Removes the definition of a resource; its objects are gone.
+    pub fn undefine(&self, plural: &str) {
+        self.change(|state| {
+            state.undefined.push(plural.to_owned());
+            state.cluster.forget_plural(plural);
+        });
+    }
+
+    /// Defines it again.
+    pub fn define(&self, plural: &str) {
+        self.state().undefined.retain(|other| other != plural);
+    }
+
+    /// Answers lists at revision 0 with the state of now, whatever happens later: the cache of this
+    /// server no longer follows etcd.
+    pub fn freeze_cache(&self) {
+        let mut state = self.state();
+        state.cache = Some(state.cluster.revision());
+    }
+
+    /// Lets another writer change the objects of a resource right before each of the next replacements.
+    pub fn overtake_next(&self, plural: &str, count: usize) {
+        self.state().overtaken = (plural.to_owned(), count);
+    }
+
+    /// Executes this many more writes, and answers nothing after the last of them: for its client, it is
+    /// as if that had died there.
+    pub fn silence_after_writes(&self, count: usize) {
+        self.state().writes_left = Some(count);
+    }
+
+    /// How many of these writes were not sent yet.
+    pub fn writes_left(&self) -> Option<usize> {
+        self.state().writes_left
+    }
+
+    /// Serves again. Requests that came meanwhile are not executed.
+    pub fn speak(&self) {
+        self.change(|state| state.writes_left = None);
+    }
+
+    /// Refuses watches that begin with a streamed list, as a server with an old etcd does.
+    pub fn refuse_watch_lists(&self) {
+        self.state().watch_lists = false;
+    }
+
+    /// Continues at a lower revision, as after a restore of etcd's backup.
+    pub fn restore(&self, revision: u64) {
+        self.change(|state| state.cluster.restore(revision));
+    }
+
+    /// The revision of the last change.
+    pub fn revision(&self) -> u64 {
+        self.state().cluster.revision()
+    }
+
     /// Gives the next successful answers this body.
     pub fn answer_with(&self, body: impl Into<Bytes>) {
         self.state().body_instead = Some(body.into());
@@ -223,6 +355,16 @@ impl Server {
         self.change(|state| state.bookmarks += 1);
     }
 
+    /// Sends a line to all open watches, whatever it is.
+    pub fn send_line(&self, line: &str) {
+        self.send_text(&format!("{line}\n"));
+    }
+
+    /// Sends a part of a line to all open watches.
+    pub fn send_text(&self, text: &str) {
+        self.change(|state| state.lines.push(text.to_owned()));
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.lock()
     }
@@ -240,6 +382,25 @@ impl Drop for Server {
             // A panic there has been printed, and the test fails because answers are missing.
             let _ = thread.join();
         }
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Whether the resources of this group exist. Those of Kubernetes' own groups always do.
+    pub(crate) fn serves(&self, group: &str) -> bool {
+        kinds::Kind::is_built_in(group) || self.groups.iter().any(|served| served == group)
+    }
+
+    /// Whether a resource is defined.
+    pub(crate) fn defines(&self, kind: &kinds::Kind) -> bool {
+        self.serves(kind.group) && !self.undefined.iter().any(|plural| plural == kind.plural)
+    }
+
+    /// What happens to the connection of the request that has just arrived.
+    pub(crate) fn next_fault(&mut self, is_write: bool) -> Option<Fault> {
+        if is_write { self.faults.pop_front() } else { None }
     }
 }
 

@@ -1,23 +1,27 @@
-//! A watch of nodes: lists, then follows from the list's revision; resumes at the last bookmark
-//! when a connection ends, and with a new list when the server has forgotten that revision
+//! A watch of the objects of a kind: lists, then follows from the list's revision; resumes at the last
+//! bookmark when a connection ends, and with a new list when the server has forgotten that revision
 //! (flannel.md section 5.2, step 3; Kubernetes API concepts, "efficient detection of changes").
 
+mod pieces;
+
+use std::marker::PhantomData;
 use std::time::Duration;
 
-use http_body_util::BodyExt;
-use hyper::Method;
-use hyper::body::Incoming;
+use russet_sync::{Backoff, random};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use serde_json::value::RawValue;
-use tokio::time::Instant;
 
-use crate::answer::{Again, Failure, Status};
-use crate::backoff::{Backoff, random_below};
-use crate::client::{Ask, Client, MAX_OBJECT_BYTES};
+use crate::answer::Failure;
+use crate::client::{Ask, Client, MAX_OBJECT_BYTES, backoff};
+use crate::lines::{Lines, SILENCE};
 use crate::path::Path;
-use crate::{BoxFuture, KubeError, Node, NodeEvent, NodeWatch};
+use crate::{BoxFuture, KubeError, Namespace, Node, NodeWatch, ObjectEvent, Said};
 
-/// Nodes per page, as in client-go.
+pub use pieces::{Piece, Pieces};
+
+/// Objects per page, as in client-go.
 const PAGE: &str = "500";
 /// Limit of a page. A node with its images has 10 to 50 kB; a server may answer a list at revision
 /// 0 in one piece, whatever the limit.
@@ -27,18 +31,35 @@ const MAX_PAGE_BYTES: usize = 512 << 20;
 const WATCH_MIN_SECONDS: u64 = 300;
 /// A server that neither sends nor ends a watch this long after its lifetime is gone.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
-const OPERATION_LIST: &str = "list nodes";
-const OPERATION_WATCH: &str = "watch nodes";
+
+/// An object as a watch needs it: everything, or some of its members.
+pub trait Watched: DeserializeOwned {
+    /// Its `resourceVersion`; empty if it has none.
+    fn revision(&self) -> &str;
+}
 
 /// The watch. Its state changes only when something has arrived, so that a dropped `next` loses
 /// nothing.
-pub(crate) struct Nodes {
+pub struct Objects<T> {
     client: Client,
+    kind: Kind,
     backoff: Backoff,
     state: WatchState,
+    objects: PhantomData<T>,
     /// The first list may come from the server's cache; later ones must not be older than what we
     /// know.
     listed_before: bool,
+    /// Upper bound of the random pause before a list after the server has forgotten our revision.
+    spread: Duration,
+}
+
+/// What is watched.
+struct Kind {
+    /// The plural, for messages.
+    plural: &'static str,
+    segments: Vec<String>,
+    /// `fieldSelector` of the query.
+    fields: Option<String>,
 }
 
 enum WatchState {
@@ -47,24 +68,16 @@ enum WatchState {
     /// Everything up to this revision is known.
     Known(String),
     /// The stream of later events.
-    Following(String, Stream),
-}
-
-struct Stream {
-    body: Incoming,
-    /// The beginning of an incomplete line.
-    buffer: Vec<u8>,
-    /// Number of bytes of `buffer` that were searched for a line's end.
-    searched: usize,
-    until: Instant,
+    Following(String, Lines),
 }
 
 #[derive(Deserialize)]
-struct List {
+#[serde(bound = "T: DeserializeOwned")]
+struct List<T> {
     #[serde(default)]
     metadata: ListMeta,
     #[serde(default)]
-    items: Option<Vec<Node>>,
+    items: Option<Vec<T>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -84,48 +97,145 @@ struct Line<'a> {
 }
 
 /// The meaning of a line of a watch.
-enum WatchLine {
-    Event(Box<NodeEvent>, String),
+enum WatchLine<T> {
+    Event(Box<ObjectEvent<T>>, String),
     Bookmark(String),
     Failed(Failure),
 }
 
-// === impl Nodes ===
+// === impl Client ===
 
-impl Nodes {
-    pub(crate) fn new(client: Client) -> Self {
-        Self { client, backoff: Backoff::new(), state: WatchState::List, listed_before: false }
+impl Client {
+    /// Watches all nodes.
+    pub(crate) fn all_nodes(&self) -> Objects<Node> {
+        Objects::new(self, Kind::of("nodes"))
     }
 
-    async fn advance(&mut self) -> Result<NodeEvent, KubeError> {
+    /// Watches the pods of a node, as they are in JSON.
+    pub fn watch_pods(&self, node: &str) -> Objects<Value> {
+        let fields = Some(format!("spec.nodeName={node}"));
+        Objects::new(self, Kind { fields, ..Kind::of("pods") })
+    }
+
+    /// Watches all objects of a resource, by the group and version of its API (`v1` is the core's) and
+    /// its plural.
+    pub fn watch_objects<T: Watched>(&self, version: &str, plural: &'static str) -> Objects<T> {
+        let root = if version.contains('/') { "apis" } else { "api" };
+        let segments = [root].into_iter().chain(version.split('/')).chain([plural]);
+        Objects::new(self, Kind { plural, segments: segments.map(str::to_owned).collect(), fields: None })
+    }
+
+    /// Watches one node.
+    pub fn watch_node(&self, name: &str) -> Objects<Node> {
+        let fields = Some(format!("metadata.name={name}"));
+        Objects::new(self, Kind { fields, ..Kind::of("nodes") })
+    }
+
+    /// Watches all namespaces.
+    pub fn watch_namespaces(&self) -> Objects<Namespace> {
+        Objects::new(self, Kind::of("namespaces"))
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// A kind of Kubernetes' core.
+    fn of(plural: &'static str) -> Self {
+        let segments = ["api", "v1", plural].map(str::to_owned).to_vec();
+        Self { plural, segments, fields: None }
+    }
+
+    fn path(&self, query: &[(&str, &str)]) -> Path {
+        let fields = self.fields.as_deref().map(|fields| ("fieldSelector", fields));
+        let query: Vec<_> = query.iter().copied().chain(fields).collect();
+        Path::of_segments(&self.segments).with_query(&query)
+    }
+}
+
+// === impl Watched ===
+
+impl Watched for Node {
+    fn revision(&self) -> &str {
+        &self.metadata.resource_version
+    }
+}
+
+impl Watched for Namespace {
+    fn revision(&self) -> &str {
+        &self.metadata.resource_version
+    }
+}
+
+impl Watched for Value {
+    fn revision(&self) -> &str {
+        self.pointer("/metadata/resourceVersion").and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+// === impl Objects ===
+
+impl<T: Watched> Objects<T> {
+    fn new(client: &Client, kind: Kind) -> Self {
+        Self {
+            client: client.clone(),
+            kind,
+            backoff: backoff(),
+            state: WatchState::List,
+            objects: PhantomData,
+            listed_before: false,
+            spread: Duration::ZERO,
+        }
+    }
+
+    /// Spreads new lists over this time: when an API server restarts, all agents of the cluster learn
+    /// at the same moment that it has forgotten their revisions (kubernetes.md section 4.2 item 3).
+    #[must_use]
+    pub fn spread(self, spread: Duration) -> Self {
+        Self { spread, ..self }
+    }
+
+    /// The next event; see [`NodeWatch::next`].
+    pub async fn advance(&mut self) -> Result<ObjectEvent<T>, KubeError> {
+        if let Some(event) = self.next_change().await? {
+            return Ok(event);
+        }
+        let (objects, revision) = self.list().await.map_err(|failure| self.list_error(failure))?;
+        self.state = WatchState::Known(revision);
+        self.listed_before = true;
+        Ok(ObjectEvent::Snapshot(objects))
+    }
+
+    /// The next change; none if a list is needed first.
+    async fn next_change(&mut self) -> Result<Option<ObjectEvent<T>>, KubeError> {
         loop {
             match &mut self.state {
-                WatchState::List => {
-                    let (nodes, revision) = self.list().await.map_err(|failure| failure.error)?;
-                    self.state = WatchState::Known(revision);
-                    self.listed_before = true;
-                    return Ok(NodeEvent::Snapshot(nodes));
-                }
+                WatchState::List => return Ok(None),
                 WatchState::Known(revision) => {
                     let revision = revision.clone();
                     match self.follow(&revision).await {
                         Ok(stream) => self.state = WatchState::Following(revision, stream),
-                        Err(failure) if failure.expired => self.state = WatchState::List,
+                        Err(failure) if failure.expired => {
+                            tokio::time::sleep(part_of(self.spread)).await;
+                            self.state = WatchState::List;
+                        }
                         Err(failure) => return Err(failure.error),
                     }
                 }
-                WatchState::Following(revision, stream) => match stream.next().await {
-                    Ok(WatchLine::Event(event, newer)) => {
-                        self.backoff.reset();
-                        *revision = newer;
-                        return Ok(*event);
+                WatchState::Following(revision, lines) => {
+                    match lines.next().await.and_then(|line| read(self.kind.plural, &line)) {
+                        Ok(WatchLine::Event(event, newer)) => {
+                            self.backoff.reset();
+                            *revision = newer;
+                            return Ok(Some(*event));
+                        }
+                        Ok(WatchLine::Bookmark(newer)) => {
+                            self.backoff.reset();
+                            *revision = newer;
+                        }
+                        Ok(WatchLine::Failed(failure)) | Err(failure) => self.interrupted(failure).await?,
                     }
-                    Ok(WatchLine::Bookmark(newer)) => {
-                        self.backoff.reset();
-                        *revision = newer;
-                    }
-                    Ok(WatchLine::Failed(failure)) | Err(failure) => self.interrupted(failure).await?,
-                },
+                }
             }
         }
     }
@@ -134,8 +244,12 @@ impl Nodes {
     /// without a pause. Only invalid answers are reported to the caller, because a new request
     /// would return the same.
     async fn interrupted(&mut self, failure: Failure) -> Result<(), KubeError> {
-        tracing::debug!(error = %failure.error, expired = failure.expired, "watch of nodes interrupted");
-        let pause = self.backoff.pause().max(failure.after.unwrap_or_default());
+        let kind = self.kind.plural;
+        tracing::debug!(kind, error = %failure.error, expired = failure.expired, "watch interrupted");
+        let mut pause = self.backoff.pause().max(failure.after.unwrap_or_default());
+        if failure.expired {
+            pause += part_of(self.spread);
+        }
         self.state = match std::mem::replace(&mut self.state, WatchState::List) {
             WatchState::Following(revision, _) if !failure.expired => WatchState::Known(revision),
             _ => WatchState::List,
@@ -147,7 +261,18 @@ impl Nodes {
         Ok(())
     }
 
-    async fn list(&self) -> Result<(Vec<Node>, String), Failure> {
+    /// A server without the resource's group answers with a page of text instead of a status.
+    fn list_error(&self, failure: Failure) -> KubeError {
+        match failure.code {
+            Some(404) => KubeError::NotFound(Said {
+                operation: format!("list {}", self.kind.plural),
+                message: "the server has no such resource".to_owned(),
+            }),
+            _ => failure.error,
+        }
+    }
+
+    async fn list(&self) -> Result<(Vec<T>, String), Failure> {
         match self.pages(Some(PAGE)).await {
             // The remaining pages expired because listing took too long: request everything in one
             // page.
@@ -156,8 +281,8 @@ impl Nodes {
         }
     }
 
-    async fn pages(&self, limit: Option<&str>) -> Result<(Vec<Node>, String), Failure> {
-        let mut nodes = Vec::new();
+    async fn pages(&self, limit: Option<&str>) -> Result<(Vec<T>, String), Failure> {
+        let mut objects = Vec::new();
         let mut next: Option<String> = None;
         loop {
             let mut query: Vec<(&str, &str)> = limit.map(|limit| ("limit", limit)).into_iter().collect();
@@ -166,119 +291,87 @@ impl Nodes {
                 None if !self.listed_before => query.push(("resourceVersion", "0")),
                 None => {}
             }
-            let page = self.page(Path::nodes(&query)).await?;
-            nodes.extend(page.items.unwrap_or_default());
+            let page = self.page(self.kind.path(&query)).await?;
+            objects.extend(page.items.unwrap_or_default());
             match page.metadata.next.filter(|next| !next.is_empty()) {
-                None => return Ok((nodes, page.metadata.resource_version)),
+                None => return Ok((objects, page.metadata.resource_version)),
                 more => next = more,
             }
         }
     }
 
-    async fn page(&self, path: Path) -> Result<List, Failure> {
-        let operation = OPERATION_LIST.to_owned();
-        let ask = Ask { operation, method: Method::GET, path, patch: None, limit_bytes: MAX_PAGE_BYTES };
-        let page: List = self.client.call(&ask).await?;
+    async fn page(&self, path: Path) -> Result<List<T>, Failure> {
+        let operation = format!("list {}", self.kind.plural);
+        let page: List<T> = self.client.call(&Ask::read(operation.clone(), path, MAX_PAGE_BYTES)).await?;
         if page.metadata.resource_version.is_empty() {
-            return Err(Failure::nonsense(OPERATION_LIST, "the list has no resourceVersion".to_owned()));
+            return Err(Failure::nonsense(&operation, "the list has no resourceVersion".to_owned()));
         }
         Ok(page)
     }
 
-    async fn follow(&self, revision: &str) -> Result<Stream, Failure> {
-        let seconds = WATCH_MIN_SECONDS + random_below(WATCH_MIN_SECONDS);
+    async fn follow(&self, revision: &str) -> Result<Lines, Failure> {
+        self.watch(&[("resourceVersion", revision)]).await
+    }
+
+    async fn watch(&self, from: &[(&str, &str)]) -> Result<Lines, Failure> {
+        let seconds = WATCH_MIN_SECONDS + random() % WATCH_MIN_SECONDS;
         let timeout = seconds.to_string();
-        let path = Path::nodes(&[
-            ("watch", "true"),
-            ("allowWatchBookmarks", "true"),
-            ("resourceVersion", revision),
-            ("timeoutSeconds", &timeout),
-        ]);
-        let operation = OPERATION_WATCH.to_owned();
-        let ask = Ask { operation, method: Method::GET, path, patch: None, limit_bytes: MAX_OBJECT_BYTES };
-        let body = self.client.stream(&ask).await?;
-        let until = Instant::now() + Duration::from_secs(seconds) + WATCH_GRACE;
-        Ok(Stream { body, buffer: Vec::new(), searched: 0, until })
+        let mut query = vec![("watch", "true"), ("allowWatchBookmarks", "true")];
+        query.extend_from_slice(from);
+        query.push(("timeoutSeconds", &timeout));
+        let path = self.kind.path(&query);
+        let operation = format!("watch {}", self.kind.plural);
+        let body = self.client.stream(&Ask::read(operation.clone(), path, MAX_OBJECT_BYTES)).await?;
+        let lifetime = Duration::from_secs(seconds) + WATCH_GRACE;
+        Ok(Lines::new(operation, body, lifetime, SILENCE))
     }
 }
 
-impl NodeWatch for Nodes {
-    fn next(&mut self) -> BoxFuture<'_, Result<NodeEvent, KubeError>> {
+impl NodeWatch for Objects<Node> {
+    fn next(&mut self) -> BoxFuture<'_, Result<ObjectEvent<Node>, KubeError>> {
         Box::pin(self.advance())
     }
 }
 
-// === impl Stream ===
-
-impl Stream {
-    /// The result of the next line; waits until there is one.
-    async fn next(&mut self) -> Result<WatchLine, Failure> {
-        loop {
-            if let Some(parsed) = self.line() {
-                return parsed;
-            }
-            if self.buffer.len() > MAX_OBJECT_BYTES {
-                let message = format!("an event is longer than {MAX_OBJECT_BYTES} bytes");
-                return Err(Failure::nonsense(OPERATION_WATCH, message));
-            }
-            let broken = |cause| Err(Failure::broken(OPERATION_WATCH, cause, Again::IfRead));
-            match tokio::time::timeout_at(self.until, self.body.frame()).await {
-                Ok(Some(Ok(frame))) => {
-                    self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data))
-                }
-                Ok(Some(Err(error))) => return broken(error.into()),
-                Ok(None) => return broken("the server ended it".into()),
-                Err(_) => return broken("the server is silent".into()),
-            }
-        }
-    }
-
-    /// The result of the first complete line in the buffer.
-    fn line(&mut self) -> Option<Result<WatchLine, Failure>> {
-        let unsearched = self.buffer.get(self.searched..).unwrap_or_default();
-        let Some(end) = unsearched.iter().position(|byte| *byte == b'\n').map(|at| self.searched + at) else {
-            self.searched = self.buffer.len();
-            return None;
-        };
-        let parsed = read(self.buffer.get(..end).unwrap_or_default());
-        self.buffer.drain(..=end);
-        self.searched = 0;
-        Some(parsed)
-    }
+/// A random part of a time.
+fn part_of(most: Duration) -> Duration {
+    let micros = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
+    Duration::from_micros(random().checked_rem(micros).unwrap_or(0))
 }
 
-fn read(line: &[u8]) -> Result<WatchLine, Failure> {
+fn read<T: Watched>(plural: &str, line: &[u8]) -> Result<WatchLine<T>, Failure> {
+    let operation = &format!("watch {plural}");
     let nonsense = |error: serde_json::Error| {
-        Failure::nonsense(OPERATION_WATCH, format!("an event that makes no sense: {error}"))
+        Failure::nonsense(operation, format!("an event that makes no sense: {error}"))
     };
     let line: Line<'_> = serde_json::from_slice(line).map_err(nonsense)?;
     if line.kind == "ERROR" {
-        let status: Status = serde_json::from_str(line.object.get()).map_err(nonsense)?;
-        let code = status.code.unwrap_or(500);
-        return Ok(WatchLine::Failed(Failure::of_status(OPERATION_WATCH, code, None, &status)));
+        return Ok(WatchLine::Failed(Failure::of_event(operation, line.object.get())));
     }
-    let node: Node = serde_json::from_str(line.object.get()).map_err(nonsense)?;
-    let revision = node.metadata.resource_version.clone();
+    let object: T = serde_json::from_str(line.object.get()).map_err(nonsense)?;
+    let revision = object.revision().to_owned();
     if revision.is_empty() {
-        return Err(Failure::nonsense(OPERATION_WATCH, "an event without resourceVersion".to_owned()));
+        return Err(Failure::nonsense(operation, "an event without resourceVersion".to_owned()));
     }
     match line.kind {
-        "ADDED" | "MODIFIED" => Ok(WatchLine::Event(Box::new(NodeEvent::Changed(node)), revision)),
-        "DELETED" => Ok(WatchLine::Event(Box::new(NodeEvent::Deleted(node)), revision)),
+        "ADDED" | "MODIFIED" => Ok(WatchLine::Event(Box::new(ObjectEvent::Changed(object)), revision)),
+        "DELETED" => Ok(WatchLine::Event(Box::new(ObjectEvent::Deleted(object)), revision)),
         "BOOKMARK" => Ok(WatchLine::Bookmark(revision)),
-        other => Err(Failure::nonsense(OPERATION_WATCH, format!("an event of type {other:?}"))),
+        other => Err(Failure::nonsense(operation, format!("an event of type {other:?}"))),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::NodeEvent;
 
     #[test]
     fn lines_of_a_watch_are_events_bookmarks_and_errors() {
         let node = r#"{"kind":"Node","metadata":{"name":"n1","resourceVersion":"7"}}"#;
-        let parsed =
-            |kind: &str, object: &str| read(format!(r#"{{"type":"{kind}","object":{object}}}"#).as_bytes());
+        let parsed = |kind: &str, object: &str| {
+            read::<Node>("nodes", format!(r#"{{"type":"{kind}","object":{object}}}"#).as_bytes())
+        };
         let event = |kind| match parsed(kind, node) {
             Ok(WatchLine::Event(event, revision)) => (*event, revision),
             _ => panic!("{kind} is no event"),
@@ -289,6 +382,7 @@ mod tests {
         assert!(matches!(parsed("BOOKMARK", node), Ok(WatchLine::Bookmark(revision)) if revision == "7"));
         let gone = r#"{"kind":"Status","status":"Failure","reason":"Expired","code":410,"message":"too old resource version: 1 (5)"}"#;
         assert!(matches!(parsed("ERROR", gone), Ok(WatchLine::Failed(failure)) if failure.expired));
-        assert!(parsed("RUMOUR", node).is_err() && parsed("ADDED", "{}").is_err() && read(b"").is_err());
+        assert!(parsed("RUMOUR", node).is_err() && parsed("ADDED", "{}").is_err());
+        assert!(read::<Node>("nodes", b"").is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{Ipv4Net, Ipv6Net};
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_store::Record;
-use russet_store::sim::Rng;
+use russet_sync::Rng;
 
 use crate::{LeaseError, Wish};
 

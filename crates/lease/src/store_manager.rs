@@ -6,13 +6,12 @@ mod keep;
 mod watch;
 
 use std::cell::RefCell;
-use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
-use russet_store::sim::Rng;
 use russet_store::{LeaseId, Record, Revision, Store, StoreError};
+use russet_sync::{Rng, random};
 use tokio::time::Instant;
 
 use crate::decide::Listed;
@@ -97,7 +96,7 @@ impl StoreManager {
     pub fn new(store: Rc<dyn Store>, settings: Settings) -> Self {
         // It need not be unpredictable: two nodes should not draw the same subnet, and lose only a
         // round if they do.
-        let seed = settings.seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
+        let seed = settings.seed.unwrap_or_else(random);
         Self {
             store,
             paths: Paths::new(&settings.prefix),

@@ -2,7 +2,7 @@
 //! compiler and ours are short.
 //!
 //! [`Program::load`] passes them to the kernel's verifier and keeps its log if it refuses them.
-//! `overlay::openshift` is the only caller: its two programs copy tenants' numbers into and out of
+//! `openshift::data_path` is the only caller: its two programs copy tenants' numbers into and out of
 //! VXLAN headers.
 
 use std::io;

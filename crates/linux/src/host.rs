@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// A kernel version, as far as it can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,6 +25,11 @@ pub struct KernelVersionError(String);
 /// longer runs.
 pub fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim_end().to_owned())
+}
+
+/// For how long the machine has been running.
+pub fn uptime() -> Duration {
+    Duration::from_secs(u64::try_from(rustix::system::sysinfo().uptime).unwrap_or(0))
 }
 
 /// The running kernel's version.

@@ -1,7 +1,7 @@
 //! A TUN device: packets that the kernel routes into it are read here, and packets written here
 //! enter the kernel from it.
 //!
-//! `overlay::udp` is the only caller. The device exists as long as one of its queues is open. The
+//! `flanneld::udp` is the only caller. The device exists as long as one of its queues is open. The
 //! offloads that the kernel grants are found by requesting them, from the best set down to plain
 //! packets.
 

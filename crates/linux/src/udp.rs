@@ -1,7 +1,7 @@
 //! A UDP socket with segmentation offload (`UDP_SEGMENT`) for sending and coalescing (`UDP_GRO`)
 //! for receiving.
 //!
-//! `overlay::udp` is the only caller. Both offloads are requested when the socket is created. If a
+//! `flanneld::udp` is the only caller. Both offloads are requested when the socket is created. If a
 //! route's device does not support segmentation, the first send fails; then this and all later
 //! sends go out datagram by datagram.
 

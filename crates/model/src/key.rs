@@ -6,7 +6,7 @@ use std::fmt;
 
 use russet_addr::{BlockCidr, Family, NameError, NodeName};
 
-use crate::HandleId;
+use crate::{API_VERSION, HandleId};
 
 /// The path of one record.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -81,10 +81,14 @@ pub enum ResourceKind {
     IpamConfiguration,
     IpPool,
     IpReservation,
+    KubernetesNetworkPolicy,
     NetworkPolicy,
     NetworkSet,
     Node,
     Profile,
+    StagedGlobalNetworkPolicy,
+    StagedKubernetesNetworkPolicy,
+    StagedNetworkPolicy,
     Tier,
     WorkloadEndpoint,
 }
@@ -387,7 +391,7 @@ impl fmt::Debug for Prefix {
 
 impl ResourceKind {
     /// Every kind.
-    pub const ALL: [ResourceKind; 15] = [
+    pub const ALL: [ResourceKind; 19] = [
         Self::BlockAffinity,
         Self::ClusterInformation,
         Self::FelixConfiguration,
@@ -397,15 +401,19 @@ impl ResourceKind {
         Self::IpamConfiguration,
         Self::IpPool,
         Self::IpReservation,
+        Self::KubernetesNetworkPolicy,
         Self::NetworkPolicy,
         Self::NetworkSet,
         Self::Node,
         Self::Profile,
+        Self::StagedGlobalNetworkPolicy,
+        Self::StagedKubernetesNetworkPolicy,
+        Self::StagedNetworkPolicy,
         Self::Tier,
         Self::WorkloadEndpoint,
     ];
 
-    /// The `kind` member: `IPPool`.
+    /// The name of the kind: `IPPool`. Documents have [`Self::document`].
     pub const fn kind(self) -> &'static str {
         self.names().0
     }
@@ -417,7 +425,24 @@ impl ResourceKind {
 
     /// Whether resources of this kind live in a namespace.
     pub const fn namespaced(self) -> bool {
-        matches!(self, Self::NetworkPolicy | Self::NetworkSet | Self::WorkloadEndpoint)
+        matches!(
+            self,
+            Self::KubernetesNetworkPolicy
+                | Self::NetworkPolicy
+                | Self::NetworkSet
+                | Self::StagedKubernetesNetworkPolicy
+                | Self::StagedNetworkPolicy
+                | Self::WorkloadEndpoint
+        )
+    }
+
+    /// The members `apiVersion` and `kind` of its documents.
+    pub const fn document(self) -> (&'static str, &'static str) {
+        match self {
+            // Calico has no record of it in etcd; the name of the key is that of its own kind.
+            Self::KubernetesNetworkPolicy => ("networking.k8s.io/v1", "NetworkPolicy"),
+            kind => (API_VERSION, kind.kind()),
+        }
     }
 
     /// The kind with this plural.
@@ -425,7 +450,7 @@ impl ResourceKind {
         Self::ALL.into_iter().find(|kind| kind.plural() == plural)
     }
 
-    /// The kind with this `kind` member.
+    /// The kind with this name.
     pub fn from_kind(kind: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.kind() == kind)
     }
@@ -441,10 +466,16 @@ impl ResourceKind {
             Self::IpamConfiguration => ("IPAMConfiguration", "ipamconfigurations"),
             Self::IpPool => ("IPPool", "ippools"),
             Self::IpReservation => ("IPReservation", "ipreservations"),
+            Self::KubernetesNetworkPolicy => ("KubernetesNetworkPolicy", "kubernetesnetworkpolicies"),
             Self::NetworkPolicy => ("NetworkPolicy", "networkpolicies"),
             Self::NetworkSet => ("NetworkSet", "networksets"),
             Self::Node => ("Node", "nodes"),
             Self::Profile => ("Profile", "profiles"),
+            Self::StagedGlobalNetworkPolicy => ("StagedGlobalNetworkPolicy", "stagedglobalnetworkpolicies"),
+            Self::StagedKubernetesNetworkPolicy => {
+                ("StagedKubernetesNetworkPolicy", "stagedkubernetesnetworkpolicies")
+            }
+            Self::StagedNetworkPolicy => ("StagedNetworkPolicy", "stagednetworkpolicies"),
             Self::Tier => ("Tier", "tiers"),
             Self::WorkloadEndpoint => ("WorkloadEndpoint", "workloadendpoints"),
         }

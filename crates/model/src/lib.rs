@@ -20,6 +20,7 @@ mod json;
 mod key;
 mod node;
 pub mod openshift;
+mod policy;
 mod pool;
 mod profile;
 mod reservation;
@@ -40,10 +41,15 @@ pub use handle_id::HandleId;
 pub use json::{DecodeError, Extra};
 pub use key::{Key, KeyKind, Prefix, ResourceKind};
 pub use node::{Node, NodeBgp, NodeSpec};
+pub use policy::{
+    CalicoPolicy, GlobalNetworkPolicySpec, GlobalNetworkSetSpec, HostEndpointSpec,
+    KubernetesNetworkPolicySpec, NetworkPolicySpec, NetworkSetSpec, StagedGlobalNetworkPolicySpec,
+    StagedKubernetesNetworkPolicySpec, StagedNetworkPolicySpec, TierSpec,
+};
 pub use pool::{AddressUse, AssignmentMode, EncapMode, IpPool, IpPoolSpec};
 pub use profile::{Profile, ProfileRule, ProfileSpec, RuleSide};
 pub use reservation::{IpReservation, IpReservationSpec};
 pub use resource::{API_VERSION, Metadata, Resource, Spec, SpecMembers};
-pub use selector::{Selector, SelectorError};
+pub use selector::{Restriction, Selector, SelectorError};
 pub use uid::uid;
 pub use workload::{EndpointPort, IpNat, WorkloadEndpoint, WorkloadEndpointSpec, WorkloadNameError};

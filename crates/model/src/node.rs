@@ -58,6 +58,15 @@ impl NodeSpec {
         }
     }
 
+    /// The first address of type `InternalIP` in a family: the one by which Kubernetes knows the node
+    /// (kubernetes.md section 1.7). Only nodes of a Kubernetes datastore have any.
+    pub fn internal_ip(&self, family: Family) -> Option<IpAddr> {
+        let all = self.extra.get("addresses").and_then(Value::as_array)?.iter();
+        let internal = all.filter(|entry| entry.get("type").and_then(Value::as_str) == Some("InternalIP"));
+        let parsed = internal.filter_map(|entry| entry.get("address")?.as_str()?.parse().ok());
+        parsed.into_iter().find(|address| Family::of(*address) == family)
+    }
+
     /// The address of its VXLAN device in a family.
     pub fn vxlan_tunnel(&self, family: Family) -> Option<IpAddr> {
         match family {

@@ -2,8 +2,8 @@
 //! subnets of nodes, the cluster's network.
 //!
 //! The JSON is that of `network.openshift.io/v1`, so that the output of `oc get -o json` can be
-//! stored unchanged; the keys are Russet's own. Written by `russet netnamespace` and the agent's
-//! `openshift_tenants`, read by its follower and by `overlay::openshift`'s callers.
+//! stored unchanged; the keys are Russet's own. Written by `russet netnamespace` and a node's server
+//! (crate `openshift`), whose follower reads it.
 
 mod cluster;
 mod names;

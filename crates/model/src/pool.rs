@@ -52,7 +52,7 @@ pub enum EncapMode {
 }
 
 /// The use of an address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AddressUse {
     /// A pod.
     Workload,

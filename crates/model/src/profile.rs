@@ -70,21 +70,16 @@ impl Spec for ProfileSpec {
     const WHAT: &'static str = "profile";
 
     fn from_members(SpecMembers(mut fields): SpecMembers) -> Result<Self, DecodeError> {
-        let mut rules = |name| -> Result<Vec<ProfileRule>, DecodeError> {
-            fields.objects(name)?.unwrap_or_default().into_iter().map(ProfileRule::read).collect()
-        };
-        let (ingress, egress) = (rules("ingress")?, rules("egress")?);
+        let (ingress, egress) =
+            (ProfileRule::read_all(&mut fields, "ingress")?, ProfileRule::read_all(&mut fields, "egress")?);
         let labels_to_apply = fields.string_map("labelsToApply")?.unwrap_or_default();
         Ok(Self { ingress, egress, labels_to_apply, extra: fields.rest() })
     }
 
     fn to_value(&self) -> Value {
-        let rules = |rules: &[ProfileRule]| {
-            (!rules.is_empty()).then(|| rules.iter().map(ProfileRule::to_value).collect::<Vec<_>>())
-        };
         Object::default()
-            .put_some("ingress", rules(&self.ingress))
-            .put_some("egress", rules(&self.egress))
+            .put_some("ingress", ProfileRule::all_to_value(&self.ingress))
+            .put_some("egress", ProfileRule::all_to_value(&self.egress))
             .put_map("labelsToApply", &self.labels_to_apply)
             .finish(&self.extra)
     }
@@ -98,6 +93,16 @@ impl ProfileRule {
         Self { action: "Allow".to_owned(), source, ..Self::default() }
     }
 
+    /// The rules of a list of a spec.
+    pub(crate) fn read_all(fields: &mut Fields, name: &str) -> Result<Vec<Self>, DecodeError> {
+        fields.objects(name)?.unwrap_or_default().into_iter().map(Self::read).collect()
+    }
+
+    /// None without rules, because Go leaves out an empty list.
+    pub(crate) fn all_to_value(rules: &[Self]) -> Option<Vec<Value>> {
+        (!rules.is_empty()).then(|| rules.iter().map(Self::to_value).collect())
+    }
+
     fn read(mut fields: Fields) -> Result<Self, DecodeError> {
         let action = fields.string("action")?.unwrap_or_default();
         let mut side = |name| fields.object(name)?.map_or_else(|| Ok(RuleSide::default()), RuleSide::read);
@@ -105,7 +110,7 @@ impl ProfileRule {
         Ok(Self { action, source, destination, extra: fields.rest() })
     }
 
-    fn to_value(&self) -> Value {
+    pub(crate) fn to_value(&self) -> Value {
         Object::default()
             .put("action", self.action.as_str())
             .put("source", self.source.to_value())

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::json::{self, DecodeError, Extra, Fields, Object};
 use crate::{HandleId, ResourceKind};
 
-/// The `apiVersion` of every v3 resource.
+/// The `apiVersion` of v3 resources.
 pub const API_VERSION: &str = "projectcalico.org/v3";
 
 /// One resource.
@@ -78,10 +78,11 @@ impl<S: Spec> Resource<S> {
     /// Reads a resource and checks that it is of this kind.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut fields = Fields::parse(S::WHAT, bytes)?;
+        let (_, wanted) = S::KIND.document();
         if let Some(kind) = fields.string("kind")?
-            && kind != S::KIND.kind()
+            && kind != wanted
         {
-            return Err(fields.error("kind", format!("{} is wanted, not {kind:.60?}", S::KIND.kind())));
+            return Err(fields.error("kind", format!("{wanted} is wanted, not {kind:.60?}")));
         }
         fields.string("apiVersion")?;
         let Some(metadata) = fields.object("metadata")? else {
@@ -101,9 +102,10 @@ impl<S: Spec> Resource<S> {
 
     /// The resource as a JSON value, for printing.
     pub fn to_value(&self) -> Value {
+        let (version, kind) = S::KIND.document();
         Object::default()
-            .put("kind", S::KIND.kind())
-            .put("apiVersion", API_VERSION)
+            .put("kind", kind)
+            .put("apiVersion", version)
             .put("metadata", self.metadata.to_value())
             .put("spec", self.spec.to_value())
             .put_some("status", self.status.clone())

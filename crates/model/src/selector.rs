@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 mod parse;
+mod restriction;
 
-/// A parsed selector.
-#[derive(Debug, Clone, PartialEq, Eq)]
+pub use restriction::Restriction;
+
+/// A parsed selector. Their order has no meaning, but is always the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Selector(Expr);
 
 /// Text that is not a selector.
@@ -19,7 +22,7 @@ pub struct SelectorError {
     pub problem: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Expr {
     All,
     Global,
@@ -44,9 +47,59 @@ impl Selector {
         parse::parse(text).map(Self)
     }
 
+    /// Selects everything.
+    pub fn all() -> Self {
+        Self(Expr::All)
+    }
+
+    /// Selects what has the label.
+    pub fn has(label: &str) -> Result<Self, SelectorError> {
+        Ok(Self(Expr::Has(parse::checked_label(label)?)))
+    }
+
+    /// Selects what has the label with this value.
+    pub fn equals(label: &str, value: &str) -> Result<Self, SelectorError> {
+        Ok(Self(Expr::Equals(parse::checked_label(label)?, parse::checked_value(value)?)))
+    }
+
+    /// Selects what has the label with one of these values.
+    pub fn is_in<'a>(label: &str, values: impl IntoIterator<Item = &'a str>) -> Result<Self, SelectorError> {
+        let set = values.into_iter().map(parse::checked_value).collect::<Result<_, _>>()?;
+        Ok(Self(Expr::In(parse::checked_label(label)?, set)))
+    }
+
+    /// Selects what does not have the label, or has it with another value.
+    pub fn not_in<'a>(label: &str, values: impl IntoIterator<Item = &'a str>) -> Result<Self, SelectorError> {
+        let set = values.into_iter().map(parse::checked_value).collect::<Result<_, _>>()?;
+        Ok(Self(Expr::NotIn(parse::checked_label(label)?, set)))
+    }
+
+    /// Selects what this one does not.
+    pub fn negated(self) -> Self {
+        Self(Expr::Not(Box::new(self.0)))
+    }
+
+    /// Selects what all of these select; of none, everything.
+    pub fn and(parts: impl IntoIterator<Item = Self>) -> Self {
+        let parts: Vec<Expr> = parts.into_iter().map(|part| part.0).collect();
+        Self(if parts.is_empty() { Expr::All } else { parse::one_or(parts, Expr::And) })
+    }
+
+    /// The same selector over labels whose keys have a prefix. With a marker, `all()` becomes
+    /// `has(marker)` and `global()` its negation, because only what has the label `marker` has such
+    /// labels at all (calico-cni.md section 4P.3).
+    pub fn prefixed(&self, prefix: &str, marker: Option<&str>) -> Self {
+        Self(self.0.prefixed(prefix, marker))
+    }
+
     /// Whether something with these labels is selected.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.0.matches(labels)
+        self.matches_with(&|label| labels.get(label).map(String::as_str))
+    }
+
+    /// Whether something is selected whose labels `value` returns.
+    pub fn matches_with<'a>(&self, value: &dyn Fn(&str) -> Option<&'a str>) -> bool {
+        self.0.matches(value)
     }
 
     /// Whether `global()` occurs, which is allowed only in a few places of a policy.
@@ -74,12 +127,11 @@ impl fmt::Display for Selector {
 
 // Recursion is bounded: the parser refuses what nests deeper than its limit.
 impl Expr {
-    fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        let is =
-            |label: &String, test: &dyn Fn(&str) -> bool| labels.get(label).is_some_and(|value| test(value));
+    fn matches<'a>(&self, value: &dyn Fn(&str) -> Option<&'a str>) -> bool {
+        let is = |label: &str, test: &dyn Fn(&str) -> bool| value(label).is_some_and(test);
         match self {
             Self::All | Self::Global => true,
-            Self::Has(label) => labels.contains_key(label),
+            Self::Has(label) => value(label).is_some(),
             Self::Equals(label, text) => is(label, &|value| value == text),
             Self::NotEquals(label, text) => !is(label, &|value| value == text),
             Self::Contains(label, text) => is(label, &|value| value.contains(text.as_str())),
@@ -87,9 +139,30 @@ impl Expr {
             Self::EndsWith(label, text) => is(label, &|value| value.ends_with(text.as_str())),
             Self::In(label, set) => is(label, &|value| set.contains(value)),
             Self::NotIn(label, set) => !is(label, &|value| set.contains(value)),
-            Self::Not(inner) => !inner.matches(labels),
-            Self::And(parts) => parts.iter().all(|part| part.matches(labels)),
-            Self::Or(parts) => parts.iter().any(|part| part.matches(labels)),
+            Self::Not(inner) => !inner.matches(value),
+            Self::And(parts) => parts.iter().all(|part| part.matches(value)),
+            Self::Or(parts) => parts.iter().any(|part| part.matches(value)),
+        }
+    }
+
+    fn prefixed(&self, prefix: &str, marker: Option<&str>) -> Self {
+        let key = |label: &String| format!("{prefix}{label}");
+        let each = |parts: &[Self]| parts.iter().map(|part| part.prefixed(prefix, marker)).collect();
+        let marked = |marker: &str| Self::Has(marker.to_owned());
+        match self {
+            Self::All => marker.map_or(Self::All, marked),
+            Self::Global => marker.map_or(Self::Global, |marker| Self::Not(Box::new(marked(marker)))),
+            Self::Has(label) => Self::Has(key(label)),
+            Self::Equals(label, text) => Self::Equals(key(label), text.clone()),
+            Self::NotEquals(label, text) => Self::NotEquals(key(label), text.clone()),
+            Self::Contains(label, text) => Self::Contains(key(label), text.clone()),
+            Self::StartsWith(label, text) => Self::StartsWith(key(label), text.clone()),
+            Self::EndsWith(label, text) => Self::EndsWith(key(label), text.clone()),
+            Self::In(label, set) => Self::In(key(label), set.clone()),
+            Self::NotIn(label, set) => Self::NotIn(key(label), set.clone()),
+            Self::Not(inner) => Self::Not(Box::new(inner.prefixed(prefix, marker))),
+            Self::And(parts) => Self::And(each(parts)),
+            Self::Or(parts) => Self::Or(each(parts)),
         }
     }
 
@@ -240,6 +313,65 @@ mod tests {
             assert_eq!(selector.to_string(), canonical);
             assert_eq!(Selector::parse(canonical).unwrap(), selector);
         }
+    }
+
+    #[test]
+    fn more_vectors_of_calico() {
+        // policy.md section 1.5
+        assert!(Selector::parse("a in {'b',}").is_ok());
+        for text in ["a in {,}", "has (a)", "has(a)\n", "has(a) &&\nhas(b)"] {
+            assert!(Selector::parse(text).is_err(), "{text:?}");
+        }
+        for (text, canonical) in [
+            ("! ! ! has(x)", "!!!has(x)"),
+            ("has(a) || has(b) && has(c)", "(has(a) || (has(b) && has(c)))"),
+            ("a in { }", "a in {}"),
+            ("!a=='b'", "!a == \"b\""),
+            ("global( )", "global()"),
+            ("a startswith 'x'", "a starts with \"x\""),
+        ] {
+            assert_eq!(Selector::parse(text).unwrap().to_string(), canonical);
+        }
+    }
+
+    #[test]
+    fn constructed_selectors_equal_parsed_ones() {
+        let built = Selector::and([
+            Selector::equals("o", "k8s").unwrap(),
+            Selector::is_in("a", ["y", "x"]).unwrap(),
+            Selector::not_in("b", ["z"]).unwrap(),
+            Selector::has("c").unwrap().negated(),
+        ]);
+        assert_eq!(
+            built,
+            Selector::parse("o == 'k8s' && a in {'x','y'} && b not in {'z'} && !has(c)").unwrap()
+        );
+        assert_eq!(Selector::and([]), Selector::all());
+        assert_eq!(Selector::and([Selector::has("a").unwrap()]), Selector::parse("has(a)").unwrap());
+    }
+
+    #[test]
+    fn what_the_text_form_cannot_say_is_not_constructed() {
+        assert!(Selector::has("a b").is_err() && Selector::has("").is_err());
+        assert!(Selector::has(&"a".repeat(513)).is_err());
+        assert!(Selector::equals("a", "both ' and \"").is_err());
+        assert!(Selector::equals("a", "only '").is_ok());
+    }
+
+    #[test]
+    fn prefixes_reach_every_label_and_all_becomes_a_label() {
+        let prefixed = |text: &str| Selector::parse(text).unwrap().prefixed("pcns.", Some("m")).to_string();
+        assert_eq!(
+            prefixed("a == 'x' && (!has(b) || c in {'y'})"),
+            r#"(pcns.a == "x" && (!has(pcns.b) || pcns.c in {"y"}))"#
+        );
+        assert_eq!(prefixed("all() || global()"), "(has(m) || !has(m))");
+        assert_eq!(
+            prefixed("a contains 'x' || a starts with 'x' || a ends with 'x' || a != 'x' || a not in {'x'}")
+                .matches("pcns.a")
+                .count(),
+            5
+        );
     }
 
     #[test]

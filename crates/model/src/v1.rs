@@ -27,7 +27,7 @@ pub use ipam::{block_from_v3, block_to_v3, handle_from_v3};
 pub use key::{BgpMember, EndpointId, ProfilePart, V1Key};
 pub use node::NodeData;
 pub use pool::Pool;
-pub use profile::{Profile, profile_name_in_v3};
+pub use profile::{Profile, profile_name_in_v3, rule_in_v3};
 
 /// The node's orchestrator for pods of Kubernetes.
 pub const ORCHESTRATOR_K8S: &str = "k8s";

@@ -1,7 +1,7 @@
 //! BPF programs in traffic control: `clsact`, which covers packets that a link receives and sends,
 //! and the programs that are attached there.
 //!
-//! Used by `overlay::openshift` for its tunnel device and for the host interfaces of pods.
+//! Used by `openshift::data_path` for its tunnel device and for the host interfaces of pods.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 

@@ -1,14 +1,14 @@
-//! Connections that the kernel tracks, as far as they must be removed.
+//! Connections that the kernel tracks, as far as they must be removed or judged again.
 //!
 //! When an address moves to another pod, or a port mapping is removed, tracked connections would
 //! send the packets of the next client to the old destination. UDP connections have no end, so they
-//! live as long as packets arrive.
+//! live as long as packets arrive. And their marks, in which `policy` notes that they were judged.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use russet_addr::Family;
-use russet_netlink::wire::{Attribute, Attributes, Message};
+use russet_netlink::wire::{Attribute, Attributes, Message, MessageBuilder};
 use russet_netlink::{Batch, NetlinkError, Socket};
 
 use crate::kernel::NFGENMSG_BYTES;
@@ -45,12 +45,15 @@ struct Key {
 }
 
 // linux/netfilter/nfnetlink_conntrack.h
+const CT_NEW: u16 = 1 << 8;
 const CT_GET: u16 = 1 << 8 | 1;
 const CT_DELETE: u16 = 1 << 8 | 2;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_MARK: u16 = 8;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
+const CTA_MARK_MASK: u16 = 21;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
 const CTA_IP_V4_SRC: u16 = 1;
@@ -99,6 +102,45 @@ impl Conntrack {
         self.delete(&doomed)
     }
 
+    /// Clears bits of the marks of all connections whose mark has `value` in the bits of `selector` and
+    /// anything in those of `clear`; returns how many there were.
+    pub fn clear_mark(&mut self, clear: u32, value: u32, selector: u32) -> Result<usize, NetlinkError> {
+        let mut cleared = 0;
+        for family in Family::BOTH {
+            let found = self.select_by_mark(family, value, selector)?;
+            let marked = found.iter().filter(|(_, mark)| mark & clear != 0);
+            cleared +=
+                self.execute(marked.map(|(connection, _)| &connection.key), CT_NEW, |message, key| {
+                    message.raw(&nfgenmsg(key.family, 0)).attr(CTA_TUPLE_ORIG | NESTED, &key.original);
+                    key.zone.iter().for_each(|zone| _ = message.attr(CTA_ZONE, zone));
+                    message.attr_be32(CTA_MARK, 0).attr_be32(CTA_MARK_MASK, clear);
+                })?;
+        }
+        Ok(cleared)
+    }
+
+    /// The connections whose mark has `value` in the bits of `selector`, with their marks.
+    fn select_by_mark(
+        &mut self,
+        family: Family,
+        value: u32,
+        selector: u32,
+    ) -> Result<Vec<(Connection, u32)>, NetlinkError> {
+        self.socket.dump(
+            &format!("list {family} connections by mark"),
+            CT_GET,
+            |message| {
+                message.raw(&nfgenmsg(address_family(family), 0));
+                message.attr_be32(CTA_MARK, value).attr_be32(CTA_MARK_MASK, selector);
+            },
+            |message| {
+                // The kernel omits a mark of zero.
+                let mark = message.attributes(NFGENMSG_BYTES).find(CTA_MARK).and_then(|mark| mark.be32());
+                Some((Connection::decode(message)?, mark.unwrap_or(0)))
+            },
+        )
+    }
+
     fn select(
         &mut self,
         family: Family,
@@ -115,28 +157,35 @@ impl Conntrack {
     }
 
     fn delete(&mut self, connections: &[Connection]) -> Result<usize, NetlinkError> {
-        let mut batch = Batch::describing(describe);
-        for Connection { key, .. } in connections {
-            batch.push(CT_DELETE, 0, |message| {
-                message.raw(&nfgenmsg(key.family, 0)).attr(CTA_TUPLE_ORIG | NESTED, &key.original);
-                // The id keeps a newer connection with the same addresses and ports from being
-                // deleted.
-                for (kind, value) in [(CTA_ID, &key.id), (CTA_ZONE, &key.zone)] {
-                    if let Some(value) = value {
-                        message.attr(kind, value);
-                    }
+        self.execute(connections.iter().map(|connection| &connection.key), CT_DELETE, |message, key| {
+            message.raw(&nfgenmsg(key.family, 0)).attr(CTA_TUPLE_ORIG | NESTED, &key.original);
+            // The id keeps a newer connection with the same addresses and ports from being deleted.
+            for (kind, value) in [(CTA_ID, &key.id), (CTA_ZONE, &key.zone)] {
+                if let Some(value) = value {
+                    message.attr(kind, value);
                 }
-            });
-        }
-        let mut deleted = 0;
+            }
+        })
+    }
+
+    /// Sends one request for each connection; returns how many of them still existed.
+    fn execute<'k>(
+        &mut self,
+        keys: impl Iterator<Item = &'k Key>,
+        kind: u16,
+        fill: impl Fn(&mut MessageBuilder<'_>, &Key),
+    ) -> Result<usize, NetlinkError> {
+        let mut batch = Batch::describing(describe);
+        keys.for_each(|key| _ = batch.push(kind, 0, |message| fill(message, key)));
+        let mut done = 0;
         for result in self.socket.execute_all(&batch) {
             match result {
-                Ok(()) => deleted += 1,
+                Ok(()) => done += 1,
                 Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(deleted)
+        Ok(done)
     }
 }
 
@@ -180,9 +229,10 @@ fn addresses(tuple: &Attributes<'_>) -> Option<(IpAddr, IpAddr)> {
 
 fn describe(message: &Message<'_>) -> String {
     let tuple = message.attributes(NFGENMSG_BYTES).find(CTA_TUPLE_ORIG);
+    let verb = if message.kind == CT_NEW { "clear the mark of connection" } else { "forget connection" };
     match tuple.and_then(|tuple| addresses(&tuple.nested())) {
-        Some((source, destination)) => format!("forget connection {source} to {destination}"),
-        None => "forget connection".to_owned(),
+        Some((source, destination)) => format!("{verb} {source} to {destination}"),
+        None => verb.to_owned(),
     }
 }
 

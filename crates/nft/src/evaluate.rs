@@ -1,12 +1,15 @@
 //! Evaluates whether the node's own rules drop a packet of which only a few properties are known: a
 //! tunnel packet from any peer. It answers whether the tunnel's port is open; firewalls of other
-//! programs are only read.
+//! programs are only read. Those of legacy iptables are not in nf_tables and are read beside it.
 //!
 //! Every match is true, false or unknown. A chain then has a set of possible outcomes, and a packet
 //! counts as dropped only if that is the only one. A rule for some peers or with a limit is
 //! therefore not reported, and neither is a chain with unsupported expressions.
 
+mod legacy;
+
 use std::collections::BTreeMap;
+use std::fmt;
 
 use russet_addr::{Family, IfName};
 use russet_netlink::wire::Attributes;
@@ -18,6 +21,7 @@ use crate::set::{Element, SetInfo, Value};
 use crate::table::{Table, TableFamily};
 use crate::verdict::Verdict;
 use crate::{NetlinkError, expr};
+use legacy::LegacyTable;
 
 /// A UDP packet to a port, without connection tracking.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +36,17 @@ pub struct UdpPacket {
     pub incoming: bool,
 }
 
+/// A base chain that drops every such packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DroppingChain {
+    /// Its table.
+    pub table: Table,
+    /// Its name.
+    pub name: String,
+    /// Whether it belongs to legacy iptables. `nft list` does not show it.
+    pub is_legacy: bool,
+}
+
 /// One part of a rule, as far as it is evaluated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
@@ -43,8 +58,9 @@ enum Step {
     Mask { from: u32, to: u32, mask: Vec<u8>, xor: Vec<u8> },
     /// Looks up a register in a set or a verdict map.
     Lookup { set: String, register: u32, inverted: bool, is_map: bool },
-    /// The result of an iptables extension that matches the port or the connection's state.
-    Port { is_ours: bool },
+    /// A match of iptables whose result is known: of the port, the protocol, an interface or the
+    /// connection's state.
+    Known { matches: bool },
     /// A verdict.
     Decide(Verdict),
     /// An unknown match.
@@ -68,7 +84,8 @@ const DROPPED: Outcomes = 2;
 const UNDECIDED: Outcomes = 4;
 const ANY: Outcomes = ACCEPTED | DROPPED | UNDECIDED;
 
-/// The rules and sets of one table, read when needed.
+/// The rules and sets of one table, read when needed; those of legacy iptables are there from the
+/// beginning.
 struct TableRules<'a> {
     nft: &'a mut Nft,
     table: Table,
@@ -116,12 +133,13 @@ const IFNAMSIZ: usize = 16;
 // === impl Nft ===
 
 impl Nft {
-    /// The base chains that drop every such packet, without tables for which `is_ours` is true.
+    /// The base chains that drop every such packet, without tables for which `is_ours` is true. Those
+    /// of legacy iptables are all foreign.
     pub fn dropping(
         &mut self,
         packet: &UdpPacket,
         is_ours: impl Fn(&Table) -> bool,
-    ) -> Result<Vec<(Table, String)>, NetlinkError> {
+    ) -> Result<Vec<DroppingChain>, NetlinkError> {
         let dormant = self.tables()?.into_iter().filter(|info| info.dormant).map(|info| info.table);
         let dormant: Vec<Table> = dormant.collect();
         let mut found = Vec::new();
@@ -130,19 +148,19 @@ impl Nft {
             if !packet.passes(&info) || is_ours(table) || dormant.contains(table) {
                 continue;
             }
-            let mut rules = TableRules {
-                nft: self,
-                table: table.clone(),
-                packet,
-                chains: BTreeMap::new(),
-                sets: None,
-                elements: BTreeMap::new(),
-                left: CHAINS_MAX,
-            };
-            let outcomes = rules.chain(&info.chain.name, DEPTH_MAX)?;
+            let mut rules = TableRules::new(self, table.clone(), packet, BTreeMap::new());
             let policy = info.chain.base.as_ref().map_or(Policy::Accept, |base| base.policy);
-            if with_policy(outcomes, policy) == DROPPED {
-                found.push((table.clone(), info.chain.name));
+            if rules.drops_all(&info.chain.name, policy)? {
+                found.push(DroppingChain { table: table.clone(), name: info.chain.name, is_legacy: false });
+            }
+        }
+        for LegacyTable { table, bases, chains } in legacy::tables(packet)? {
+            let mut rules = TableRules::new(self, table.clone(), packet, chains);
+            for base in bases.iter().filter(|base| packet.hooks().contains(&base.hook)) {
+                if rules.drops_all(base.name, base.policy)? {
+                    let (table, name) = (table.clone(), base.name.to_owned());
+                    found.push(DroppingChain { table, name, is_legacy: true });
+                }
             }
         }
         Ok(found)
@@ -153,6 +171,15 @@ impl Nft {
 fn with_policy(outcomes: Outcomes, policy: Policy) -> Outcomes {
     let end = if policy == Policy::Drop { DROPPED } else { ACCEPTED };
     if outcomes & UNDECIDED == 0 { outcomes } else { outcomes & !UNDECIDED | end }
+}
+
+// === impl DroppingChain ===
+
+impl fmt::Display for DroppingChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let flavour = if self.is_legacy { " of legacy iptables" } else { "" };
+        write!(f, "chain {} {}{flavour}", self.table, self.name.escape_debug())
+    }
 }
 
 // === impl UdpPacket ===
@@ -175,11 +202,15 @@ impl UdpPacket {
             TableFamily::Ip6 => self.family == Family::V6,
             _ => base.devices.contains(&self.interface.1),
         };
-        let way: &[Hook] = match self.incoming {
+        here && base.kind != ChainKind::Nat && self.hooks().contains(&base.hook)
+    }
+
+    /// The hooks that it passes through.
+    fn hooks(&self) -> &'static [Hook] {
+        match self.incoming {
             true => &[Hook::Ingress, Hook::Prerouting, Hook::Input],
             false => &[Hook::Output, Hook::Postrouting, Hook::Egress],
-        };
-        here && base.kind != ChainKind::Nat && way.contains(&base.hook)
+        }
     }
 
     fn meta(&self, key: u32) -> Option<Vec<u8>> {
@@ -215,7 +246,22 @@ impl UdpPacket {
 
 // === impl TableRules ===
 
-impl TableRules<'_> {
+impl<'a> TableRules<'a> {
+    fn new(
+        nft: &'a mut Nft,
+        table: Table,
+        packet: &'a UdpPacket,
+        chains: BTreeMap<String, Vec<Vec<Step>>>,
+    ) -> Self {
+        Self { nft, table, packet, chains, sets: None, elements: BTreeMap::new(), left: CHAINS_MAX }
+    }
+
+    /// Whether a base chain can only drop the packet.
+    fn drops_all(&mut self, chain: &str, policy: Policy) -> Result<bool, NetlinkError> {
+        self.left = CHAINS_MAX;
+        Ok(with_policy(self.chain(chain, DEPTH_MAX)?, policy) == DROPPED)
+    }
+
     fn chain(&mut self, name: &str, depth: u32) -> Result<Outcomes, NetlinkError> {
         if depth == 0 || self.left == 0 {
             return Ok(ANY);
@@ -293,7 +339,7 @@ impl TableRules<'_> {
                         None => Match::Perhaps,
                     }
                 }
-                Step::Port { is_ours } => Match::of(*is_ours),
+                Step::Known { matches } => Match::of(*matches),
                 Step::Decide(decided) => {
                     verdict = Some(decided.clone());
                     Match::Yes
@@ -456,7 +502,7 @@ fn extension_step(name: &str, extension: &str, info: &[u8], packet: &UdpPacket) 
         ("match", "comment") => Step::Nothing,
         ("match", "udp") => udp_ports(info, packet.port).unwrap_or(Step::Unknown),
         ("match", "conntrack") => untracked(info).unwrap_or(Step::Unknown),
-        ("match", "tcp" | "icmp" | "icmp6") => Step::Port { is_ours: false },
+        ("match", "tcp" | "icmp" | "icmp6") => Step::Known { matches: false },
         ("target", "REJECT" | "DROP") => Step::Decide(Verdict::Drop),
         ("target", "LOG" | "NFLOG" | "CT" | "MARK" | "CONNMARK" | "CHECKSUM" | "NOTRACK") => Step::Nothing,
         _ => Step::Unknown,
@@ -469,7 +515,7 @@ fn udp_ports(info: &[u8], port: u16) -> Option<Step> {
     let (sources, inverted) = ((number(0)?, number(2)?), *info.get(8)?);
     let is_ours = (number(4)?..=number(6)?).contains(&port) != (inverted & 2 != 0);
     let any_source = sources == (0, u16::MAX) && inverted & 1 == 0;
-    Some(if is_ours && !any_source { Step::Unknown } else { Step::Port { is_ours } })
+    Some(if is_ours && !any_source { Step::Unknown } else { Step::Known { matches: is_ours } })
 }
 
 /// `struct xt_conntrack_mtinfo3`, if it matches states only: the packet is untracked, whatever they
@@ -483,8 +529,8 @@ fn untracked(info: &[u8]) -> Option<Step> {
     let number = |at: usize| Some(u16::from_ne_bytes([*info.get(at)?, *info.get(at + 1)?]));
     let (flags, inverted, states) = (number(MATCH_FLAGS)?, number(INVERT_FLAGS)?, number(STATE_MASK)?);
     let has = states & XT_CONNTRACK_STATE_UNTRACKED != 0;
-    let is_ours = has != (inverted & XT_CONNTRACK_STATE != 0);
-    (flags == XT_CONNTRACK_STATE).then_some(Step::Port { is_ours })
+    let matches = has != (inverted & XT_CONNTRACK_STATE != 0);
+    (flags == XT_CONNTRACK_STATE).then_some(Step::Known { matches })
 }
 
 /// The number of a 4-byte register, also for 16-byte registers, which are the same memory.
@@ -531,9 +577,9 @@ mod tests {
             udp_ports(&bytes, 4789).unwrap()
         };
         let all = u16::MAX;
-        assert_eq!(info([0, all, 4789, 4789], 0), Step::Port { is_ours: true });
-        assert_eq!(info([0, all, 53, 53], 0), Step::Port { is_ours: false });
-        assert_eq!(info([0, all, 53, 53], 2), Step::Port { is_ours: true });
+        assert_eq!(info([0, all, 4789, 4789], 0), Step::Known { matches: true });
+        assert_eq!(info([0, all, 53, 53], 0), Step::Known { matches: false });
+        assert_eq!(info([0, all, 53, 53], 2), Step::Known { matches: true });
         assert_eq!(info([500, 500, 4000, 5000], 0), Step::Unknown);
         assert_eq!(udp_ports(&[0; 4], 4789), None);
     }

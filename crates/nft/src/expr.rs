@@ -34,6 +34,10 @@ pub enum Expr {
     Ct { key: CtKey, to: Register },
     /// Loads a property that the connection has for each direction, for the original direction.
     CtOriginal { key: CtKey, to: Register },
+    /// Sets a property of the connection.
+    SetCt { key: CtKey, from: Register },
+    /// Converts 4 bytes from host order to network order.
+    ToNetworkOrder { from: Register, to: Register },
     /// Looks up the packet's addresses in the routing tables.
     Fib { result: FibResult, flags: u32, to: Register },
     /// Masks and flips bits: `to = from & mask ^ xor`.
@@ -82,6 +86,8 @@ pub enum Expr {
 pub enum MetaKey {
     /// Ether type.
     Protocol = 1,
+    /// Priority: a classid in host order.
+    Priority = 2,
     /// Mark.
     Mark = 3,
     /// Index of the incoming interface.

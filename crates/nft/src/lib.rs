@@ -31,7 +31,7 @@ mod verdict;
 
 pub use chain::{Base, Chain, ChainInfo, ChainKind, Hook, Policy, priority};
 pub use conntrack::Conntrack;
-pub use evaluate::UdpPacket;
+pub use evaluate::{DroppingChain, UdpPacket};
 pub use expr::{
     CmpOp, CtKey, Expr, FibResult, MetaKey, NatKind, PayloadBase, Register, Reject, ct_state, fib,
 };

@@ -60,6 +60,8 @@ pub enum KeyType {
     InetService,
     /// `mark`
     Mark,
+    /// `classid`: a priority of packets.
+    ClassId,
     /// A type that Russet does not use.
     Other {
         /// nft's number.
@@ -91,8 +93,8 @@ pub struct SetInfo {
 
 /// By how many bits nft shifts the types of a concatenation.
 const TYPE_BITS: u32 = 6;
-/// Why marks and interface names cannot be in ranges.
-pub(crate) const UNORDERED: &str = "ranges of marks and interface names have no order";
+/// Why marks, classids and interface names cannot be in ranges.
+pub(crate) const UNORDERED: &str = "ranges of marks, classids and interface names have no order";
 /// The kernel's limit for the parts of a key (`NFT_REG32_COUNT`).
 pub(crate) const KEY_MAX_BYTES: u32 = 64;
 
@@ -171,6 +173,12 @@ impl Set {
     pub(crate) fn part_len(&self, key: KeyType) -> usize {
         let len = key.len_bytes() as usize;
         if self.is_concatenation() { len.next_multiple_of(4) } else { len }
+    }
+
+    /// Whether a part of the keys, a number in host order, is in network order in the kernel: nft
+    /// converts it where each part of a key has a range.
+    pub(crate) fn converts(&self, key: KeyType) -> bool {
+        self.interval && self.is_concatenation() && matches!(key, KeyType::Mark | KeyType::ClassId)
     }
 
     fn key_len(&self) -> u32 {
@@ -271,7 +279,7 @@ impl KeyType {
     /// Its length.
     pub const fn len_bytes(self) -> u32 {
         match self {
-            Self::Ipv4Addr | Self::Mark => 4,
+            Self::Ipv4Addr | Self::Mark | Self::ClassId => 4,
             Self::Ipv6Addr | Self::IfName => 16,
             Self::InetProto => 1,
             Self::InetService => 2,
@@ -289,6 +297,7 @@ impl KeyType {
             Self::InetProto => 12,
             Self::InetService => 13,
             Self::Mark => 19,
+            Self::ClassId => 23,
             Self::IfName => 41,
             Self::Other { id, .. } => id,
         }
@@ -303,13 +312,14 @@ impl KeyType {
             Self::InetProto,
             Self::InetService,
             Self::Mark,
+            Self::ClassId,
             Self::IfName,
         ];
         known.into_iter().find(|key| key.id() == id).unwrap_or(Self::Other { id, len_bytes })
     }
 
     pub(crate) const fn is_host_order(self) -> bool {
-        matches!(self, Self::Mark | Self::IfName)
+        matches!(self, Self::Mark | Self::ClassId | Self::IfName)
     }
 }
 

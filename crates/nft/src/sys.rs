@@ -1,4 +1,5 @@
-//! The system calls of a netlink socket for events; all `unsafe` code of this crate is here.
+//! The system calls of a netlink socket for events, and socket options of legacy iptables; all
+//! `unsafe` code of this crate is here.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -117,6 +118,27 @@ fn set_option(fd: &OwnedFd, level: i32, option: i32, value: i32) -> io::Result<(
     let len = size_of::<i32>() as libc::socklen_t;
     // SAFETY: value is valid for reads of its own size.
     match unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, at.cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A socket without an address, for [`get_option`].
+pub(crate) fn datagram_socket(domain: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers; a non-negative result is a new descriptor without another owner.
+    let raw = unsafe { libc::socket(domain, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: see above.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// Reads an option whose value has the size of `value`. Some options also read what is in it.
+pub(crate) fn get_option(fd: &OwnedFd, level: i32, option: i32, value: &mut [u8]) -> io::Result<()> {
+    let mut len = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
+    // SAFETY: value is valid for reads and writes of the length given with it.
+    match unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, value.as_mut_ptr().cast(), &mut len) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

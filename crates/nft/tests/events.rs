@@ -120,3 +120,33 @@ fn only_connections_of_the_address_are_deleted() {
         assert_eq!(conntrack.connections(Family::V4).unwrap().len(), 1);
     });
 }
+
+#[test]
+#[ignore = "kernel: nf_conntrack, root; tool: conntrack"]
+fn bits_of_marks_are_cleared_in_the_selected_connections_and_others_stay() {
+    in_netns_with_loopback(|| {
+        // The upper half of the bits 0xff0000, the lower half, none of them; and IPv6.
+        let flows =
+            [("10.0.0.1", 0x80_0539), ("10.0.0.2", 0x7f_0539), ("10.0.0.3", 0x539), ("fd00::1", 0xff_0000)];
+        for (source, mark) in flows {
+            let destination = if source.contains(':') { "fd00::9" } else { "10.0.0.9" };
+            let flow = format!("-I -s {source} -d {destination} -p udp --sport 1 --dport 2 -t 600 -m {mark}");
+            run("conntrack", &flow.split(' ').collect::<Vec<&str>>());
+        }
+        let marks = || -> BTreeSet<u32> {
+            let listed =
+                [run("conntrack", &["-L", "-f", "ipv4"]), run("conntrack", &["-L", "-f", "ipv6"])].concat();
+            listed
+                .split("mark=")
+                .skip(1)
+                .map(|rest| rest.split(' ').next().unwrap().parse().unwrap())
+                .collect()
+        };
+        let mut conntrack = Conntrack::open().unwrap();
+        assert_eq!(conntrack.clear_mark(0xff_0000, 0x80_0000, 0x80_0000).unwrap(), 2);
+        assert_eq!(marks(), BTreeSet::from([0, 0x539, 0x7f_0539]));
+        assert_eq!(conntrack.clear_mark(0xff_0000, 0, 0x80_0000).unwrap(), 1);
+        assert_eq!(marks(), BTreeSet::from([0, 0x539]));
+        assert_eq!(conntrack.clear_mark(0xff_0000, 0, 0x80_0000).unwrap(), 0);
+    });
+}

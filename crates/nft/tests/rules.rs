@@ -21,6 +21,11 @@ const RULES: &str = "
   set eps { type inet_proto . inet_service; }
   set links { type ifname; elements = { \"eth7\" } }
   map verdicts { type ipv4_addr . mark : verdict; }
+  set fresh { type mark; }
+  map words { type classid : verdict; }
+  map peers { type ipv4_addr : classid; flags interval; }
+  map ports { type classid . ipv4_addr . inet_proto . inet_service : classid; }
+  map ranges { type classid . ipv4_addr . inet_proto . inet_service : classid; flags interval; }
   chain other { }
   chain filter { type filter hook forward priority 0; }
   chain dstnat { type nat hook prerouting priority dstnat; }
@@ -90,6 +95,18 @@ fn matches(table: &Table) -> Vec<Case> {
         ("filter", f().is_in(&[Field::IifName], "links"), "counter iifname @links"),
         ("filter", f().is_not_in(&[Field::OifName], "links"), "counter oifname != @links"),
     ];
+    cases.extend([
+        ("filter", f().priority(0xffff_0001), "counter meta priority ffff:1"),
+        ("filter", f().vmap(&[Field::Priority], "words"), "counter meta priority vmap @words"),
+        ("filter", f().ct_mark_in(0xff_0000, "fresh"), "counter ct mark and 0xff0000 == @fresh"),
+        ("filter", f().tos(8, 0x18), "counter @nh,8,8 & 0x18 == 8"),
+        ("filter", f().ct_reply(), "counter ct direction reply"),
+        (
+            "filter",
+            f().neighbour_discovery(),
+            "counter meta nfproto ipv6 icmpv6 type 133-136 ip6 hoplimit 255",
+        ),
+    ]);
     let key = [Field::Saddr(Family::V4), Field::Mark];
     cases.push(("filter", f().vmap(&key, "verdicts"), "counter ip saddr . meta mark vmap @verdicts"));
     cases
@@ -99,6 +116,10 @@ fn actions(table: &Table) -> Vec<Case> {
     let rule = |chain: &str| Rule::in_chain(table, chain);
     let ip = |text: &str| text.parse().unwrap();
     let tcp = |chain: &str| rule(chain).protocol(L4::Tcp).dport(80);
+    let saddr = Field::Saddr(Family::V4);
+    let key = [Field::Priority, saddr, Field::L4Proto, Field::Dport];
+    let types = key.map(Field::key_type);
+    let map = |name: &str, key: &[KeyType]| Set::map(table, name, key, KeyType::ClassId);
     vec![
         ("filter", rule("filter").accept(), "accept"),
         ("filter", rule("filter").drop(), "drop"),
@@ -114,6 +135,28 @@ fn actions(table: &Table) -> Vec<Case> {
         ("filter", rule("filter").log("russet: "), "log prefix \"russet: \""),
         ("filter", rule("filter").set_mark(0x2000, u32::MAX), "meta mark set 0x2000"),
         ("filter", rule("filter").set_mark(0x2000, 0x2000), "meta mark set meta mark or 0x2000"),
+        ("filter", rule("filter").set_priority(0x1_0002), "meta priority set 1:2"),
+        (
+            "filter",
+            rule("filter").set_priority_by(&[saddr], &map("peers", &[KeyType::Ipv4Addr]).interval()),
+            "meta priority set ip saddr map @peers",
+        ),
+        (
+            "filter",
+            rule("filter").set_priority_by(&key, &map("ports", &types)),
+            "meta priority set meta priority . ip saddr . meta l4proto . th dport map @ports",
+        ),
+        (
+            "filter",
+            rule("filter").set_priority_by(&key, &map("ranges", &types).interval()),
+            "meta priority set meta priority . ip saddr . meta l4proto . th dport map @ranges",
+        ),
+        (
+            "filter",
+            rule("filter").set_ct_mark(0x1_0000, 0xff_0000),
+            "ct mark set ct mark and 0xff00ffff or 0x10000",
+        ),
+        ("filter", rule("filter").log_to("russet: ", 7), "log prefix \"russet: \" group 7"),
         ("raw", rule("raw").notrack(), "notrack"),
         ("srcnat", rule("srcnat").masquerade(Masquerade::default()), "masquerade"),
         ("srcnat", rule("srcnat").masquerade(Masquerade::fully_random()), "masquerade fully-random"),

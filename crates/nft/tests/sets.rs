@@ -102,8 +102,12 @@ fn cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
 
 /// Sets with concatenated keys, and maps.
 fn compound_cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
-    use KeyType::{IfName, InetProto, InetService, Ipv4Addr, Mark};
+    use KeyType::{ClassId, IfName, InetProto, InetService, Ipv4Addr, Mark};
     let set = |name: &str, key: &[KeyType]| Set::new(table, name, key);
+    let decision = |ports| {
+        let key = [KeyPart::class_id(0x12), ip("10.0.0.1").into(), KeyPart::protocol(6), ports];
+        Element::concatenation(key).data(KeyPart::class_id(0xffff_0001))
+    };
     let endpoint = |address: &str, protocol, ports| {
         Element::concatenation([net(address).into(), KeyPart::protocol(protocol), ports])
     };
@@ -123,6 +127,16 @@ fn compound_cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
                 endpoint("10.3.0.1/32", 17, KeyPart::port(53)),
             ],
             "set nets { type ipv4_addr . inet_proto . inet_service; flags interval; elements = { 10.2.0.0/16 . tcp . 80-90, 10.3.0.1 . udp . 53 }; }",
+        ),
+        (
+            Set::map(table, "words", [ClassId, Ipv4Addr, InetProto, InetService], ClassId),
+            vec![decision(KeyPart::port(80))],
+            "map words { type classid . ipv4_addr . inet_proto . inet_service : classid; elements = { 0:12 . 10.0.0.1 . tcp . 80 : ffff:1 }; }",
+        ),
+        (
+            Set::map(table, "word-ranges", [ClassId, Ipv4Addr, InetProto, InetService], ClassId).interval(),
+            vec![decision(KeyPart::ports(80..=90))],
+            "map word-ranges { type classid . ipv4_addr . inet_proto . inet_service : classid; flags interval; elements = { 0:12 . 10.0.0.1 . tcp . 80-90 : ffff:1 }; }",
         ),
         (
             Set::verdict_map(table, "verdicts", [IfName]),

@@ -1,4 +1,4 @@
-//! Carries out one batch of a plan over netlink. Called by `reconcile`; it decides nothing,
+//! Carries out a plan over netlink. Called by `reconcile` and `flannel`; it decides nothing,
 //! collects every error and continues: one refused route must not keep the others from being
 //! programmed.
 
@@ -12,7 +12,7 @@ use russet_netlink::{
 
 use crate::observe::FoundDevice;
 use crate::owner::Owner;
-use crate::plan::{Op, route};
+use crate::plan::{Op, batches, route};
 use crate::report::{Kind, ReconcileReport};
 use crate::vxlan::Device;
 
@@ -32,10 +32,13 @@ impl Executor {
         Self { devices, owner: owner.clone() }
     }
 
-    /// Sends one batch. Returns false when the socket itself failed, so that further batches are
-    /// pointless. Requests for a device that could not be created are left out: that failure is
-    /// reported already.
+    /// Sends the operations. Returns false when the socket itself failed, which ends it. Requests
+    /// for a device that could not be created are left out: that failure is reported already.
     pub(crate) fn run(&mut self, socket: &mut Socket, ops: &[Op], report: &mut ReconcileReport) -> bool {
+        batches(ops).all(|batch| self.send(socket, batch, report))
+    }
+
+    fn send(&mut self, socket: &mut Socket, ops: &[Op], report: &mut ReconcileReport) -> bool {
         let mut batch = Batch::new();
         let sent: Vec<&Op> = ops.iter().filter(|op| self.encode(op, &mut batch)).collect();
         for (op, result) in sent.into_iter().zip(socket.execute_all(&batch)) {

@@ -1,5 +1,5 @@
-//! The state that the kernel should have: a pure function of the inputs. Called by `reconcile`;
-//! `plan` compares it with the observed state.
+//! The state that the kernel should have: a pure function of the inputs. `plan` compares it
+//! with the observed state.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,6 +34,8 @@ pub struct Desired {
     pub owner: Owner,
     /// Families that are to be forwarded.
     pub forwarding: Vec<Family>,
+    /// Index of the underlay interface, which keeps a default route that a router advertised.
+    pub underlay: u32,
     /// What is not programmed, and why; sorted.
     pub refusals: Vec<Refusal>,
 }
@@ -71,7 +73,8 @@ struct Ways<'a> {
 /// What the kernel should hold for `inputs` (calico-cni.md sections 4.3, 4.4, 4.8).
 pub fn desired(inputs: &Inputs) -> Desired {
     let mut validated = ValidatedInputs::new(inputs);
-    let mut desired = Desired { owner: Owner::calico(inputs.dialect), ..Desired::default() };
+    let (owner, underlay) = (Owner::calico(inputs.dialect), inputs.underlay.ifindex);
+    let mut desired = Desired { owner, underlay, ..Desired::default() };
     for family in Family::BOTH {
         let vxlan = Vxlan::new(&mut validated, family);
         let ways = Ways { family, vxlan };

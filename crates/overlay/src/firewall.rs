@@ -1,6 +1,6 @@
 //! The firewall of the flannel daemon (flannel.md section 7): it masquerades pods' traffic and lets
-//! pods' packets be forwarded. `flanneld` opens it, applies the wanted rules after each change, and
-//! waits in [`Firewall::changed`] for changes by other programs. The agent, which has its rules
+//! pods' packets be forwarded. `flanneld` opens it and has [`maintain`] apply
+//! the wanted rules whenever they, or the kernel's, change. The agent, which has its rules
 //! elsewhere, opens it only for [exceptions](Firewall::exceptions).
 //!
 //! Tables and chains have flannel's own names, so that the daemon that runs next adopts or replaces
@@ -13,6 +13,7 @@ mod foreign;
 mod gate;
 mod leftovers;
 mod legacy;
+mod maintain;
 mod native;
 mod report;
 mod rules;
@@ -30,6 +31,7 @@ use compat::Compat;
 use native::Change;
 
 pub use legacy::{change_legacy_nat, legacy_nat};
+pub use maintain::{Order, maintain};
 pub use report::{Culprit, FirewallError, FirewallReport, Repair};
 pub use survey::survey;
 

@@ -53,7 +53,7 @@ pub enum Backend {
     },
     /// Through WireGuard devices (flannel.md section 6.5).
     Wireguard(Box<Wireguard>),
-    /// Through the proxy in `overlay::udp`, which maintains its own device. Here, as for `Alloc`,
+    /// Through the proxy in `flanneld::udp`, which maintains its own device. Here, as for `Alloc`,
     /// only leftovers of other backends are removed.
     Udp,
     /// Leases only.

@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
 mod apply;
+pub mod controller;
 mod convert;
 mod desired;
 pub mod firewall;
@@ -13,7 +14,6 @@ mod mac;
 mod masquerade;
 mod nat;
 mod observe;
-pub mod openshift;
 mod owner;
 mod plan;
 mod prefix;
@@ -21,10 +21,12 @@ mod reconcile;
 mod refusal;
 mod report;
 mod routed;
-pub mod udp;
+pub mod ruleset;
+pub mod underlay;
 mod validated;
 mod vxlan;
 
+pub use controller::{Controller, Round};
 pub use desired::{Desired, Hop, desired};
 pub use inputs::{
     Addresses, Affinity, Borrowed, Dialect, Encapsulation, Inputs, Node, Pool, Tunnel, TunnelSenders,
@@ -34,8 +36,8 @@ pub use mac::tunnel_mac;
 pub use masquerade::{FOREIGN_TUNNEL_DROP, Masquerade, POD_ENCAPSULATION_DROP, POD_TUNNEL_DROP, TunnelEnds};
 pub use observe::{DEVICE_ALIAS, FoundDevice, Observed, ROUTE_PROTOCOL, is_ours, observe};
 pub use owner::{Owner, Yielding};
-pub use plan::{BATCH_MAX_OPS, Op, Plan, plan};
-pub use reconcile::{Reconciler, Run};
+pub use plan::{BATCH_MAX_OPS, Op, Plan, batches, plan};
+pub use reconcile::{Difference, NodeState, Reconciler};
 pub use refusal::{Reason, Refusal, Subject};
 pub use report::{ERRORS_MAX, Kind, OverlayError, ReconcileReport};
 pub use russet_model::AffinityState;

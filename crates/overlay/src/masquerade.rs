@@ -13,6 +13,7 @@ use russet_nft::{
 
 use crate::desired::Desired;
 use crate::inputs::TunnelSenders;
+use crate::ruleset::Ruleset;
 use crate::validated::ValidatedInputs;
 use crate::vxlan::device_name;
 
@@ -44,14 +45,6 @@ pub struct TunnelEnds {
     pub tunnel: IpAddr,
 }
 
-/// Chains, sets and rules, in the order in which they must be created.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Ruleset {
-    pub(crate) chains: Vec<Chain>,
-    pub(crate) sets: Vec<(Set, Vec<Element>)>,
-    pub(crate) rules: Vec<Rule>,
-}
-
 /// The chain that masquerades, behind the other nat chains of its hook: kube-proxy's rules come first.
 const POSTROUTING: &str = "overlay-postrouting";
 /// The chain for packets that arrive through the underlay.
@@ -64,6 +57,16 @@ const INPUT: &str = "overlay-input";
 /// The chain for packets that this machine forwards: it drops tunnel packets from pods. They would
 /// be masqueraded and look like this node's own to the other nodes.
 const FORWARD: &str = "overlay-forward";
+/// Forwarded packets that are not TCP.
+const FORWARD_OTHER: &str = "overlay-forward-other";
+/// Tunnel packets for this machine.
+const TUNNEL: &str = "overlay-tunnel";
+/// Packets to a tunnel's port, from pods or not.
+const POD_TUNNEL: &str = "overlay-pod-tunnel";
+/// Forwarded packets that carry others.
+const ENCAPSULATED: &str = "overlay-encapsulated";
+/// Packets that carry others for a node, from pods or not.
+const POD_ENCAPSULATED: &str = "overlay-pod-encapsulated";
 /// The prefixes of the names of pods' host ends, ours and those of Calico's plugin.
 const POD_ENDS: [&str; 2] = ["russ", "cali"];
 /// The comment of the rules that drop what pods send to a tunnel's port.
@@ -99,11 +102,12 @@ fn nat_set(family: Family) -> &'static str {
     }
 }
 
-/// The chains and sets of the guard, rules before the sets that they look into.
-pub(crate) fn guard_parts() -> ([&'static str; 2], [Set; 5]) {
+/// The chains and sets of the guard. Each chain is behind those that lead to it.
+pub(crate) fn guard_parts() -> ([&'static str; 7], [Set; 5]) {
     let ([peers4, peers6], [external4, external6]) =
         (Family::BOTH.map(peers_set), Family::BOTH.map(external_set));
-    ([INPUT, FORWARD], [peers4, peers6, external4, external6, encapsulations_set()])
+    let chains = [INPUT, FORWARD, FORWARD_OTHER, TUNNEL, POD_TUNNEL, ENCAPSULATED, POD_ENCAPSULATED];
+    (chains, [peers4, peers6, external4, external6, encapsulations_set()])
 }
 
 /// The set of the machines that are no nodes and may send tunnel packets.
@@ -193,27 +197,36 @@ impl Masquerade {
     /// Drops tunnel packets from senders that are no peers, because the sender of such a packet
     /// chooses its inner source. The hook `input` sees what the kernel's tunnel socket would
     /// receive, after defragmentation and translation of destinations.
+    ///
+    /// ```text
+    /// chain overlay-input   { udp dport 4789 goto overlay-tunnel; meta l4proto @overlay-encapsulations goto overlay-pod-encapsulated }
+    /// chain overlay-forward { meta l4proto != tcp goto overlay-forward-other }
+    /// chain overlay-forward-other {
+    ///     udp dport 4789 goto overlay-pod-tunnel
+    ///     meta l4proto @overlay-encapsulations goto overlay-encapsulated
+    /// }
+    /// chain overlay-tunnel {
+    ///     ip saddr @overlay-peers4 iifname != "russ*" iifname != "cali*" accept; (IPv6 likewise)
+    ///     the rules of overlay-pod-tunnel
+    ///     @th,96,24 4096 ip saddr != @overlay-peers4 counter drop; (IPv6 likewise)
+    /// }
+    /// chain overlay-pod-tunnel       { iifname "russ*" counter drop; iifname "cali*" counter drop }
+    /// chain overlay-encapsulated     { ip daddr @overlay-peers4 goto overlay-pod-encapsulated; (IPv6 likewise) }
+    /// chain overlay-pod-encapsulated { iifname "russ*" counter drop; iifname "cali*" counter drop }
+    /// ```
+    ///
+    /// What nearly all packets are (TCP when they are forwarded, a peer's tunnel packet when they
+    /// are not) leaves a chain at its first rule.
     fn guard(&self, ruleset: &mut Ruleset) {
-        let table = table();
-        let filter = |name, hook| Chain::base(&table, name, ChainKind::Filter, hook, priority::FILTER);
-        let (input, forward) = (filter(INPUT, Hook::Input), filter(FORWARD, Hook::Forward));
-        if !self.senders.pods_vxlan {
-            self.guard_port_from_pods([&input, &forward], ruleset);
+        let base = |name, hook| Chain::base(&table(), name, ChainKind::Filter, hook, priority::FILTER);
+        ruleset.chains.extend([base(INPUT, Hook::Input), base(FORWARD, Hook::Forward)]);
+        ruleset.chains.push(Chain::new(&table(), FORWARD_OTHER));
+        ruleset.rules.push(rule(FORWARD).protocol_not(L4::Tcp).goto(FORWARD_OTHER));
+        if !self.tunnels.is_empty() {
+            self.guard_port(ruleset);
         }
         if self.guards_encapsulation() {
-            guard_encapsulation(&input, &forward, ruleset);
-        }
-        for (family, ends) in &self.tunnels {
-            // Other programs may have networks of their own at the port.
-            let outer = Rule::new(&input).protocol(L4::Udp).dport(ends.port).vni(ends.vni);
-            let mut foreign = outer.saddr_not_in(*family, peers_set(*family).name);
-            let of_family = self.senders.external.iter().filter(|net| Family::of_net(net) == *family);
-            let external = Element::cover(of_family.copied());
-            if !external.is_empty() {
-                foreign = foreign.saddr_not_in(*family, external_set(*family).name);
-                ruleset.sets.push((external_set(*family), external));
-            }
-            ruleset.rules.push(foreign.counter().drop().comment(FOREIGN_TUNNEL_DROP));
+            guard_encapsulation(ruleset);
         }
         for family in Family::BOTH {
             if self.guards_encapsulation() || self.tunnels.contains_key(&family) {
@@ -222,18 +235,35 @@ impl Masquerade {
                 ruleset.sets.push((peers_set(family), elements));
             }
         }
-        ruleset.chains.extend([input, forward]);
     }
 
-    fn guard_port_from_pods(&self, chains: [&Chain; 2], ruleset: &mut Ruleset) {
+    fn guard_port(&self, ruleset: &mut Ruleset) {
+        let pods = if self.senders.pods_vxlan { &[][..] } else { &POD_ENDS };
+        ruleset.chains.extend([TUNNEL, POD_TUNNEL].map(|name| Chain::new(&table(), name)));
         let ports: BTreeSet<u16> = self.tunnels.values().map(|ends| ends.port).collect();
-        for chain in chains {
-            for (prefix, port) in
-                POD_ENDS.iter().flat_map(|prefix| ports.iter().map(move |port| (prefix, port)))
-            {
-                let sent = Rule::new(chain).iif_prefix(prefix).protocol(L4::Udp).dport(*port);
-                ruleset.rules.push(sent.counter().drop().comment(POD_TUNNEL_DROP));
+        for (chain, to) in [(INPUT, TUNNEL), (FORWARD_OTHER, POD_TUNNEL)] {
+            ruleset
+                .rules
+                .extend(ports.iter().map(|port| rule(chain).protocol(L4::Udp).dport(*port).goto(to)));
+        }
+        for family in self.tunnels.keys() {
+            let peer = rule(TUNNEL).saddr_in(*family, peers_set(*family).name);
+            ruleset.rules.push(peer.iif_no_prefix(pods).accept());
+        }
+        for chain in [TUNNEL, POD_TUNNEL] {
+            ruleset.rules.extend(drop_from(pods, chain, POD_TUNNEL_DROP));
+        }
+        for (family, ends) in &self.tunnels {
+            // Other programs may have networks of their own at the port.
+            let outer = rule(TUNNEL).protocol(L4::Udp).dport(ends.port).vni(ends.vni);
+            let mut foreign = outer.saddr_not_in(*family, peers_set(*family).name);
+            let of_family = self.senders.external.iter().filter(|net| Family::of_net(net) == *family);
+            let external = Element::cover(of_family.copied());
+            if !external.is_empty() {
+                foreign = foreign.saddr_not_in(*family, external_set(*family).name);
+                ruleset.sets.push((external_set(*family), external));
             }
+            ruleset.rules.push(foreign.counter().drop().comment(FOREIGN_TUNNEL_DROP));
         }
     }
 
@@ -275,19 +305,28 @@ impl Masquerade {
 }
 
 /// What pods send to this node, and through it to other nodes, in IP or GRE. Masqueraded, it would look like this node's own to the others.
-fn guard_encapsulation(input: &Chain, forward: &Chain, ruleset: &mut Ruleset) {
-    let encapsulated = |chain: &Chain, prefix: &str| {
-        Rule::new(chain).iif_prefix(prefix).is_in(&[Field::L4Proto], encapsulations_set().name)
-    };
-    let mut drop = |rule: Rule| ruleset.rules.push(rule.counter().drop().comment(POD_ENCAPSULATION_DROP));
-    for prefix in POD_ENDS {
-        drop(encapsulated(input, prefix));
-        for family in Family::BOTH {
-            drop(encapsulated(forward, prefix).daddr_in(family, peers_set(family).name));
-        }
+fn guard_encapsulation(ruleset: &mut Ruleset) {
+    ruleset.chains.extend([ENCAPSULATED, POD_ENCAPSULATED].map(|name| Chain::new(&table(), name)));
+    for (chain, to) in [(INPUT, POD_ENCAPSULATED), (FORWARD_OTHER, ENCAPSULATED)] {
+        ruleset.rules.push(rule(chain).is_in(&[Field::L4Proto], encapsulations_set().name).goto(to));
     }
+    for family in Family::BOTH {
+        ruleset
+            .rules
+            .push(rule(ENCAPSULATED).daddr_in(family, peers_set(family).name).goto(POD_ENCAPSULATED));
+    }
+    ruleset.rules.extend(drop_from(&POD_ENDS, POD_ENCAPSULATED, POD_ENCAPSULATION_DROP));
     let protocols = ENCAPSULATIONS.map(|number| Element::new(KeyPart::protocol(number)));
     ruleset.sets.push((encapsulations_set(), protocols.into()));
+}
+
+fn rule(chain: &str) -> Rule {
+    Rule::in_chain(&table(), chain)
+}
+
+/// The rules that drop what arrives through interfaces whose names begin like this.
+fn drop_from<'a>(ends: &'a [&str], chain: &'a str, comment: &'a str) -> impl Iterator<Item = Rule> {
+    ends.iter().map(move |prefix| rule(chain).iif_prefix(prefix).counter().drop().comment(comment))
 }
 
 /// Merges networks that contain each other.

@@ -1,37 +1,28 @@
 //! Address translation in nf_tables: compares the overlay's chains, sets and rules with the wanted
-//! ones, and makes one transaction of the difference. Called by `reconcile`.
+//! ones, and makes one transaction of the difference. Called by `reconcile`, in two steps.
 //!
 //! Other parts of Russet share the table; the overlay's names begin with `overlay-`. A difference
 //! in chains, rules or sets replaces all of them atomically, since they are few. If only elements
 //! differ, as when a node is added or removed, only these change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use russet_nft::{Chain, ChainInfo, Element, KeyPart, NetlinkError, Nft, Set, SetInfo, Transaction};
+use russet_nft::{Element, KeyPart, NetlinkError, Nft, Transaction};
 
-use crate::masquerade::{Masquerade, PREFIX, Ruleset, guard_parts, table};
-
-/// The overlay's part of the table in the kernel.
-#[derive(Debug, Default)]
-struct ObservedTable {
-    chains: Vec<Chain>,
-    sets: Vec<(Set, Vec<Element>)>,
-    /// The rules of each chain, in order.
-    digests: BTreeMap<String, Vec<u64>>,
-}
+use crate::masquerade::{Masquerade, PREFIX, guard_parts, table};
+use crate::ruleset::{ObservedTable, Ruleset, same_type};
 
 /// The transaction that brings nf_tables to `wanted`; empty if there is no difference.
-pub(crate) fn difference(nft: &mut Nft, wanted: &Masquerade) -> Result<Transaction, NetlinkError> {
+pub(crate) fn difference(wanted: &Masquerade, found: &ObservedTable) -> Transaction {
     let wanted = wanted.ruleset();
-    let found = observe(nft)?;
     let mut transaction = Transaction::new();
-    if !is_framed(&wanted, &found) {
-        withdraw(&wanted, &found, &mut transaction);
+    if !(wanted.is_framed(found) && wanted.has_rules(found)) {
+        withdraw(&wanted, found, &mut transaction);
         install(&wanted, &mut transaction);
     } else {
-        change_elements(&wanted, &found, &mut transaction);
+        change_elements(&wanted, found, &mut transaction);
     }
-    Ok(transaction)
+    transaction
 }
 
 /// The transaction that removes only the guard of the tunnels; empty if there is none.
@@ -39,9 +30,9 @@ pub(crate) fn without_guard(nft: &mut Nft) -> Result<Transaction, NetlinkError> 
     let (table, (chains, sets)) = (table(), guard_parts());
     let mut transaction = Transaction::new();
     let found = nft.chains(&table)?;
-    for name in chains.iter().filter(|name| found.iter().any(|info| info.chain.name == **name)) {
-        transaction.flush_chain(&table, name).delete_chain(&table, name);
-    }
+    let there = |name: &&&str| found.iter().any(|info| info.chain.name == **name);
+    chains.iter().filter(there).for_each(|name| _ = transaction.flush_chain(&table, name));
+    chains.iter().filter(there).for_each(|name| _ = transaction.delete_chain(&table, name));
     let found = nft.sets(&table)?;
     for set in sets.iter().filter(|set| found.iter().any(|info| info.set.name == set.name)) {
         transaction.delete_set(&table, &set.name);
@@ -53,7 +44,7 @@ pub(crate) fn without_guard(nft: &mut Nft) -> Result<Transaction, NetlinkError> 
 /// filled anew.
 fn change_elements(wanted: &Ruleset, found: &ObservedTable, transaction: &mut Transaction) {
     for (set, elements) in &wanted.sets {
-        let there = found.sets.iter().find(|(f, _)| f.name == set.name).map_or(&[][..], |(_, all)| all);
+        let there = found.elements(set).unwrap_or_default();
         if set.interval {
             if elements != there {
                 transaction.flush_set(&set.table, &set.name).add_elements(set, elements);
@@ -70,52 +61,17 @@ fn change_elements(wanted: &Ruleset, found: &ObservedTable, transaction: &mut Tr
     }
 }
 
-fn observe(nft: &mut Nft) -> Result<ObservedTable, NetlinkError> {
-    let table = table();
-    let mut found = ObservedTable::default();
-    for ChainInfo { chain, .. } in nft.chains(&table)? {
-        if chain.name.starts_with(PREFIX) {
-            let rules = nft.rules_of(&table, &chain.name)?;
-            found.digests.insert(chain.name.clone(), rules.iter().map(|rule| rule.digest).collect());
-            found.chains.push(chain);
-        }
-    }
-    for SetInfo { set, .. } in nft.sets(&table)? {
-        if set.name.starts_with(PREFIX) {
-            let elements = nft.elements(&set)?;
-            found.sets.push((set, elements));
-        }
-    }
-    Ok(found)
+pub(crate) fn observe(nft: &mut Nft) -> Result<ObservedTable, NetlinkError> {
+    ObservedTable::read(nft, &table(), PREFIX)
 }
 
-/// Whether chains, rules and sets match, regardless of the sets' elements.
-fn is_framed(wanted: &Ruleset, found: &ObservedTable) -> bool {
-    let same_chain = |chain: &Chain| found.chains.iter().any(|f| f == chain);
-    let same_set = |(set, _): &(Set, Vec<Element>)| found.sets.iter().any(|(f, _)| same_type(f, set));
-    let digests = |chain: &Chain| -> Vec<u64> {
-        wanted.rules.iter().filter(|rule| rule.chain() == chain.name).map(|rule| rule.digest()).collect()
-    };
-    wanted.chains.len() == found.chains.len()
-        && wanted.sets.len() == found.sets.len()
-        && wanted.chains.iter().all(same_chain)
-        && wanted.sets.iter().all(same_set)
-        && wanted.chains.iter().all(|chain| found.digests.get(&chain.name) == Some(&digests(chain)))
-}
-
-fn same_type(a: &Set, b: &Set) -> bool {
-    (&a.name, &a.key, &a.value, a.interval) == (&b.name, &b.key, &b.value, b.interval)
-}
-
-/// Empties what will be filled again, and removes the rest: rules before the sets that they refer
-/// to.
+/// Empties what will be filled again, and removes the rest: rules before the chains and sets that
+/// they refer to.
 fn withdraw(wanted: &Ruleset, found: &ObservedTable, transaction: &mut Transaction) {
     let table = table();
-    for chain in &found.chains {
-        match wanted.chains.contains(chain) {
-            true => transaction.flush_chain(&table, &chain.name),
-            false => transaction.delete_chain(&table, &chain.name),
-        };
+    found.chains.iter().for_each(|chain| _ = transaction.flush_chain(&table, &chain.name));
+    for chain in found.chains.iter().filter(|chain| !wanted.chains.contains(chain)) {
+        transaction.delete_chain(&table, &chain.name);
     }
     for (set, _) in &found.sets {
         match wanted.sets.iter().any(|(wanted, _)| same_type(wanted, set)) {
@@ -130,13 +86,5 @@ fn install(wanted: &Ruleset, transaction: &mut Transaction) {
         return;
     }
     transaction.add_table(&table());
-    for (set, elements) in &wanted.sets {
-        transaction.add_set(set).add_elements(set, elements);
-    }
-    for chain in &wanted.chains {
-        transaction.add_chain(chain);
-    }
-    for rule in &wanted.rules {
-        transaction.add_rule(rule);
-    }
+    wanted.add_to(transaction);
 }

@@ -17,8 +17,8 @@ use crate::vxlan::Device;
 /// The differences, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Pieces after each of which urgent requests may run.
-    pub batches: Vec<Vec<Op>>,
+    /// In the order in which they are sent, in [`batches`].
+    pub ops: Vec<Op>,
     /// Conflicts that keep parts of the desired state from being programmed.
     pub refusals: Vec<Refusal>,
     /// Devices that are deleted and made anew, and why.
@@ -59,7 +59,7 @@ pub enum Op {
     DeleteRoute(Route),
 }
 
-/// Requests per batch, which bounds the wait of an urgent request (ARCHITECTURE.md, "The reconcile loop").
+/// Requests per batch (ARCHITECTURE.md, "The reconcile loop").
 pub const BATCH_MAX_OPS: usize = 64;
 
 /// The future of a device, which decides whether the entries on it persist.
@@ -121,8 +121,15 @@ pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
         _ => None,
     });
     stages.extend([put_entries, put_routes, stale_routes, stale_entries, going.collect()]);
-    let batches = stages.iter().flat_map(|ops| ops.chunks(BATCH_MAX_OPS)).map(<[Op]>::to_vec).collect();
-    Plan { batches, refusals: planner.refusals, replaced: planner.replaced }
+    let ops = stages.into_iter().flatten().collect();
+    Plan { ops, refusals: planner.refusals, replaced: planner.replaced }
+}
+
+/// The batches in which operations are sent. The index of a new device must be known to those that
+/// follow, so these are in another one.
+pub fn batches(ops: &[Op]) -> impl Iterator<Item = &[Op]> {
+    let replaces = |op: &Op| matches!(op, Op::DeleteDevice(..) | Op::CreateDevice(..));
+    ops.chunk_by(move |a, b| replaces(a) == replaces(b)).flat_map(|run| run.chunks(BATCH_MAX_OPS))
 }
 
 // === impl Plan ===
@@ -130,7 +137,7 @@ pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
 impl Plan {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.batches.is_empty()
+        self.ops.is_empty()
     }
 }
 

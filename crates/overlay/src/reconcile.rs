@@ -1,8 +1,9 @@
-//! The body of the reconcile loop: computes the desired state, observes the kernel, and carries out
-//! the difference in pieces. The agent calls it whenever the overlay is dirty, and handles urgent
-//! requests between the pieces (ARCHITECTURE.md, "The reconcile loop").
+//! The controller of a node's routes and tunnels. The agent calls it whenever the overlay is dirty
+//! (ARCHITECTURE.md, "The reconcile loop").
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
 
 use russet_addr::{Family, IfName};
 use russet_linux::sysctl;
@@ -10,13 +11,15 @@ use russet_netlink::{NetlinkError, Socket};
 use russet_nft::{Nft, Transaction};
 
 use crate::apply::Executor;
+use crate::controller::{self, Comparison, Controller, Result, Round};
 use crate::desired::{Desired, desired};
-use crate::inputs::{Dialect, Inputs};
+use crate::inputs::Inputs;
 use crate::nat;
-use crate::observe::observe;
+use crate::observe::{Observed, observe};
 use crate::owner::Owner;
 use crate::plan::{Op, plan};
-use crate::report::{Kind, OverlayError, ReconcileReport};
+use crate::report::{Kind, ReconcileReport};
+use crate::ruleset::ObservedTable;
 
 /// Holds the sockets. It works in the network namespace of the thread that made it, and must be
 /// used on threads in that namespace, because sysctls follow the thread.
@@ -24,26 +27,29 @@ use crate::report::{Kind, OverlayError, ReconcileReport};
 pub struct Reconciler {
     route: Socket,
     nft: Nft,
+    /// None until it is set.
+    desired: Option<Arc<Desired>>,
 }
 
-/// A planned run that is carried out step by step.
-///
-/// No state is kept between runs: each begins with the kernel's current state, so objects that
-/// another program deleted are restored, and the next run completes one that was dropped halfway.
+/// The node's state.
 #[derive(Debug)]
-pub struct Run<'a> {
-    reconciler: &'a mut Reconciler,
-    executor: Executor,
-    steps: VecDeque<Step>,
-    report: ReconcileReport,
+pub struct NodeState {
+    overlay: Observed,
+    /// None if it cannot be read.
+    table: Option<ObservedTable>,
+    /// Sysctls with other values than they should have, and those values.
+    sysctls: Vec<(String, &'static str)>,
 }
 
-/// One piece of work between two yields.
-#[derive(Debug)]
-enum Step {
-    Forwarding(Family, u32),
+/// One change of a node's state.
+#[derive(Debug, Clone)]
+pub enum Difference {
+    /// A sysctl and its value.
+    Sysctl(String, &'static str),
+    /// The transaction for address translation.
     Nat(Transaction),
-    Ops(Vec<Op>),
+    /// A link, address, neighbour, forwarding entry or route.
+    Op(Op),
 }
 
 // === impl Reconciler ===
@@ -51,27 +57,23 @@ enum Step {
 impl Reconciler {
     /// Opens the sockets in the calling thread's network namespace.
     pub fn new() -> Result<Self, NetlinkError> {
-        Ok(Self { route: Socket::route()?, nft: Nft::open()? })
+        Ok(Self { route: Socket::route()?, nft: Nft::open()?, desired: None })
+    }
+
+    /// Sets the desired state; None: there is none any more.
+    pub fn set(&mut self, desired: Option<Arc<Desired>>) {
+        self.desired = desired;
     }
 
     /// Brings the kernel to the state that `inputs` describe.
     pub fn reconcile(&mut self, inputs: &Inputs) -> ReconcileReport {
-        let mut run = self.start(inputs);
-        while run.step() {}
-        run.finish()
-    }
-
-    /// Removes all of the overlay's objects; forwarding stays on, because other programs may need
-    /// it.
-    pub fn withdraw(&mut self, dialect: Dialect) -> ReconcileReport {
-        let mut run = self.begin(Desired { owner: Owner::calico(dialect), ..Desired::default() }, 0);
-        while run.step() {}
-        run.finish()
+        self.set(Some(Arc::new(desired(inputs))));
+        controller::reconcile(self)
     }
 
     /// Removes only the guard of the tunnels' ports: for a node whose tunnels another program
     /// maintains from now on, since only that program knows the peers. True if there was one.
-    pub fn withdraw_guard(&mut self) -> Result<bool, OverlayError> {
+    pub fn withdraw_guard(&mut self) -> Result<bool> {
         let transaction = nat::without_guard(&mut self.nft)?;
         if transaction.is_empty() {
             return Ok(false);
@@ -80,97 +82,96 @@ impl Reconciler {
         Ok(true)
     }
 
-    /// Reads the kernel and plans; changes nothing yet.
-    pub fn start(&mut self, inputs: &Inputs) -> Run<'_> {
-        self.begin(desired(inputs), inputs.underlay.ifindex)
-    }
-
-    fn begin(&mut self, mut desired: Desired, underlay: u32) -> Run<'_> {
-        let mut report =
-            ReconcileReport { refusals: std::mem::take(&mut desired.refusals), ..ReconcileReport::default() };
-        let mut steps = VecDeque::new();
-        let executor = match observe(&mut self.route, &desired) {
-            Ok(observed) => {
-                let plan = plan(&desired, &observed);
-                report.refusals.extend(plan.refusals);
-                report.replaced = plan.replaced;
-                steps.extend(desired.forwarding.iter().map(|family| Step::Forwarding(*family, underlay)));
-                steps.extend(self.nat(&desired, &mut report));
-                steps.extend(plan.batches.into_iter().map(Step::Ops));
-                Executor::new(&observed.devices, &desired.owner)
-            }
-            Err(error) => {
-                // Without knowledge of the current state nothing is changed.
-                report.fail(error);
-                Executor::default()
-            }
-        };
-        Run { reconciler: self, executor, steps, report }
-    }
-
-    fn nat(&mut self, desired: &Desired, report: &mut ReconcileReport) -> Option<Step> {
-        match nat::difference(&mut self.nft, &desired.masquerade) {
-            Ok(transaction) => (!transaction.is_empty()).then_some(Step::Nat(transaction)),
-            Err(error) => {
-                report.fail(error);
-                None
-            }
-        }
+    /// The indexes of the tunnel devices that exist.
+    pub fn devices(&mut self) -> BTreeSet<u32> {
+        let names = Owner::default().names;
+        let found = names.iter().flatten().filter_map(|name| self.route.link_by_name(name).ok());
+        found.map(|link| link.index).collect()
     }
 }
 
-// === impl Run ===
+impl Controller for Reconciler {
+    type Desired = Arc<Desired>;
+    type Observed = NodeState;
+    type Difference = Difference;
 
-impl Run<'_> {
-    /// Carries out the next piece, at most [`BATCH_MAX_OPS`](crate::BATCH_MAX_OPS) requests; false
-    /// when there was none.
-    pub fn step(&mut self) -> bool {
-        let Some(step) = self.steps.pop_front() else { return false };
-        let socket = &mut self.reconciler.route;
-        match step {
-            Step::Forwarding(family, underlay) => forward(socket, family, underlay, &mut self.report),
-            Step::Nat(transaction) => match self.reconciler.nft.commit(&transaction) {
-                Ok(()) => self.report.count(Kind::Nat),
-                Err(error) => self.report.fail(error),
-            },
-            Step::Ops(ops) => {
-                if !self.executor.run(socket, &ops, &mut self.report) {
-                    self.steps.clear();
-                }
-            }
-        }
-        true
+    fn desired(&mut self) -> Result<Option<Self::Desired>> {
+        Ok(self.desired.clone())
     }
 
-    /// Describes the remaining operations: the drift, as long as no step was taken. Switching
-    /// forwarding on is one of them.
-    pub fn pending(&self) -> Vec<String> {
-        let mut lines = Vec::new();
-        for step in &self.steps {
-            match step {
-                Step::Forwarding(family, _) if is_off(*family) => {
-                    lines.push(format!("write sysctl {} = 1", forwarding(*family)));
-                }
-                Step::Forwarding(..) => {}
-                Step::Nat(_) => lines.push("replace the overlay's part of table inet russet".to_owned()),
-                Step::Ops(ops) => lines.extend(ops.iter().map(Op::to_string)),
-            }
-        }
-        lines
+    fn observe(&mut self, desired: &Self::Desired, report: &mut ReconcileReport) -> Result<NodeState> {
+        let overlay = observe(&mut self.route, desired)?;
+        let table = nat::observe(&mut self.nft).map_err(|error| report.fail(error)).ok();
+        Ok(NodeState { overlay, table, sysctls: self.wrong_sysctls(desired, report) })
     }
 
-    /// The results so far.
-    pub fn finish(self) -> ReconcileReport {
-        self.report
+    /// Packets are forwarded and translated before there are routes.
+    fn diff(
+        &self,
+        desired: &Self::Desired,
+        observed: &NodeState,
+        report: &mut ReconcileReport,
+    ) -> Vec<Difference> {
+        let plan = plan(desired, &observed.overlay);
+        report.refusals.extend(desired.refusals.iter().cloned().chain(plan.refusals));
+        report.replaced.extend(plan.replaced);
+        let sysctls = observed.sysctls.iter().cloned().map(|(path, value)| Difference::Sysctl(path, value));
+        let nat = observed.table.as_ref().map(|found| nat::difference(&desired.masquerade, found));
+        let nat = nat.filter(|transaction| !transaction.is_empty()).map(Difference::Nat);
+        sysctls.chain(nat).chain(plan.ops.into_iter().map(Difference::Op)).collect()
+    }
+
+    fn apply(&mut self, comparison: Comparison<Self>, report: &mut ReconcileReport) -> Result<Round> {
+        let Comparison { desired, observed, differences } = comparison;
+        report.note(&differences);
+        let mut ops = Vec::new();
+        for difference in differences {
+            match difference {
+                Difference::Sysctl(path, value) => match sysctl::write(&path, value) {
+                    Ok(()) => report.count(Kind::Sysctl),
+                    Err(error) => report.fail(error),
+                },
+                Difference::Nat(transaction) => match self.nft.commit(&transaction) {
+                    Ok(()) => report.count(Kind::Nat),
+                    Err(error) => report.fail(error),
+                },
+                Difference::Op(op) => ops.push(op),
+            }
+        }
+        Executor::new(&observed.overlay.devices, &desired.owner).run(&mut self.route, &ops, report);
+        Ok(Round::Complete)
     }
 }
 
-fn forward(socket: &mut Socket, family: Family, underlay: u32, report: &mut ReconcileReport) {
-    match family {
-        Family::V4 => {}
-        Family::V6 => keep_router_advertisements(socket, underlay, report),
+impl Reconciler {
+    fn wrong_sysctls(
+        &mut self,
+        desired: &Desired,
+        report: &mut ReconcileReport,
+    ) -> Vec<(String, &'static str)> {
+        let mut wrong = Vec::new();
+        for family in &desired.forwarding {
+            match family {
+                Family::V4 => {}
+                Family::V6 => wrong.extend(self.lost_router(desired.underlay)),
+            }
+            let path = forwarding(*family);
+            match sysctl::read(path) {
+                Ok(value) if value == "1" => {}
+                Ok(_) => wrong.push((path.to_owned(), "1")),
+                Err(error) => report.fail(error),
+            }
+        }
+        wrong
     }
-    set(forwarding(family), "1", report);
+
+    /// A forwarding machine ignores router advertisements unless accept_ra is 2, and would lose a
+    /// default route learned from one.
+    fn lost_router(&mut self, underlay: u32) -> Option<(String, &'static str)> {
+        let name = IfName::new(self.route.link_by_index(underlay).ok()?.name).ok()?;
+        let accept_ra = format!("net/ipv6/conf/{name}/accept_ra");
+        sysctl::read(&accept_ra).is_ok_and(|value| value == "1").then_some((accept_ra, "2"))
+    }
 }
 
 /// The sysctl of the whole namespace.
@@ -181,26 +182,14 @@ fn forwarding(family: Family) -> &'static str {
     }
 }
 
-/// An unreadable sysctl counts as on; `forward` reports the error when it writes.
-fn is_off(family: Family) -> bool {
-    sysctl::read(forwarding(family)).is_ok_and(|value| value == "0")
-}
+// === impl Difference ===
 
-/// A forwarding machine ignores router advertisements unless accept_ra is 2, and would lose a
-/// default route learned from one.
-fn keep_router_advertisements(socket: &mut Socket, underlay: u32, report: &mut ReconcileReport) {
-    let Ok(link) = socket.link_by_index(underlay) else { return };
-    let Ok(name) = IfName::new(link.name) else { return };
-    let accept_ra = format!("net/ipv6/conf/{name}/accept_ra");
-    if sysctl::read(&accept_ra).is_ok_and(|value| value == "1") {
-        set(&accept_ra, "2", report);
-    }
-}
-
-fn set(name: &str, value: &str, report: &mut ReconcileReport) {
-    match sysctl::write_if_different(name, value) {
-        Ok(true) => report.count(Kind::Sysctl),
-        Ok(false) => {}
-        Err(error) => report.fail(error),
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sysctl(path, value) => write!(f, "write sysctl {path} = {value}"),
+            Self::Nat(_) => f.write_str("replace the overlay's part of table inet russet"),
+            Self::Op(op) => op.fmt(f),
+        }
     }
 }

@@ -91,7 +91,7 @@ pub enum Reason {
 // === impl Refusal ===
 
 impl Refusal {
-    pub(crate) fn new(subject: Subject, node: Option<&NodeName>, reason: Reason) -> Self {
+    pub fn new(subject: Subject, node: Option<&NodeName>, reason: Reason) -> Self {
         Self { subject, node: node.cloned(), reason }
     }
 }

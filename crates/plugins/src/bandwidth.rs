@@ -2,14 +2,11 @@
 //! the plugin that made the interface.
 
 use russet_addr::IfName;
-use russet_attach::{Limit, Owner, Shape, ShapeError};
+use russet_attach::{Limit, Owner, Shape};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, Interface, RuntimeConfig, Version};
+use russet_wiring::{LocalNode, Target, failure};
 use serde_json::{Map, Value};
-
-use crate::failure;
-use crate::node::LocalNode;
-use crate::target::Target;
 
 /// The plugin's name.
 pub const NAME: &str = "bandwidth";
@@ -39,7 +36,7 @@ pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult
         Call::Gc => {
             let valid = request.config.required_attachments()?;
             let network = request.config.name.clone();
-            let valid = valid.iter().map(|it| Owner::new(&network, &it.container_id, &it.ifname)).collect();
+            let valid = valid.iter().map(Owner::new).collect();
             node.wiring.collect_shapes(network, valid).await.map(|()| None)
         }
         Call::Status => limits(request).map(|_| None),
@@ -86,8 +83,8 @@ fn shape(request: &Request, target: &Target) -> Result<Option<Shape>, CniError> 
     if ingress.is_none() && egress.is_none() {
         return Ok(None);
     }
-    let owner = Owner::new(&target.network, &target.container, &target.ifname);
-    Ok(Some(Shape { owner, ifname: target.ifname.clone(), device: device(target)?, ingress, egress }))
+    let owner = Owner::new(&target.id);
+    Ok(Some(Shape { owner, ifname: target.id.ifname.clone(), device: device(target)?, ingress, egress }))
 }
 
 /// The limits of traffic to the pod and from it.
@@ -138,22 +135,11 @@ fn limit(which: &str, rate: u64, burst: u64) -> Result<Option<Limit>, CniError> 
 
 /// The name that the Go plugin would choose, so that each removes what the other created.
 fn device(target: &Target) -> Result<IfName, CniError> {
-    let input = format!("{}{}", target.network, target.container);
+    let input = format!("{}{}", target.id.network, target.id.container);
     let digest = ring::digest::digest(&ring::digest::SHA512, input.as_bytes());
     let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     let name: String = DEVICE_PREFIX.chars().chain(hex.chars()).take(DEVICE_CHARS).collect();
     IfName::new(name).map_err(|error| CniError::internal("the name of the ifb cannot be", error))
-}
-
-/// A kernel without the feature gets an error of its own, because no ADD of this pod can succeed
-/// there.
-pub fn refused(error: ShapeError) -> CniError {
-    match error {
-        missing @ ShapeError::Kernel { .. } => {
-            CniError::unsupported_field("bandwidth: this kernel cannot limit traffic", missing)
-        }
-        other => CniError::new(failure::WIRING, "bandwidth: the limits could not be set", other),
-    }
 }
 
 #[cfg(test)]

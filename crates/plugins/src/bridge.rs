@@ -15,15 +15,11 @@ use russet_attach::{Attached, Bridge, Detachment, Dialect, Owner, Port};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, Interface, Verb};
 use russet_netlink::BridgePort;
+use russet_wiring::stages::{Stage, during};
+use russet_wiring::{AttachFailure, LocalNode, Target, failure, gc};
 
 use crate::delegation::Delegation;
-use crate::failure;
-use crate::gc;
-use crate::node::LocalNode;
 use crate::requested;
-use crate::stages::{Stage, during};
-use crate::target::Target;
-use crate::wiring::AttachFailure;
 use conf::Conf;
 pub(crate) use conf::GUARD_BY_DEFAULT;
 
@@ -68,8 +64,8 @@ async fn add(
     let conf = Conf::read(request)?;
     let netns = target.open_netns()?;
     // Before IPAM: the DEL after a failure would release an address of the existing interface.
-    if node.wiring.has_interface(netns, target.ifname.clone()).await? {
-        let msg = format!("container veth name ({}) already exists", target.ifname);
+    if node.wiring.has_interface(netns, target.id.ifname.clone()).await? {
+        let msg = format!("container veth name ({}) already exists", target.id.ifname);
         return Err(CniError::new(failure::WIRING, msg, "DEL removes it"));
     }
     let Some(ipam) = ipam else {
@@ -81,21 +77,8 @@ async fn add(
     let mut result = during(Stage::Address, ipam.add()).await?;
     match wire_with_addresses(node, request, &conf, target, &mut result).await {
         Ok(attached) => Ok(with_interfaces(result, &conf, target, &attached)),
-        Err(failure) => Err(give_back(ipam, failure).await),
+        Err(failure) => Err(failure.give_back(ipam.call(Verb::Del)).await),
     }
-}
-
-/// After a failed ADD: releases its addresses, but only if nothing answers for them any more.
-async fn give_back(ipam: &Delegation<'_>, AttachFailure { mut error, undone }: AttachFailure) -> CniError {
-    let held = if undone {
-        during(Stage::Release, ipam.call(Verb::Del)).await.err().map(|also| also.to_string())
-    } else {
-        Some("something may still answer for them".to_owned())
-    };
-    if let Some(reason) = held {
-        error.details = format!("{}; its addresses are held until DEL: {reason}", error.details);
-    }
-    error
 }
 
 /// Wires the interface with the addresses from IPAM. A failure undoes what was done.
@@ -144,10 +127,8 @@ async fn wire(
 /// The interface that implements `result`.
 fn port(node: &LocalNode, conf: &Conf, target: &Target, result: &CniResult) -> Result<Port, CniError> {
     Ok(Port {
-        network: target.network.clone(),
-        container: target.container.clone(),
-        ifname: target.ifname.clone(),
-        host_name: Port::default_host_name(&target.container, &target.ifname),
+        id: target.id.clone(),
+        host_name: Port::default_host_name(&target.id),
         bridge: Bridge {
             name: conf.bridge.clone(),
             mtu: conf.mtu,
@@ -177,7 +158,7 @@ fn with_interfaces(mut result: CniResult, conf: &Conf, target: &Target, attached
         of_node(conf.bridge.to_string(), attached.bridge_mac.map(|mac| mac.to_string())),
         of_node(attached.host_name.to_string(), Some(attached.host_mac.to_string())),
         Interface {
-            name: target.ifname.to_string(),
+            name: target.id.ifname.to_string(),
             mac: attached.pod_mac.to_string(),
             sandbox: target.netns_path().to_owned(),
             mtu: Some(attached.mtu),
@@ -199,7 +180,7 @@ async fn del(
     detached?;
     if let (Some(netns), Some(bridge)) = (target.netns_if_any(), Conf::bridge_of(request)) {
         // The interface that the Go plugin made, if it did.
-        node.wiring.detach_port(netns, target.ifname.clone(), bridge).await?;
+        node.wiring.detach_port(netns, target.id.ifname.clone(), bridge).await?;
     }
     let owner = owner(target);
     let masquerade_removed = node.wiring.forget(move |nft| nat::unmasquerade(nft, &owner)).await;
@@ -218,8 +199,7 @@ async fn collect(node: &LocalNode, request: &Request, ipam: Option<&Delegation<'
     if let Some(ipam) = ipam.filter(|_| errors.is_empty()) {
         errors.extend(ipam.call(Verb::Gc).await.err().map(|error| error.to_string()));
     }
-    let valid: Vec<Owner> =
-        valid.iter().map(|it| Owner::new(&network, &it.container_id, &it.ifname)).collect();
+    let valid: Vec<Owner> = valid.iter().map(Owner::new).collect();
     let collected = node.wiring.forget(move |nft| nat::collect_masquerade(nft, &network, &valid)).await;
     errors.extend(collected.err().map(|error| error.to_string()));
     if errors.is_empty() {
@@ -233,14 +213,13 @@ async fn collect(node: &LocalNode, request: &Request, ipam: Option<&Delegation<'
 }
 
 fn owner(target: &Target) -> Owner {
-    Owner::new(&target.network, &target.container, &target.ifname)
+    Owner::new(&target.id)
 }
 
 fn detachment(node: &LocalNode, target: &Target) -> Detachment {
     Detachment {
-        container: target.container.clone(),
-        ifname: target.ifname.clone(),
-        host_name: Some(Port::default_host_name(&target.container, &target.ifname)),
+        id: target.id.clone(),
+        host_name: Some(Port::default_host_name(&target.id)),
         by_name_alone: false,
         dialect: Dialect::Native,
         removal: node.teardown.removal(),

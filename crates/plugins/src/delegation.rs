@@ -5,12 +5,10 @@
 //! see the directory) or the file is our own executable, the plugin runs in this process; any other
 //! file is executed.
 
+use russet_cni_spec::table::{self, Plugin};
 use russet_cni_spec::{Call, CniArgs, CniError, CniResult, NetworkConfig, Request, Target, Verb};
-
-use crate::delegate::Delegate;
-use crate::executable::{self, ExecutableOwner};
-use crate::node::LocalNode;
-use crate::request_log::RequestLog;
+use russet_wiring::executable::{self, ExecutableOwner};
+use russet_wiring::{Delegate, LocalNode, RequestLog};
 
 /// A plugin to call, with its configuration.
 pub struct Delegation<'n> {
@@ -31,7 +29,7 @@ enum Runner {
 impl<'n> Delegation<'n> {
     /// The plugin `kind` for the container of `request`, with `stdin` as its configuration.
     pub fn new(node: &'n LocalNode, request: &Request, kind: &str, stdin: Vec<u8>) -> Result<Self, CniError> {
-        let runner = if crate::is_local(kind)
+        let runner = if table::find(kind).is_some_and(Plugin::is_local)
             && executable::find(kind, &request.env.path) != ExecutableOwner::Foreign
         {
             Runner::InProcess

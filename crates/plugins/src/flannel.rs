@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{ATTACHMENT_KEYS, Call, CniError, CniResult, Target, Verb};
+use russet_wiring::{LocalNode, RequestLog};
 use serde_json::{Map, Value};
 
 use crate::delegation::Delegation;
-use crate::node::LocalNode;
-use crate::request_log::RequestLog;
 use state::{ConfigFiles, SavedConfig};
 use subnet_env::SubnetEnv;
 
@@ -201,7 +200,7 @@ fn path_setting(request: &Request, key: &str, default: &Path) -> Result<PathBuf,
 
 fn not_ours(why: &str) -> CniError {
     CniError::new(
-        crate::failure::WIRING,
+        russet_wiring::failure::WIRING,
         "flannel: the interface was not made by this plugin, or its traces are not_ours",
         why,
     )

@@ -12,14 +12,15 @@ mod range;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
-use russet_addr::IpNet;
+use russet_addr::{EndpointId, IpNet};
 use russet_cni_spec::plugin::Request;
-use russet_cni_spec::{Call, CniError, CniResult, IpConfig, Target, ValidAttachment};
+use russet_cni_spec::{Call, CniError, CniResult, IpConfig, Target};
+use russet_sync::BlockingPool;
+use russet_wiring::stages::{Stage, during};
+use russet_wiring::{failure, threads};
 
-use crate::failure;
-use crate::stages::{Stage, during};
-use crate::threads::BlockingPool;
 use conf::Conf;
 use disk::{HeldAddress, Holder, NetworkDir};
 
@@ -27,7 +28,7 @@ use disk::{HeldAddress, Holder, NetworkDir};
 pub const NAME: &str = "host-local";
 
 /// Each request may block on the directory's lock.
-static BLOCKING_POOL: BlockingPool = BlockingPool::new();
+static BLOCKING_POOL: LazyLock<BlockingPool> = threads::pool();
 
 /// Keys of `CNI_ARGS` that are accepted; `MAC` is for the main plugin.
 const ARGS: [&str; 2] = ["IP", "MAC"];
@@ -39,7 +40,7 @@ pub async fn run(root: &Path, request: &Request) -> Result<Option<CniResult>, Cn
     // requests.
     let stage = if matches!(request.env.call, Call::Del(_)) { Stage::Release } else { Stage::Address };
     let adds = matches!(request.env.call, Call::Add(_));
-    during(stage, BLOCKING_POOL.run(adds, move || execute(&root, &request))).await
+    during(stage, threads::run(&BLOCKING_POOL, adds, move || execute(&root, &request))).await
 }
 
 fn execute(root: &Path, request: &Request) -> Result<Option<CniResult>, CniError> {
@@ -65,7 +66,7 @@ fn add(request: &Request, target: &Target, dir: PathBuf) -> Result<CniResult, Cn
         if let Err(mut error) = store.reserve(address.addr(), index, target) {
             for (address, _) in &chosen[..index] {
                 if let Err(also) = store.unreserve(address.addr()) {
-                    error.details = format!("{}; {address} is held until DEL: {also}", error.details);
+                    error = error.with_detail(format_args!("{address} is held until DEL: {also}"));
                 }
             }
             return Err(error);
@@ -101,7 +102,7 @@ fn choose(
         if let Some(held) = own.iter().find(|held| set.range_of(held.address).is_some()) {
             let msg = format!(
                 "{} has been allocated to {}, duplicate allocation is not allowed",
-                held.address, target.container_id
+                held.address, target.id.container
             );
             return refused(msg, "DEL frees it");
         }
@@ -157,13 +158,13 @@ fn check(request: &Request, target: &Target, dir: PathBuf) -> Result<(), CniErro
     let own = HeldAddress::of_target(&held, target);
     let lost = |what: String| Err(CniError::new(failure::NO_ADDRESS, format!("host-local: {what}"), ""));
     if own.is_empty() {
-        return lost(format!("failed to find address added by container {}", target.container_id));
+        return lost(format!("failed to find address added by container {}", target.id.container));
     }
     let previous = request.config.prev_result()?.map(|result| result.ips).unwrap_or_default();
     let of_us = previous.iter().map(|ip| ip.address.addr().to_canonical());
     let mut of_us = of_us.filter(|ip| conf.sets.iter().any(|set| set.range_of(*ip).is_some()));
     match of_us.find(|ip| !own.iter().any(|held| held.address == *ip)) {
-        Some(ip) => lost(format!("{ip} is no longer held by container {}", target.container_id)),
+        Some(ip) => lost(format!("{ip} is no longer held by container {}", target.id.container)),
         None => Ok(()),
     }
 }
@@ -176,12 +177,12 @@ fn gc(request: &Request, dir: PathBuf) -> Result<(), CniError> {
     store.release(held.iter().filter(|held| is_stale(&held.holder, &valid)))
 }
 
-fn is_stale(holder: &Holder, valid: &[ValidAttachment]) -> bool {
+fn is_stale(holder: &Holder, valid: &[EndpointId]) -> bool {
     match holder {
         Holder::None => true,
-        Holder::Container(id) => !valid.iter().any(|it| it.container_id.as_str() == id),
+        Holder::Container(id) => !valid.iter().any(|it| it.container.as_str() == id),
         Holder::Interface(id, ifname) => {
-            !valid.iter().any(|it| it.container_id.as_str() == id && it.ifname.as_str() == ifname)
+            !valid.iter().any(|it| it.container.as_str() == id && it.ifname.as_str() == ifname)
         }
     }
 }

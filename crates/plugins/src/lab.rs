@@ -1,18 +1,15 @@
 //! Test harness: a node in a network namespace of its own, pods in named namespaces, our plugins in
 //! this process, and the Go plugins as executables.
 
-use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use russet_cni_spec::{CniError, CniResult, Prepared, Request};
+use russet_cni_spec::{CniError, CniResult, Request};
 use russet_linux::NetNs;
 use russet_testkit as testkit;
+pub use russet_testkit::{inside, pings};
+use russet_wiring::{LocalNode, RequestLog, Teardown, Wiring};
 use serde_json::{Value, json};
-
-use crate::node::{LocalNode, Teardown};
-use crate::request_log::RequestLog;
-use crate::wiring::Wiring;
 
 /// A node under test.
 pub struct Lab {
@@ -115,9 +112,7 @@ impl Lab {
     /// A validated request.
     pub fn request(&self, verb: &str, pod: Pod, config: &Value) -> Result<Request, CniError> {
         let stdin = config.to_string().into_bytes();
-        let prepared = russet_cni_spec::plugin::prepare(self.vars(verb, pod), stdin, "test")?;
-        let Prepared::Request(request) = prepared else { panic!("not a request") };
-        Ok(*request)
+        Request::new(self.vars(verb, pod), stdin)
     }
 
     /// The node, for tests of parts of plugins.
@@ -158,9 +153,7 @@ impl Lab {
         let mut command = Command::new(testkit::require_cni_plugin(kind));
         let path = std::env::var("PATH").unwrap_or_default();
         command.env_clear().env("PATH", format!("{path}:/usr/sbin:/sbin")).envs(self.vars(verb, pod));
-        command.env("CNI_PATH", GO).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+        let child = testkit::spawn_with_input(command.env("CNI_PATH", GO), config.to_string());
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{kind} {verb}: {text} {}", String::from_utf8_lossy(&output.stderr));
@@ -185,23 +178,6 @@ pub fn after(config: &Value, result: &Value) -> Value {
     config
 }
 
-/// Runs a program in a namespace.
-#[track_caller]
-pub fn inside(netns: &str, command: &[&str]) -> String {
-    testkit::run("ip", &[&["netns", "exec", netns][..], command].concat())
-}
-
-/// Whether one ping is answered.
-pub fn pings(netns: &str, to: &str) -> bool {
-    let args = ["netns", "exec", netns, "ping", "-n", "-c", "1", "-W", "2", to];
-    let output = Command::new(testkit::require_tool("ip")).args(args).output().unwrap();
-    output.status.success()
-}
-
 pub fn links() -> Vec<String> {
-    let links = testkit::ip_json(&["link"]);
-    let mut names: Vec<String> =
-        links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned()).collect();
-    names.sort();
-    names
+    testkit::links(None)
 }

@@ -6,55 +6,39 @@
 
 mod bandwidth;
 mod bridge;
-mod calico;
-mod calico_conf;
-mod calico_ipam;
-mod calico_v1;
 #[cfg(test)]
 mod chain;
-mod clusters;
-mod datastore;
-mod delegate;
 mod delegation;
-pub mod executable;
-mod failure;
 mod flannel;
-mod gc;
 mod host_local;
-mod isolation;
 #[cfg(test)]
 mod lab;
 mod loopback;
 mod node;
-mod observer;
 mod openshift_sdn;
-mod pause;
 mod portmap;
 mod releases;
-mod request_log;
 mod requested;
 mod russet;
 mod settings;
-pub mod stages;
-mod target;
-mod threads;
-mod wiring;
 
+use russet_calico as calico;
 use russet_cni_spec::plugin::Request;
-use russet_cni_spec::{CniError, CniResult, relay};
+use russet_cni_spec::{CniError, CniResult, table};
+use russet_wiring::Target;
 
-pub use calico::{PolicyWait, endpoint_status_file};
-pub use calico_v1::has_v1 as has_calico_v1_data;
-pub use clusters::Clusters;
-pub use datastore::{CalicoHost, Datastore, Datastores};
-pub use isolation::port_guard;
-pub use node::{CalicoNode, Clock, LocalNode, Node, NotReady, SystemClock, Teardown};
-pub use observer::InterfaceObserver;
-pub use pause::Pause;
+pub use node::{Announce, Node, PodSandbox};
 pub use releases::{Release, Releases};
-pub use request_log::RequestLog;
-pub use stages::{Stage, Stages};
-pub use wiring::Wiring;
+pub use russet_calico::{
+    CalicoHost, CalicoNode, Clusters, Datastore, Datastores, KubernetesSettings, PolicyWait,
+    endpoint_status_file, has_v1_data as has_calico_v1_data,
+};
+pub use russet_ipam::{Clock, SystemClock};
+pub use russet_wiring::failure::NO_SUCH_POD;
+pub use russet_wiring::{
+    InterfaceObserver, LocalNode, NotReady, Pause, RequestLog, Stage, Stages, Teardown, Wiring, executable,
+    port_guard, stages,
+};
 
 /// The outcome of a request.
 #[derive(Debug)]
@@ -68,20 +52,6 @@ pub struct RequestOutcome {
     pub release: Option<Release>,
 }
 
-/// Names of the plugins that [`run`] knows.
-pub const NAMES: [&str; 10] = [
-    "russet",
-    "loopback",
-    calico::NAME,
-    calico_ipam::NAME,
-    host_local::NAME,
-    bridge::NAME,
-    flannel::NAME,
-    portmap::NAME,
-    bandwidth::NAME,
-    openshift_sdn::NAME,
-];
-
 /// Executes one request of the plugin `name`; `log` is for the runtime's standard error. Once
 /// started it must run to its end: dropping the future half-way may leave an address that only DEL
 /// releases.
@@ -91,54 +61,36 @@ pub async fn run(
     request: &Request,
     log: &RequestLog,
 ) -> Result<RequestOutcome, CniError> {
-    let result = match name {
-        calico::NAME => return run_calico(&node.for_calico(), request, log).await,
-        "russet" => return run_russet(node, request, log).await,
-        "loopback" => loopback::run(node, request).await,
-        calico_ipam::NAME => calico_ipam::run(&node.calico, request, log).await,
-        name if is_local(name) => run_local(&node.local(), name, request, log).await,
-        _ => {
-            let details = format!("known: {}", NAMES.join(", "));
-            Err(CniError::unsupported_field(format!("type: {name:?} is not a plugin of this agent"), details))
+    match name {
+        russet::NAME => in_version(request, russet::run(node, request, log).await),
+        calico::plugin::NAME => {
+            let done = releases::retried(&node.releases, async || {
+                calico::plugin::run(&node.host, request, log).await
+            });
+            in_version(request, done.await.map(|outcome| RequestOutcome::of_calico(outcome, &node.releases)))
         }
-    };
-    result.map(RequestOutcome::from).map_err(|error| error.in_version(request.config.cni_version))
-}
-
-async fn run_russet(node: &Node, request: &Request, log: &RequestLog) -> Result<RequestOutcome, CniError> {
-    russet::run(node, request, log).await.map_err(|error| error.in_version(request.config.cni_version))
-}
-
-/// Repeats only the last part of a DEL ([`RequestOutcome::release`]), after it failed.
-pub fn release(node: &Node, request: &Request) -> Result<Release, CniError> {
-    match request.env.target() {
-        Some(target) => Ok(russet::release(node, request, &target::Target::from_request(request, target)?)),
-        None => Err(CniError::internal("nothing is released without a container", "")),
+        _ => run_without_store(&node.host, name, request, log).await,
     }
 }
 
-/// Whether the plugin is Calico's main plugin, which needs no [`Node`]: [`run_calico`] runs it.
-pub fn is_calico(name: &str) -> bool {
-    name == calico::NAME
-}
-
-/// [`run`] for a plugin that [`is_calico`].
-pub async fn run_calico(
+/// [`run`] for the plugins that do not work on the node's own store.
+pub async fn run_without_store(
     node: &CalicoNode,
+    name: &str,
     request: &Request,
     log: &RequestLog,
 ) -> Result<RequestOutcome, CniError> {
-    let done = calico::run(node, request, log).await;
-    done.map_err(|error| error.in_version(request.config.cni_version))
+    match name {
+        calico::plugin::NAME => {
+            let done = calico::plugin::run(node, request, log).await;
+            in_version(request, done.map(|outcome| RequestOutcome::of_calico(outcome, &Releases::default())))
+        }
+        calico::ipam::NAME => in_version(request, calico::ipam::run(&node.host, request, log).await),
+        _ => run_local(&node.local(), name, request, log).await.map(RequestOutcome::from),
+    }
 }
 
-/// Whether the plugin needs only this machine's files and kernel, and neither agent nor datastore:
-/// [`run_local`] runs it.
-pub fn is_local(name: &str) -> bool {
-    relay::LOCAL.contains(&name) || name == openshift_sdn::NAME
-}
-
-/// [`run`] for a plugin that [`is_local`].
+/// [`run`] for the plugins that need only this machine's files and kernel.
 pub async fn run_local(
     node: &LocalNode,
     name: &str,
@@ -146,47 +98,38 @@ pub async fn run_local(
     log: &RequestLog,
 ) -> Result<Option<CniResult>, CniError> {
     let done = match name {
+        loopback::NAME => loopback::run(node, request).await,
         host_local::NAME => host_local::run(&node.root, request).await,
         bridge::NAME => bridge::run(node, request).await,
         flannel::NAME => flannel::run(node, request, log).await,
         portmap::NAME => portmap::run(node, request).await,
         bandwidth::NAME => bandwidth::run(node, request).await,
         openshift_sdn::NAME => openshift_sdn::run(&node.root, request).await,
-        _ => Err(CniError::internal(format!("{name} is no plugin of this machine alone"), "")),
+        _ => Err(unknown(name)),
     };
-    done.map_err(|error| error.in_version(request.config.cni_version))
+    in_version(request, done)
 }
 
-/// Whether the plugin is an IPAM plugin. It is called in the middle of another plugin's request and
-/// must not wait for any; it needs no [`Node`]: [`run_ipam`] or [`run_local`] runs it.
-pub fn is_ipam(name: &str) -> bool {
-    name == calico_ipam::NAME || name == host_local::NAME
+/// The error for a name that is not in the table.
+pub fn unknown(name: &str) -> CniError {
+    let details = format!("known: {}", table::names());
+    CniError::unsupported_field(format!("type: {name:?} is not a plugin of this agent"), details)
 }
 
-/// Whether the plugin creates interfaces.
-pub fn creates_interfaces(name: &str) -> bool {
-    ["russet", calico::NAME, bridge::NAME, flannel::NAME].contains(&name)
+/// Gives an error the version of the request's configuration.
+fn in_version<T, U: From<T>>(request: &Request, done: Result<T, CniError>) -> Result<U, CniError> {
+    done.map(U::from).map_err(|error| error.in_version(request.config.cni_version))
 }
 
-/// Whether the plugin leaves state that only its own DEL removes. The callers of IPAM plugins call
-/// their DEL, and `loopback` leaves nothing.
-pub fn needs_own_del(name: &str) -> bool {
-    takes_container_lock(name) && name != "loopback"
-}
-
-/// Whether the plugin waits for other requests for its container.
-fn takes_container_lock(name: &str) -> bool {
-    NAMES.contains(&name) && !is_ipam(name)
-}
-
-/// [`run`] for a plugin that [`is_ipam`] and not [`is_local`].
-pub async fn run_ipam(
-    host: &CalicoHost,
-    request: &Request,
-    log: &RequestLog,
-) -> Result<Option<CniResult>, CniError> {
-    let done = calico_ipam::run(host, request, log).await;
-    done.map_err(|error| error.in_version(request.config.cni_version))
+/// Repeats only the last part of a DEL ([`RequestOutcome::release`]), after it failed.
+pub fn release(node: &Node, name: &str, request: &Request) -> Result<Release, CniError> {
+    match request.env.target() {
+        Some(_) if name == calico::plugin::NAME => {
+            Ok(Release::new(&node.releases, calico::plugin::release(&node.host, request).remove()))
+        }
+        Some(target) => Ok(russet::release(node, request, &Target::from_request(request, target)?)),
+        None => Err(CniError::internal("nothing is released without a container", "")),
+    }
 }
 
 // === impl RequestOutcome ===
@@ -198,6 +141,11 @@ impl From<Option<CniResult>> for RequestOutcome {
 }
 
 impl RequestOutcome {
+    fn of_calico(outcome: calico::Outcome, releases: &Releases) -> Self {
+        let calico::Outcome { result, policy, release } = outcome;
+        Self { result, policy, release: release.map(|records| Release::new(releases, records.remove())) }
+    }
+
     /// Runs the rest of a DEL, while the caller still holds the container's lock.
     pub async fn released(mut self) -> Result<Self, CniError> {
         match self.release.take() {
@@ -219,18 +167,15 @@ impl RequestOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lab::{Lab, Pod};
 
     #[test]
-    fn every_plugin_that_needs_no_agent_is_one_of_ours() {
-        let lab = Lab::with_path("/nowhere");
-        let no_pod = Pod { container: "", ifname: "", netns: "" };
-        for name in relay::LOCAL {
-            assert!(NAMES.contains(&name), "{name}");
-            let config = serde_json::json!({"cniVersion": "1.1.0", "name": "net", "type": name});
-            let done = lab.ours(name, "STATUS", no_pod, &config);
-            let unknown = done.is_err_and(|error| error.msg.contains("no plugin of this machine"));
-            assert!(!unknown, "{name}");
+    fn every_plugin_is_documented() {
+        let page = include_str!("../../../docs/plugins.md");
+        let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
+        for plugin in &table::PLUGINS {
+            let name = format!("`{}`", plugin.name);
+            let first = |row: &&&str| row.split('|').nth(1).is_some_and(|cell| cell.contains(&name));
+            assert!(rows.iter().any(|row| first(&row)), "{name} has no row in docs/plugins.md");
         }
     }
 }

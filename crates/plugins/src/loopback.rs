@@ -5,12 +5,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use russet_addr::IpNet;
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig};
+use russet_wiring::{LocalNode, Target, failure};
 
-use crate::failure;
-use crate::node::Node;
-use crate::target::Target;
+/// The plugin's name.
+pub const NAME: &str = "loopback";
 
-pub async fn run(node: &Node, request: &Request) -> Result<Option<CniResult>, CniError> {
+pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult>, CniError> {
     match &request.env.call {
         Call::Add(target) => {
             let target = Target::from_request(request, target)?;

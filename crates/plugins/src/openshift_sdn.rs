@@ -18,15 +18,14 @@ use russet_attach::sdn::{self, Interface as PodInterface, SdnError};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig, Route, Version, code};
 use russet_linux::NetNs;
+use russet_wiring::{Target, failure};
 
-use crate::failure;
-use crate::target::Target;
 use conf::Conf;
 use deferred::SavedDels;
 use server::{RequestFailure, Server};
 
 /// The plugin's name.
-pub const NAME: &str = russet_cni_spec::relay::OPENSHIFT_SDN;
+pub const NAME: &str = "openshift-sdn";
 
 /// Runtimes give up after one to four minutes; CRI-O gives DEL one.
 const WORK_DEADLINE: Duration = Duration::from_secs(50);
@@ -73,7 +72,7 @@ impl Plugin {
         let netns = target.open_netns()?;
         // First, because it concerns an earlier interface with the same names.
         self.deferred.send_own(&self.server, target, end)?;
-        let made = PodInterface::create(netns, target.ifname.clone(), conf.mtu);
+        let made = PodInterface::create(netns, target.id.ifname.clone(), conf.mtu);
         let mut interface = made.map_err(wiring)?;
         let added = self.server.add(request, interface.host_name(), end);
         let (reply, undo_there) = match added {
@@ -129,7 +128,7 @@ impl Plugin {
     }
 
     fn remove(&self, netns: &NetNs, target: &Target) -> Result<(), CniError> {
-        match sdn::remove(netns, &target.ifname) {
+        match sdn::remove(netns, &target.id.ifname) {
             // The path belongs to another process by now, so the pod is gone.
             Ok(()) | Err(SdnError::OwnNamespace(_)) => Ok(()),
             Err(error) => Err(wiring(error)),
@@ -142,14 +141,14 @@ impl Plugin {
             CniError::invalid_config("CHECK needs the prevResult of ADD", "the key \"prevResult\" is missing")
         })?;
         let of_pod: Vec<IpConfig> = (previous.ips.iter())
-            .filter(|ip| previous.interface_of(ip).is_none_or(|it| it.name == target.ifname.as_str()))
+            .filter(|ip| previous.interface_of(ip).is_none_or(|it| it.name == target.id.ifname.as_str()))
             .cloned()
             .collect();
         let settings = reply::settings(&CniResult { ips: of_pod, ..previous }, &conf)?;
         let netns = target.open_netns()?;
-        let differences = sdn::compare(&netns, &target.ifname, &settings, conf.mtu).map_err(wiring)?;
+        let differences = sdn::compare(&netns, &target.id.ifname, &settings, conf.mtu).map_err(wiring)?;
         if !differences.is_empty() {
-            let msg = format!("{} is not as ADD made it", target.ifname);
+            let msg = format!("{} is not as ADD made it", target.id.ifname);
             return Err(CniError::new(failure::WIRING, msg, differences.join("; ")));
         }
         self.server.relay(request)
@@ -176,7 +175,7 @@ fn settle(
     let settled = interface.settle(&settings).map_err(wiring)?;
     let mut result = CniResult::empty(request.config.cni_version);
     result.interfaces.push(Interface {
-        name: target.ifname.to_string(),
+        name: target.id.ifname.to_string(),
         mac: settled.mac.to_string(),
         sandbox: target.netns_path().to_owned(),
         mtu: Some(settled.mtu),

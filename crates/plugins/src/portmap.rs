@@ -13,9 +13,8 @@ use russet_attach::Owner;
 use russet_attach::nat::{self, Publication, PublishError};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, Target};
+use russet_wiring::{LocalNode, failure};
 
-use crate::failure;
-use crate::node::LocalNode;
 use conf::Conf;
 
 /// The plugin's name.
@@ -26,15 +25,14 @@ pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult
         Call::Add(target) => add(node, request, target).await.map(Some),
         Call::Check(target) => check(node, request, target).await.map(|()| None),
         Call::Del(target) => {
-            let owner = owner(request, target);
+            let owner = Owner::new(&target.id);
             let unpublished = node.wiring.forget(move |nft| nat::unpublish(nft, &owner)).await;
             reference::remove(node, request, target).await.and(unpublished).map(|()| None)
         }
         Call::Gc => {
             let valid = request.config.required_attachments()?;
             let network = request.config.name.clone();
-            let owners: Vec<Owner> =
-                valid.iter().map(|it| Owner::new(&network, &it.container_id, &it.ifname)).collect();
+            let owners: Vec<Owner> = valid.iter().map(Owner::new).collect();
             let collected = node.wiring.forget(move |nft| nat::collect_ports(nft, &network, &owners)).await;
             reference::collect(node, &request.config.name, &valid).await.and(collected).map(|()| None)
         }
@@ -51,14 +49,14 @@ async fn add(node: &LocalNode, request: &Request, target: &Target) -> Result<Cni
     if conf.is_empty() {
         return Ok(previous);
     }
-    let what = conf.publication(owner(request, target), &previous);
+    let what = conf.publication(Owner::new(&target.id), &previous);
     let from_loopback: Vec<IpAddr> = what.hairpin.iter().map(IpNet::addr).filter(IpAddr::is_ipv4).collect();
     node.wiring.nat(move |nft| Ok(nat::publish(nft, &what))).await?.map_err(refused)?;
     // Only now: the transaction above contains the guard that keeps other hosts from reaching the
     // node's 127.0.0.1.
     for pod in from_loopback {
         if let Err(mut error) = node.wiring.route_localnet(pod).await {
-            let owner = owner(request, target);
+            let owner = Owner::new(&target.id);
             if let Err(also) = node.wiring.nat(move |nft| nat::unpublish(nft, &owner)).await {
                 error.details = format!("{}; the ports are published until DEL: {also}", error.details);
             }
@@ -77,7 +75,7 @@ async fn check(node: &LocalNode, request: &Request, target: &Target) -> Result<(
     if conf.is_empty() {
         return Ok(());
     }
-    let what: Publication = conf.publication(owner(request, target), &previous);
+    let what: Publication = conf.publication(Owner::new(&target.id), &previous);
     let rules = what.rules.clone();
     let missing = node.wiring.nat(move |nft| nat::unpublished(nft, &what)).await?;
     if missing.is_empty() || reference::publishes(node, request, target, rules).await? {
@@ -93,10 +91,6 @@ fn previous(request: &Request) -> Result<CniResult, CniError> {
     previous.ok_or_else(|| {
         CniError::internal("portmap: must be called as chained plugin", "prevResult is missing")
     })
-}
-
-fn owner(request: &Request, target: &Target) -> Owner {
-    Owner::new(&request.config.name, &target.container_id, &target.ifname)
 }
 
 fn refused(error: PublishError) -> CniError {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use russet_cni_spec::CniError;
 use russet_store::BoxFuture;
+use russet_wiring::failure::NO_ADDRESS;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -37,6 +38,22 @@ struct Pending(Rc<watch::Sender<ReleaseCount>>);
 /// How long an ADD waits for addresses that are being released. A store that takes longer is in
 /// trouble; the runtime tries again.
 pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Repeats an ADD that found no free address while addresses of answered DELs are on their way back to
+/// the store. An ADD that failed has left nothing.
+pub(crate) async fn retried<T>(
+    releases: &Releases,
+    add: impl AsyncFn() -> Result<T, CniError>,
+) -> Result<T, CniError> {
+    let limit = Instant::now() + WAIT_TIMEOUT;
+    loop {
+        let before = releases.count();
+        match add().await {
+            Err(error) if error.code == NO_ADDRESS && releases.wait_for_progress(before, limit).await => {}
+            done => return done,
+        }
+    }
+}
 
 // === impl Release ===
 

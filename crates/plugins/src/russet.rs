@@ -1,31 +1,32 @@
 //! The `russet` plugin: an address from this node's blocks, and a routed veth.
 
-use std::collections::BTreeMap;
+mod gc;
+
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use russet_addr::{ContainerId, Family, IfName, IpNet, Mac, host_net};
-use russet_attach::{Attached, Attachment, Detachment, Dialect};
+use russet_addr::{Family, IfName, IpNet, Mac, host_net};
+use russet_attach::{Attached, Attachment, Detachment, Dialect, naming};
 use russet_cni_spec::plugin::Request;
-use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig, code};
+use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig};
 use russet_ipam::{
-    Assigned, Clock, Held, IpamError, PoolFamilies, ReleaseOptions, Request as AddressRequest, SystemClock,
+    Assigned, Clock, IpamError, PoolFamilies, Request as AddressRequest, SystemClock, TIMESTAMP,
 };
 use russet_model::{Attribute, HandleId, time};
+use russet_wiring::stages::{Stage, during};
+use russet_wiring::{AttachFailure, RequestLog, Target, failure, status};
 use tokio::time::Instant;
 
-use crate::node::{Node, NotReady};
+use crate::RequestOutcome;
+use crate::node::{Announce, Node, PodSandbox};
 use crate::releases::{self, Release};
-use crate::request_log::RequestLog;
 use crate::requested;
 use crate::settings::Settings;
-use crate::stages::{Stage, during};
-use crate::target::Target;
-use crate::wiring::AttachFailure;
-use crate::{RequestOutcome, failure};
 
-/// The attribute with the time of a request, named as Calico names it.
-const MARK: &str = "timestamp";
+/// The plugin's name.
+pub const NAME: &str = "russet";
+/// The interface of a pod that Kubernetes and Calico know.
+const POD_INTERFACE: &str = "eth0";
 
 pub async fn run(node: &Node, request: &Request, log: &RequestLog) -> Result<RequestOutcome, CniError> {
     let nothing = |()| RequestOutcome::from(None);
@@ -41,8 +42,8 @@ pub async fn run(node: &Node, request: &Request, log: &RequestLog) -> Result<Req
         Call::Check(target) => {
             check(node, request, &Target::from_request(request, target)?).await.map(nothing)
         }
-        Call::Gc => crate::gc::run(node, request).await.map(nothing),
-        Call::Status => status(&*node.not_ready).map(nothing),
+        Call::Gc => gc::run(node, request).await.map(nothing),
+        Call::Status => status(&*node.host.not_ready).map(nothing),
     }
 }
 
@@ -59,24 +60,58 @@ async fn add(
     let mark = time::go_timestamp(SystemClock.now());
     let mut attachment = attachment(node, &settings, target);
     let assigned = during(Stage::Address, allocate(node, &settings, target, (&handle, &mark), log));
-    let (assigned, precreated) = tokio::join!(assigned, node.wiring.precreate_veth(&attachment, &netns));
+    let (assigned, precreated) = tokio::join!(assigned, node.host.wiring.precreate_veth(&attachment, &netns));
     let assigned = match assigned {
         Ok(assigned) => assigned,
         Err(error) => {
-            node.wiring.delete_precreated(precreated).await;
+            node.host.wiring.delete_precreated(precreated).await;
             return Err(error);
         }
     };
     attachment.addresses = assigned.addresses.iter().map(IpNet::addr).collect();
-    match node.wiring.attach_precreated(attachment, netns, precreated).await {
-        Ok(attached) => Ok(result(request, target, &attached, &assigned.addresses)),
-        Err(failed) => Err(give_back(node, &handle, &mark, failed).await),
+    let give_back = || node.allocator.release_of_request(&handle, &mark);
+    let attached = match node.host.wiring.attach_precreated(attachment, netns, precreated).await {
+        Ok(attached) => attached,
+        // Addresses of an earlier request stay.
+        Err(failed) => return Err(failed.give_back(give_back()).await),
+    };
+    match announce(node, request, target, &assigned.addresses).await {
+        // An interface that existed before belongs to a running pod.
+        Err(error) if !attached.reused => {
+            let undone = node.host.wiring.detach(detachment(node, target), target.netns_if_any()).await;
+            node.host.teardown.doomed();
+            Err(AttachFailure { error, undone: undone.is_ok() }.give_back(give_back()).await)
+        }
+        Err(error) => Err(error),
+        Ok(()) => Ok(result(request, target, &attached, &assigned.addresses)),
     }
+}
+
+/// Publishes the pod's addresses where programs of Calico read them.
+async fn announce(
+    node: &Node,
+    request: &Request,
+    target: &Target,
+    addresses: &[IpNet],
+) -> Result<(), CniError> {
+    let Some((announce, sandbox)) = announced(node, request, target) else { return Ok(()) };
+    let shown: Vec<String> = addresses.iter().map(|net| host_net(net.addr()).to_string()).collect();
+    during(Stage::Endpoint, announce.announce(&sandbox, &shown)).await
+}
+
+/// The sandbox whose addresses are published. Calico knows one interface of a pod only (kubernetes.md
+/// section 2.4, K54).
+fn announced(node: &Node, request: &Request, target: &Target) -> Option<(Rc<dyn Announce>, PodSandbox)> {
+    let (announce, pod) = (node.announce.as_ref()?, target.pod.as_ref()?);
+    let uid = request.env.args.pod().and_then(|pod| pod.uid).map(str::to_owned);
+    let container = target.id.container.to_string();
+    let sandbox = PodSandbox { namespace: pod.namespace.clone(), name: pod.name.clone(), uid, container };
+    (target.id.ifname.as_str() == POD_INTERFACE).then(|| (Rc::clone(announce), sandbox))
 }
 
 /// The IPAM handle of the pod's addresses.
 fn handle(target: &Target) -> HandleId {
-    HandleId::pod(&target.network, &target.container)
+    HandleId::pod(&target.id.network, &target.id.container)
 }
 
 async fn allocate(
@@ -96,23 +131,20 @@ async fn allocate(
         v6: count(Family::V6),
         pools4: settings.ipv4_pools.clone(),
         pools6: settings.ipv6_pools.clone(),
-        attributes: attributes(target, mark),
-        // In a cluster with only our pods, agents route whole blocks: an address borrowed from
-        // another node's block would be unreachable from other nodes.
-        borrow: false,
-        ..AddressRequest::pod(node.name.clone(), handle.clone())
+        ..address_request(node, target, (handle, mark))
     };
-    let limit = Instant::now() + releases::WAIT_TIMEOUT;
-    loop {
-        let before = node.releases.count();
-        match node.allocator.auto_assign(&request).await {
-            // The address of an answered DEL may still be on its way back to the store.
-            Err(error) if error.exhausted() && node.releases.wait_for_progress(before, limit).await => {}
-            assigned => {
-                return assigned.map_err(|error| failure::ipam("no address could be allocated", error));
-            }
-        }
-    }
+    let assigned =
+        after_releases(node, IpamError::exhausted, async || node.allocator.auto_assign(&request).await).await;
+    assigned.map_err(|error| failure::ipam("no address could be allocated", error))
+}
+
+/// A request for addresses of the target; `mark` distinguishes them from those of an earlier one.
+fn address_request(node: &Node, target: &Target, (handle, mark): (&HandleId, &str)) -> AddressRequest {
+    let pod = target.pod.as_ref().map(|pod| (pod.namespace.as_str(), pod.name.as_str()));
+    let request = AddressRequest::pod(node.name.clone(), handle.clone());
+    // In a cluster with only our pods, agents route whole blocks: an address borrowed from another
+    // node's block would be unreachable from other nodes.
+    AddressRequest { borrow: false, ..request.with_owner(&target.id.ifname, pod).with(TIMESTAMP, mark) }
 }
 
 /// Allocates exactly the addresses that the runtime requested, or none.
@@ -125,7 +157,7 @@ async fn assign_requested(
 ) -> Result<Assigned, CniError> {
     let held = node.allocator.ips_by_handle(handle).await;
     let held = held.map_err(|error| failure::ipam("the pod's addresses could not be read", error))?;
-    let ours = held.into_iter().filter(|held| is_of(&held.attribute, &target.ifname));
+    let ours = held.into_iter().filter(|held| is_of(&held.attribute, &target.id.ifname));
     let mut held: Vec<IpAddr> = ours.map(|held| held.address).collect();
     let mut wanted = settings.requested.clone();
     held.sort();
@@ -136,7 +168,7 @@ async fn assign_requested(
     if !held.is_empty() {
         let msg = format!(
             "{} {} holds {held:?} already, and {wanted:?} is requested",
-            target.container, target.ifname
+            target.id.container, target.id.ifname
         );
         return Err(CniError::new(
             failure::NO_ADDRESS,
@@ -150,38 +182,45 @@ async fn assign_requested(
             "request an address of ipv4_pools or ipv6_pools, or leave these out of the configuration";
         return Err(CniError::new(failure::NO_ADDRESS, msg, details));
     }
-    let request = AddressRequest {
-        attributes: attributes(target, mark),
-        borrow: false,
-        ..AddressRequest::pod(node.name.clone(), handle.clone())
-    };
+    let request = address_request(node, target, (handle, mark));
     let mut assigned = Assigned::default();
     for address in wanted {
         match assign_one(node, &request, address).await {
             Ok(one) => assigned.addresses.extend(one.addresses),
-            Err(mut error) => {
-                if let Err(also) = release_marked(node, handle, mark).await {
-                    error.details = format!("{}; its other address is held until DEL: {also}", error.details);
-                }
-                return Err(error);
+            Err(error) => {
+                return Err(match node.allocator.release_of_request(handle, mark).await {
+                    Ok(()) => error,
+                    Err(also) => {
+                        error.with_detail(format_args!("its other address is held until DEL: {also}"))
+                    }
+                });
             }
         }
     }
     Ok(assigned)
 }
 
-/// Allocates one requested address, waiting for answered DELs that have not released it yet.
+/// Allocates one requested address.
 async fn assign_one(node: &Node, request: &AddressRequest, address: IpAddr) -> Result<Assigned, CniError> {
+    let is_taken = |error: &IpamError| matches!(error, IpamError::AlreadyAssigned { .. });
+    let assign = async || node.allocator.assign_ip(request, address).await;
+    let msg = format!("the requested address {address} cannot be given");
+    after_releases(node, is_taken, assign).await.map_err(|error| failure::ipam(&msg, error))
+}
+
+/// Repeats `allocate` while it fails for want of addresses, as `is_short` says, and addresses of
+/// answered DELs are on their way back to the store.
+async fn after_releases(
+    node: &Node,
+    is_short: impl Fn(&IpamError) -> bool,
+    allocate: impl AsyncFn() -> Result<Assigned, IpamError>,
+) -> Result<Assigned, IpamError> {
     let limit = Instant::now() + releases::WAIT_TIMEOUT;
     loop {
         let before = node.releases.count();
-        match node.allocator.assign_ip(request, address).await {
-            Err(IpamError::AlreadyAssigned { .. })
-                if node.releases.wait_for_progress(before, limit).await => {}
-            assigned => {
-                let msg = format!("the requested address {address} cannot be given");
-                return assigned.map_err(|error| failure::ipam(&msg, error));
-            }
+        match allocate().await {
+            Err(error) if is_short(&error) && node.releases.wait_for_progress(before, limit).await => {}
+            done => return done,
         }
     }
 }
@@ -213,27 +252,12 @@ async fn families(node: &Node, settings: &Settings, log: &RequestLog) -> Result<
     Ok(families)
 }
 
-/// Attributes of the allocation besides those that the allocator adds (calico-ipam.md section 1.4).
-/// The time distinguishes the addresses of this request from those of an earlier one.
-fn attributes(target: &Target, mark: &str) -> BTreeMap<String, String> {
-    let mut attributes = BTreeMap::from([
-        ("interface".to_owned(), target.ifname.to_string()),
-        (MARK.to_owned(), mark.to_owned()),
-    ]);
-    if let Some(pod) = &target.pod {
-        attributes.insert("namespace".to_owned(), pod.namespace.clone());
-        attributes.insert("pod".to_owned(), pod.name.clone());
-    }
-    attributes
-}
-
 /// The attachment without its addresses.
 fn attachment(node: &Node, settings: &Settings, target: &Target) -> Attachment {
-    let Target { network, container, ifname, pod, .. } = target.clone();
-    let mut attachment = Attachment::new(Dialect::Native, network, container, ifname, pod);
+    let mut attachment = Attachment::new(Dialect::Native, target.id.clone(), target.pod.clone());
     attachment.mtu = settings.mtu_bytes.unwrap_or_else(|| node.mtu_bytes.get());
     attachment.mac = settings.mac;
-    attachment.sync_delete = node.teardown.is_synchronous();
+    attachment.sync_delete = node.host.teardown.is_synchronous();
     attachment
 }
 
@@ -245,7 +269,7 @@ fn result(request: &Request, target: &Target, attached: &Attached, addresses: &[
         ..Interface::default()
     };
     let pod = Interface {
-        name: target.ifname.to_string(),
+        name: target.id.ifname.to_string(),
         mac: attached.pod_mac.to_string(),
         sandbox: target.netns_path().to_owned(),
         mtu: Some(attached.mtu),
@@ -257,57 +281,37 @@ fn result(request: &Request, target: &Target, attached: &Attached, addresses: &[
     result
 }
 
-/// After a failed ADD: releases the addresses that this request allocated; those of an earlier
-/// request stay.
-async fn give_back(node: &Node, handle: &HandleId, mark: &str, failed: AttachFailure) -> CniError {
-    let mut error = failed.error;
-    let held = if failed.undone {
-        during(Stage::Release, release_marked(node, handle, mark)).await.err().map(|also| also.to_string())
-    } else {
-        Some("something may still answer for them".to_owned())
-    };
-    if let Some(reason) = held {
-        error.details = format!("{}; its addresses are still held until DEL: {reason}", error.details);
-    }
-    error
-}
-
-async fn release_marked(node: &Node, handle: &HandleId, mark: &str) -> Result<(), IpamError> {
-    let held = node.allocator.ips_by_handle(handle).await?;
-    let ours = held.into_iter().filter(|held| held.attribute.get(MARK) == Some(mark));
-    let options = |held: Held| ReleaseOptions {
-        address: held.address,
-        handle: Some(handle.clone()),
-        sequence_number: Some(held.sequence_number),
-    };
-    node.allocator.release_ips(&ours.map(options).collect::<Vec<_>>()).await.map(drop)
-}
-
 /// Removes the interface. Returns the release of the addresses, which must not start before nothing
 /// answers for them any more.
 async fn del(node: &Node, request: &Request, target: &Target) -> Result<Release, CniError> {
-    let netns = target.netns_if_any();
-    let host_name = Attachment::new(
-        Dialect::Native,
-        target.network.clone(),
-        target.container.clone(),
-        target.ifname.clone(),
-        target.pod.clone(),
-    )
-    .host_name;
-    let what = detachment(node, &target.container, &target.ifname, Some(host_name));
-    let detached = node.wiring.detach(what, netns).await;
-    node.teardown.doomed();
+    let detached = node.host.wiring.detach(detachment(node, target), target.netns_if_any()).await;
+    node.host.teardown.doomed();
     // An address is free only when nothing on this node answers for it any more.
     detached?;
     Ok(release(node, request, target))
 }
 
-/// The last part of a DEL, after the interface is gone.
+fn detachment(node: &Node, target: &Target) -> Detachment {
+    Detachment {
+        id: target.id.clone(),
+        host_name: Some(naming::host_end(Dialect::Native, &target.id, target.pod.as_ref())),
+        by_name_alone: false,
+        dialect: Dialect::Native,
+        removal: node.host.teardown.removal(),
+    }
+}
+
+/// The last part of a DEL, after the interface is gone. Policies of Calico's programs forget the pod's
+/// addresses before another pod can get them.
 pub(crate) fn release(node: &Node, request: &Request, target: &Target) -> Release {
     let (allocator, handle) = (Rc::clone(&node.allocator), handle(target));
-    let (ifname, version) = (target.ifname.clone(), request.config.cni_version);
+    let (ifname, version) = (target.id.ifname.clone(), request.config.cni_version);
+    let announced = announced(node, request, target);
     Release::new(&node.releases, async move {
+        if let Some((announce, sandbox)) = announced {
+            let withdrawn = during(Stage::Endpoint, announce.withdraw(&sandbox)).await;
+            withdrawn.map_err(|error| error.in_version(version))?;
+        }
         let release = allocator.release_by_handle(&handle, Some(&ifname));
         let released = during(Stage::Release, release).await;
         let failed = |error| failure::ipam("the pod's addresses could not be released", error);
@@ -315,32 +319,19 @@ pub(crate) fn release(node: &Node, request: &Request, target: &Target) -> Releas
     })
 }
 
-fn detachment(
-    node: &Node,
-    container: &ContainerId,
-    ifname: &IfName,
-    host_name: Option<IfName>,
-) -> Detachment {
-    Detachment {
-        container: container.clone(),
-        ifname: ifname.clone(),
-        host_name,
-        by_name_alone: false,
-        dialect: Dialect::Native,
-        removal: node.teardown.removal(),
-    }
-}
-
 async fn check(node: &Node, request: &Request, target: &Target) -> Result<(), CniError> {
     let settings = Settings::read(request)?;
     let netns = target.open_netns()?;
     let held = during(Stage::Address, node.allocator.ips_by_handle(&handle(target))).await;
     let held = held.map_err(|error| failure::ipam("the pod's addresses could not be read", error))?;
-    let held: Vec<IpAddr> =
-        held.iter().filter(|held| is_of(&held.attribute, &target.ifname)).map(|held| held.address).collect();
+    let held: Vec<IpAddr> = held
+        .iter()
+        .filter(|held| is_of(&held.attribute, &target.id.ifname))
+        .map(|held| held.address)
+        .collect();
     let addresses = expected(request, target)?.unwrap_or_else(|| held.clone());
     if let Some(lost) = addresses.iter().find(|address| !held.contains(address)) {
-        let msg = format!("{lost} is no longer held by {}", target.container);
+        let msg = format!("{lost} is no longer held by {}", target.id.container);
         return Err(CniError::new(
             failure::NO_ADDRESS,
             msg,
@@ -351,7 +342,7 @@ async fn check(node: &Node, request: &Request, target: &Target) -> Result<(), Cn
     attachment.addresses = addresses;
     attachment.mtu = recorded_mtu(request, target)?.unwrap_or(attachment.mtu);
     attachment.mac = attachment.mac.or(recorded_mac(request, target)?);
-    let mismatches = node.wiring.check(attachment, netns).await?;
+    let mismatches = node.host.wiring.check(attachment, netns).await?;
     if mismatches.is_empty() {
         return Ok(());
     }
@@ -367,7 +358,8 @@ fn is_of(attribute: &Attribute, ifname: &IfName) -> bool {
 /// The addresses that ADD reported for this interface.
 fn expected(request: &Request, target: &Target) -> Result<Option<Vec<IpAddr>>, CniError> {
     let Some(previous) = request.config.prev_result()? else { return Ok(None) };
-    let ours = |ip: &&IpConfig| previous.interface_of(ip).is_none_or(|it| it.name == target.ifname.as_str());
+    let ours =
+        |ip: &&IpConfig| previous.interface_of(ip).is_none_or(|it| it.name == target.id.ifname.as_str());
     Ok(Some(previous.ips.iter().filter(ours).map(|ip| ip.address.addr()).collect()))
 }
 
@@ -375,7 +367,7 @@ fn expected(request: &Request, target: &Target) -> Result<Option<Vec<IpAddr>>, C
 fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniError> {
     let Some(previous) = request.config.prev_result()? else { return Ok(None) };
     let ours =
-        previous.interfaces.iter().find(|it| it.name == target.ifname.as_str() && !it.sandbox.is_empty());
+        previous.interfaces.iter().find(|it| it.name == target.id.ifname.as_str() && !it.sandbox.is_empty());
     Ok(ours.and_then(|interface| interface.mtu))
 }
 
@@ -383,22 +375,8 @@ fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniEr
 fn recorded_mac(request: &Request, target: &Target) -> Result<Option<Mac>, CniError> {
     let Some(previous) = request.config.prev_result()? else { return Ok(None) };
     let ours =
-        previous.interfaces.iter().find(|it| it.name == target.ifname.as_str() && !it.sandbox.is_empty());
+        previous.interfaces.iter().find(|it| it.name == target.id.ifname.as_str() && !it.sandbox.is_empty());
     Ok(ours.and_then(|interface| interface.mac.parse().ok()))
-}
-
-pub(crate) fn status(not_ready: &dyn Fn() -> Option<NotReady>) -> Result<(), CniError> {
-    match not_ready() {
-        None => Ok(()),
-        Some(NotReady { reason, pods_suffer: true }) => Err(CniError::new(
-            code::LIMITED_CONNECTIVITY,
-            "pods cannot be attached on this node, and its pods may not reach all others",
-            reason,
-        )),
-        Some(NotReady { reason, .. }) => {
-            Err(CniError::not_available("pods cannot be attached on this node yet", reason))
-        }
-    }
 }
 
 #[cfg(test)]

@@ -188,6 +188,18 @@ impl Keeper {
         })
     }
 
+    /// Whether a port of a bridge is guarded by exactly this; none where the kernel cannot check that.
+    pub fn is_port_guarded(
+        &self,
+        host_name: IfName,
+        guard: PortGuard,
+        limit: Instant,
+    ) -> Result<Option<bool>> {
+        self.ask(limit, true, move |clerk| {
+            clerk.with(None, |_, verdicts| Ok(verdicts.is_port_guarded(&host_name, &guard)?))
+        })
+    }
+
     /// Removes what a port of a bridge may send. Done in its turn even when the time is up.
     pub fn remove_port(&self, host_name: IfName, limit: Instant) -> Result<bool> {
         self.strike_port(&host_name);

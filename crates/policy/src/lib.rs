@@ -7,14 +7,19 @@
 //! it, so that callers can stop waiting for it. The plugins' gate adds entries and DEL removes them;
 //! the agent reconciles the table when it starts, and after another program changed it.
 //!
-//! The caller knows which pods exist, and their verdicts.
+//! Where policies are enforced, a second table, `inet russet-decisions`, decides on single
+//! connections ([`Policies`]). A packet passes only if both tables let it.
+//!
+//! The caller knows which pods exist, their verdicts, and the decisions.
 
 #![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
 mod error;
 mod keeper;
+mod policies;
 mod ports;
 mod ruleset;
+mod table_spec;
 mod verdicts;
 
 use std::collections::BTreeMap;
@@ -24,6 +29,10 @@ use russet_addr::{IfName, IpNet};
 
 pub use error::PolicyError;
 pub use keeper::{Answer, Bell, Keeper, KeeperError, Load, Pending};
+pub use policies::{
+    Decisions, Epoch, LOG_GROUP, MarkBits, Policies, PolicyReport, Settings as PolicySettings,
+    decisions_table,
+};
 pub use ports::{PortGuard, PortSources};
 pub use ruleset::{CALICO_PREFIX, Guard, PREFIX, TABLE};
 pub use verdicts::{VerdictReport, VerdictState, Verdicts};

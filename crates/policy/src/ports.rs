@@ -2,8 +2,13 @@
 //! meets the chains of `inet russet-policy`.
 //!
 //! ```text
-//! chain prerouting { type filter hook prerouting priority raw; iifname "russ*" goto guard }
-//! chain guard      { the rules of guard-icmpv6 and guard-udp of inet russet-policy; iifname vmap @ports }
+//! chain prerouting {
+//!     type filter hook prerouting priority raw
+//!     meta l4proto tcp iifname . ether saddr . ip saddr @sources4 accept; (IPv6 likewise)
+//!     iifname "russ*" goto guard
+//! }
+//! chain guard      { meta l4proto ipv6-icmp jump guard-icmpv6; meta l4proto udp jump guard-udp; iifname vmap @ports }
+//! chains guard-icmpv6 and guard-udp: as in inet russet-policy
 //! map ports        { type ifname : verdict; elements = { "russ1" : goto own-source, "russ2" : goto own-mac } }
 //! chain own-source {
 //!     iifname . ether saddr . ip saddr @sources4 accept
@@ -23,7 +28,7 @@
 //! chain own-target { iifname . ether saddr . icmpv6 taddr @sources6 return; iifname . icmpv6 taddr @prefixes6 return; counter drop }
 //! ```
 //!
-//! A frame of an ordinary packet pays for three lookups. `meta protocol` is what follows the first VLAN tag, which the kernel takes out of the
+//! A TCP frame of a guarded port pays for one lookup, of another protocol for two. `meta protocol` is what follows the first VLAN tag, which the kernel takes out of the
 //! frame, so a tagged packet is checked like others; a frame with two tags is not looked into, and therefore dropped.
 
 mod rules;
@@ -32,12 +37,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use russet_addr::{Family, IfName, IpNet, Mac};
-use russet_nft::{
-    Chain, CommitError, Element, KeyPart, Nft, Rule, Set, Table, TableFamily, Transaction, Verdict,
-};
+use russet_linux::NetNs;
+use russet_nft::{Element, KeyPart, Nft, Set, Table, TableFamily, Transaction, Verdict};
 
 use crate::error::PolicyError;
 use crate::ruleset;
+use crate::table_spec::{Fault, TableSpec, elements, replace};
 
 /// The table, as people and errors call it.
 pub(crate) const TABLE: &str = "bridge russet-policy";
@@ -66,18 +71,6 @@ pub(crate) type Ports = BTreeMap<IfName, PortGuard>;
 /// Elements by set.
 type Elements = Vec<(Set, Vec<Element>)>;
 
-/// What is wrong with the table, its elements aside.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
-    /// Something is missing: adding it repairs the table.
-    Partial,
-    /// Something is in the way, so the table has to be replaced.
-    Wrong,
-}
-
-/// Attempts at a change that another program interfered with.
-const MAX_TRIES: usize = 5;
-
 // === impl PortGuard ===
 
 impl PortGuard {
@@ -104,160 +97,72 @@ impl PortGuard {
     }
 }
 
-/// Makes the table what it should be; true if it was not. Elements of ports that are not `known` are left as they are: another process may have put them.
-pub(crate) fn ensure(nft: &mut Nft, known: Option<&Ports>) -> Result<bool, PolicyError> {
-    change(nft, "repair", |nft| {
-        let fault = fault(nft)?;
-        let mut transaction = Transaction::new();
-        if fault == Some(Fault::Wrong) {
-            disarm(nft)?;
-            transaction.destroy_table(&table());
-        }
-        if fault.is_some() {
-            add_structure(&mut transaction);
-        }
-        let Some(known) = known else { return Ok(transaction) };
-        for set in rules::sets() {
-            let mut found = if fault == Some(Fault::Wrong) { Vec::new() } else { elements(nft, &set)? };
-            found.retain(|element| ruleset::host_name(element).is_some_and(|name| known.contains_key(&name)));
-            let of_set = known.iter().flat_map(|(name, guard)| guard.elements(name));
-            let wanted: Vec<Element> =
-                of_set.filter(|(other, _)| other.name == set.name).flat_map(|(_, all)| all).collect();
-            replace(&mut transaction, &set, &found, &wanted);
-        }
-        Ok(transaction)
-    })
-}
-
-/// Guards one port, however it was guarded before. The table is whole.
-pub(crate) fn put(nft: &mut Nft, name: &IfName, guard: &PortGuard) -> Result<bool, PolicyError> {
-    change(nft, &format!("guard port {name} in"), |nft| {
-        let wanted = guard.elements(name);
-        let of_set = |set: &Set| wanted.iter().find(|(other, _)| other.name == set.name);
-        let mut transaction = Transaction::new();
-        for set in rules::sets() {
-            let wanted = of_set(&set).map_or(&[][..], |(_, elements)| elements);
-            replace(&mut transaction, &set, &of_port(nft, &set, name)?, wanted);
-        }
-        Ok(transaction)
-    })
-}
-
-/// Removes the elements of a port; true if there were any.
-pub(crate) fn remove(nft: &mut Nft, name: &IfName) -> Result<bool, PolicyError> {
-    change(nft, &format!("remove port {name} from"), |nft| {
-        let mut transaction = Transaction::new();
-        for set in rules::sets() {
-            replace(&mut transaction, &set, &of_port(nft, &set, name)?, &[]);
-        }
-        Ok(transaction)
-    })
-}
-
-/// Takes the table away.
-pub(crate) fn withdraw(nft: &mut Nft) -> Result<(), PolicyError> {
-    change(nft, "delete", |nft| {
-        let mut transaction = Transaction::new();
-        if nft.tables()?.iter().any(|info| info.table == table()) {
-            transaction.delete_table(&table());
-        }
-        Ok(transaction)
-    })
-    .map(drop)
-}
-
-/// Commits what `make` gives, after another look where another program was faster; false if there was nothing to do.
-fn change(
-    nft: &mut Nft,
-    verb: &str,
-    mut make: impl FnMut(&mut Nft) -> Result<Transaction, PolicyError>,
-) -> Result<bool, PolicyError> {
-    for tries in 1.. {
-        let transaction = make(nft)?;
-        if transaction.is_empty() {
-            return Ok(false);
-        }
-        match nft.commit(&transaction) {
-            Ok(()) => break,
-            Err(error) if tries < MAX_TRIES && (error.is_not_found() || error.is_exists()) => {}
-            Err(source) => return Err(commit(verb, source)),
-        }
-    }
-    Ok(true)
-}
-
-fn add_structure(transaction: &mut Transaction) {
-    transaction.add_table(&table());
-    rules::sets().iter().for_each(|set| _ = transaction.add_set(set));
-    rules::chains().iter().for_each(|chain| _ = transaction.add_chain(chain));
-    rules::chains().iter().for_each(|chain| _ = transaction.flush_chain(&table(), &chain.name));
-    rules::rules().iter().for_each(|rule| _ = transaction.add_rule(rule));
-}
-
-fn fault(nft: &mut Nft) -> Result<Option<Fault>, PolicyError> {
-    let Some(info) = nft.tables()?.into_iter().find(|info| info.table == table()) else {
-        return Ok(Some(Fault::Partial));
-    };
-    let (wanted, chains) = (rules::rules(), rules::chains());
-    let found: Vec<Chain> = nft.chains(&table())?.into_iter().map(|info| info.chain).collect();
-    let sets: Vec<Set> = nft.sets(&table())?.into_iter().map(|info| info.set).collect();
-    let foreign_chain = found.iter().any(|chain| !chains.contains(chain));
-    let foreign_set = sets.iter().any(|set| !rules::sets().contains(set));
-    if info.dormant || info.owner.is_some() || foreign_chain || foreign_set {
-        return Ok(Some(Fault::Wrong));
-    }
-    if found.len() != chains.len() || sets.len() != rules::sets().len() {
-        return Ok(Some(Fault::Partial));
-    }
-    let found = nft.rules(&table())?;
-    let same = |chain: &Chain| {
-        let found = found.iter().filter(|rule| rule.chain == chain.name).map(|rule| rule.digest);
-        found.eq(wanted.iter().filter(|rule| rule.chain() == chain.name).map(Rule::digest))
-    };
-    Ok((!chains.iter().all(same)).then_some(Fault::Partial))
-}
-
-/// Removes the rules before the sets that they look into: within one transaction they would find nothing there for a moment, and drop.
-fn disarm(nft: &mut Nft) -> Result<(), PolicyError> {
+/// The changes that make the table what it should be. Elements of ports that are not `known` are left as they are: another process may have put them.
+pub(crate) fn repairing(nft: &mut Nft, known: Option<&Ports>) -> Result<Transaction, PolicyError> {
     let mut transaction = Transaction::new();
-    match nft.commit(transaction.flush_table(&table())) {
-        Err(error) if !error.is_not_found() => Err(commit("flush", error)),
-        _ => Ok(()),
+    let fault = spec().repair(nft, &mut transaction)?;
+    let Some(known) = known else { return Ok(transaction) };
+    for set in rules::sets() {
+        let anew = matches!(fault, Some(Fault::Wrong(_)));
+        let mut found = if anew { None } else { elements(nft, &set)? }.unwrap_or_default();
+        found.retain(|element| ruleset::host_name(element).is_some_and(|name| known.contains_key(&name)));
+        let of_set = known.iter().flat_map(|(name, guard)| guard.elements(name));
+        let wanted: Vec<Element> =
+            of_set.filter(|(other, _)| other.name == set.name).flat_map(|(_, all)| all).collect();
+        replace(&mut transaction, &set, &found, &wanted);
     }
+    Ok(transaction)
 }
 
-/// The elements of a set; none where there is no such set.
-fn elements(nft: &mut Nft, set: &Set) -> Result<Vec<Element>, PolicyError> {
-    match nft.elements(set) {
-        Ok(elements) => Ok(elements),
-        Err(error) if error.is_not_found() => Ok(Vec::new()),
-        Err(error) => Err(error.into()),
-    }
+/// Whether the port is guarded by exactly this, in a table without faults. Changes nothing.
+pub(crate) fn is_guarded(nft: &mut Nft, name: &IfName, guard: &PortGuard) -> Result<bool, PolicyError> {
+    Ok(spec().fault(nft)?.is_none() && guarding(nft, name, Some(guard))?.is_empty())
 }
 
-fn of_port(nft: &mut Nft, set: &Set, name: &IfName) -> Result<Vec<Element>, PolicyError> {
-    let mut found = elements(nft, set)?;
-    found.retain(|element| ruleset::host_name(element).as_ref() == Some(name));
-    Ok(found)
-}
-
-/// Deletes what is not wanted, then adds what is missing: the kernel refuses elements that overlap.
-fn replace(transaction: &mut Transaction, set: &Set, found: &[Element], wanted: &[Element]) {
-    let same = |one: &Element, other: &Element| (&one.key, &one.value) == (&other.key, &other.value);
-    let without = |all: &[Element], others: &[Element]| -> Vec<Element> {
-        all.iter().filter(|one| !others.iter().any(|other| same(one, other))).cloned().collect()
+/// Whether the kernel has nf_tables for bridges. Tries it in a network namespace of its own.
+pub(crate) fn is_supported() -> Result<bool, PolicyError> {
+    let operation = || "probe the kernel for nf_tables of bridges".to_owned();
+    let probe = || {
+        let mut transaction = Transaction::new();
+        Ok::<_, PolicyError>(Nft::open()?.commit(transaction.add_table(&table())))
     };
-    let (gone, missing) = (without(found, wanted), without(wanted, found));
-    if !gone.is_empty() {
-        transaction.delete_elements(set, &gone);
-    }
-    if !missing.is_empty() {
-        transaction.add_elements(set, &missing);
+    let probed = NetNs::create_unnamed().and_then(|netns| netns.run_in_thread(probe));
+    let probed = probed.map_err(|source| PolicyError::NetNs { operation: operation(), source })?;
+    match probed? {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_unsupported() => Ok(false),
+        Err(source) => Err(PolicyError::Commit { operation: operation(), source }),
     }
 }
 
-fn commit(verb: &str, source: CommitError) -> PolicyError {
-    PolicyError::Commit { operation: format!("{verb} table {TABLE}"), source }
+/// The changes after which the port is guarded by exactly this, or not at all.
+pub(crate) fn guarding(
+    nft: &mut Nft,
+    name: &IfName,
+    guard: Option<&PortGuard>,
+) -> Result<Transaction, PolicyError> {
+    let wanted = guard.map(|guard| guard.elements(name)).unwrap_or_default();
+    let mut transaction = Transaction::new();
+    for set in rules::sets() {
+        let wanted = wanted.iter().find(|(other, _)| other.name == set.name);
+        let mut found = elements(nft, &set)?.unwrap_or_default();
+        found.retain(|element| ruleset::host_name(element).as_ref() == Some(name));
+        replace(&mut transaction, &set, &found, wanted.map_or(&[], |(_, elements)| elements));
+    }
+    Ok(transaction)
+}
+
+/// The table as it should be.
+fn spec() -> TableSpec {
+    TableSpec {
+        table: table(),
+        sets: rules::sets().into(),
+        chains: rules::chains(),
+        rules: rules::rules(),
+        unknown_rules: None,
+        obsolete_chains: &[],
+        disarms: true,
+    }
 }
 
 pub(crate) fn table() -> Table {

@@ -1,23 +1,24 @@
 //! The desired content of the table, defined only here. Pure.
 //!
 //! ```text
-//! chain forward     { type filter hook forward priority filter;     iifname "russ*" goto from-pod }
-//! chain input       { type filter hook input priority filter;       iifname "russ*" goto from-pod }
-//! chain postrouting { type filter hook postrouting priority filter; oifname "russ*" goto to-pod }
-//! chain from-pod    { iifname vmap @from-pods; counter drop }
-//! chain to-pod      { oifname vmap @to-pods; counter drop }
-//!
-//! chain prerouting   { type filter hook prerouting priority raw; iifname "russ*" goto guard; iifname "cali*" goto guard-calico }
-//! chain guard-calico { goto guard }, or nothing where Felix guards these
-//! chain guard {
-//!     meta l4proto ipv6-icmp jump guard-icmpv6
-//!     meta l4proto udp jump guard-udp
-//!     ip daddr 127.0.0.0/8 counter drop
-//!     fib saddr . iif oif 0 goto guard-source
+//! chain prerouting   { type filter hook prerouting priority raw;     iifname "russ*" goto from-pod; goto calico-ends }
+//! chain postrouting  { type filter hook postrouting priority filter; oifname "russ*" goto to-pod }
+//! chain calico-ends  { iifname "cali*" goto guard }, or nothing where Felix guards these
+//! chain from-pod {
+//!     the rules of guard
+//!     iifname vmap @from-pods
+//!     counter drop
 //! }
-//! chain guard-icmpv6 { icmpv6 type { 134, 137 } counter drop }, one rule each
-//! chain guard-udp    { udp sport 67 udp dport 68 counter drop; udp sport 547 udp dport 546 counter drop }
-//! chain guard-source { ip6 saddr fe80::/10 accept; iifname . ip saddr @sources4 accept; (IPv6 likewise); counter drop }
+//! chain to-pod { oifname vmap @to-pods; counter drop }
+//! chain guard {
+//!     meta l4proto != tcp jump guard-protocol
+//!     ip daddr 127.0.0.0/8 counter drop
+//!     fib saddr . iif oif 0 jump guard-source
+//! }
+//! chain guard-protocol { meta l4proto ipv6-icmp goto guard-icmpv6; meta l4proto udp goto guard-udp }
+//! chain guard-icmpv6   { icmpv6 type { 134, 137 } counter drop }, one rule each
+//! chain guard-udp      { udp sport 67 udp dport 68 counter drop; udp sport 547 udp dport 546 counter drop }
+//! chain guard-source   { ip6 saddr fe80::/10 return; iifname . ip saddr @sources4 return; (IPv6 likewise); counter drop }
 //! ```
 //!
 //! A pod may send from the addresses that the node routes to its host end. The routes serve as the
@@ -25,7 +26,9 @@
 //! interface, for every pod, whichever plugin attached it. `rp_filter` checks the same, but for
 //! IPv4 only, and not where `net.ipv4.conf.all.rp_filter` is 2.
 //!
-//! Packets of other interfaces leave each chain after one comparison of four bytes. Packets to pods
+//! Each packet of the node passes the two base chains, and those of other interfaces leave them after
+//! one comparison. A pod's packets are checked before connection tracking, so what is dropped leaves
+//! no state; nothing reaches the hooks `forward` and `input` but through this one. Packets to pods
 //! are checked after routing and address translation, not at output: there, the node's own packet
 //! to a Service still names the interface from before the translation of its destination. An
 //! `accept` ends the chain of its own hook only, so foreign rules still apply. Connection tracking
@@ -41,6 +44,7 @@ use russet_nft::{
 };
 
 use crate::Verdict;
+use crate::table_spec::TableSpec;
 
 /// The table's name in commands and errors.
 pub const TABLE: &str = "inet russet-policy";
@@ -76,8 +80,14 @@ pub(crate) struct Shape {
 }
 
 const PREROUTING: &str = "prerouting";
+const POSTROUTING: &str = "postrouting";
+/// Chains of earlier versions, which evaluated verdicts of pods' packets after routing.
+const OBSOLETE: [&str; 3] = ["forward", "input", FORMER_CALICO];
+/// The chain for Calico's host ends in earlier versions: empty if these were not guarded.
+const FORMER_CALICO: &str = "guard-calico";
 const GUARD: &str = "guard";
-const GUARD_CALICO: &str = "guard-calico";
+const CALICO_ENDS: &str = "calico-ends";
+const GUARD_PROTOCOL: &str = "guard-protocol";
 const GUARD_ICMPV6: &str = "guard-icmpv6";
 const GUARD_UDP: &str = "guard-udp";
 const GUARD_SOURCE: &str = "guard-source";
@@ -143,39 +153,35 @@ pub(crate) fn table() -> Table {
     Table::inet("russet-policy")
 }
 
-/// The chains that evaluate verdicts, with the direction of their packets.
-pub(crate) fn base_chains() -> [(Chain, Direction); 3] {
-    let base = |name, hook| Chain::base(&table(), name, ChainKind::Filter, hook, priority::FILTER);
-    [
-        (base("forward", Hook::Forward), Direction::FromPod),
-        (base("input", Hook::Input), Direction::FromPod),
-        (base("postrouting", Hook::Postrouting), Direction::ToPod),
-    ]
-}
-
-/// The chain of the guards: before connection tracking, so that a forged packet leaves no state.
-fn prerouting() -> Chain {
-    Chain::base(&table(), PREROUTING, ChainKind::Filter, Hook::Prerouting, priority::RAW)
-}
-
 /// All chains.
 pub(crate) fn chains() -> Vec<Chain> {
-    let guards =
-        [GUARD_SOURCE, GUARD_UDP, GUARD_ICMPV6, GUARD, GUARD_CALICO].map(|name| Chain::new(&table(), name));
-    let base = base_chains().map(|(chain, _)| chain);
-    Direction::BOTH
-        .map(Direction::chain)
-        .into_iter()
-        .chain(base)
-        .chain(guards)
-        .chain([prerouting()])
-        .collect()
+    let guards = [GUARD_SOURCE, GUARD_UDP, GUARD_ICMPV6, GUARD_PROTOCOL, GUARD, CALICO_ENDS];
+    let base = |name, hook, priority| Chain::base(&table(), name, ChainKind::Filter, hook, priority);
+    let base = [
+        base(PREROUTING, Hook::Prerouting, priority::RAW),
+        base(POSTROUTING, Hook::Postrouting, priority::FILTER),
+    ];
+    let guards = guards.map(|name| Chain::new(&table(), name));
+    Direction::BOTH.map(Direction::chain).into_iter().chain(base).chain(guards).collect()
 }
 
-/// The chains whose rules are reconciled with [`rules`]; the others are left to a process that
-/// knows the settings.
-pub(crate) fn ruled_chains(shape: Shape) -> impl Iterator<Item = Chain> {
-    chains().into_iter().filter(move |chain| shape.calico.is_some() || chain.name != GUARD_CALICO)
+/// The table as it should be.
+pub(crate) fn spec(shape: Shape) -> TableSpec {
+    TableSpec {
+        table: table(),
+        sets: sets(),
+        chains: chains(),
+        rules: rules(shape),
+        unknown_rules: shape.calico.is_none().then_some(CALICO_ENDS),
+        obsolete_chains: &OBSOLETE,
+        disarms: true,
+    }
+}
+
+/// Whether an earlier version's table guards Calico's host ends; none if there is no such table, or
+/// it does not.
+pub(crate) fn guarded_calico(nft: &mut nft::Nft) -> Result<Option<bool>, nft::NetlinkError> {
+    Ok((!nft.rules_of(&table(), FORMER_CALICO)?.is_empty()).then_some(true))
 }
 
 /// All maps and sets.
@@ -202,46 +208,46 @@ pub(crate) fn source_elements(family: Family, host_name: &IfName, nets: &[IpNet]
 
 /// All rules, grouped by chain, in order.
 pub(crate) fn rules(shape: Shape) -> Vec<Rule> {
-    let mut rules = Vec::new();
-    for direction in Direction::BOTH {
-        let chain = direction.chain();
-        rules.push(Rule::new(&chain).vmap(&[direction.field()], direction.map().name));
-        rules.push(Rule::new(&chain).counter().drop());
-    }
-    for (chain, direction) in base_chains() {
-        let rule = match direction {
-            Direction::FromPod => Rule::new(&chain).iif_prefix(PREFIX),
-            Direction::ToPod => Rule::new(&chain).oif_prefix(PREFIX),
-        };
-        rules.push(rule.goto(direction.chain_name()));
-    }
-    rules.extend(guards(shape));
-    rules
-}
-
-fn guards(shape: Shape) -> Vec<Rule> {
-    let rule = |chain: &str| Rule::in_chain(&table(), chain);
-    let entry = |prefix: &str| rule(PREROUTING).iif_prefix(prefix);
-    let mut rules = vec![entry(PREFIX).goto(GUARD), entry(CALICO_PREFIX).goto(GUARD_CALICO)];
+    let [from_pod, to_pod] = Direction::BOTH.map(Direction::chain_name);
+    let mut rules = vec![
+        rule(PREROUTING).iif_prefix(PREFIX).goto(from_pod),
+        rule(PREROUTING).goto(CALICO_ENDS),
+        rule(POSTROUTING).oif_prefix(PREFIX).goto(to_pod),
+    ];
     if shape.calico == Some(true) {
-        rules.push(rule(GUARD_CALICO).goto(GUARD));
+        rules.push(rule(CALICO_ENDS).iif_prefix(CALICO_PREFIX).goto(GUARD));
     }
-    rules.push(rule(GUARD).protocol(L4::IcmpV6).jump(GUARD_ICMPV6));
-    rules.push(rule(GUARD).protocol(L4::Udp).jump(GUARD_UDP));
-    rules.push(Guard::Loopback.drops(to_loopback(rule(GUARD).family(Family::V4))));
-    if shape.fib {
-        rules.push(rule(GUARD).source_elsewhere().goto(GUARD_SOURCE));
+    rules.extend(guard(from_pod, shape.fib));
+    for direction in Direction::BOTH {
+        let chain = direction.chain_name();
+        rules.push(rule(chain).vmap(&[direction.field()], direction.map().name));
+        rules.push(rule(chain).counter().drop());
     }
+    rules.extend(guard(GUARD, shape.fib));
+    rules.push(rule(GUARD_PROTOCOL).protocol(L4::IcmpV6).goto(GUARD_ICMPV6));
+    rules.push(rule(GUARD_PROTOCOL).protocol(L4::Udp).goto(GUARD_UDP));
     rules.extend(router_rules(|| rule(GUARD_ICMPV6)));
     rules.extend(dhcp_rules(|| rule(GUARD_UDP)));
     // Neighbour discovery, which routers do not forward.
-    rules.push(rule(GUARD_SOURCE).saddr(LINK_LOCAL).accept());
+    rules.push(rule(GUARD_SOURCE).saddr(LINK_LOCAL).return_());
     for family in Family::BOTH {
         let known = rule(GUARD_SOURCE).is_in(&[Field::IifName, Field::Saddr(family)], sources(family).name);
-        rules.push(known.accept());
+        rules.push(known.return_());
     }
     rules.push(Guard::Source.drops(rule(GUARD_SOURCE)));
     rules
+}
+
+/// What drops the forged packets of a pod.
+fn guard(chain: &str, fib: bool) -> impl Iterator<Item = Rule> {
+    let protocol = rule(chain).protocol_not(L4::Tcp).jump(GUARD_PROTOCOL);
+    let loopback = Guard::Loopback.drops(to_loopback(rule(chain).family(Family::V4)));
+    let source = fib.then(|| rule(chain).source_elsewhere().jump(GUARD_SOURCE));
+    [protocol, loopback].into_iter().chain(source)
+}
+
+fn rule(chain: &str) -> Rule {
+    Rule::in_chain(&table(), chain)
 }
 
 /// The rules that drop packets only routers may send, each made from `rule`.
@@ -267,24 +273,6 @@ fn with_ports(rule: Rule, source: u16, destination: u16) -> Rule {
     let both = Expr::Payload { base: PayloadBase::Transport, offset: 0, len: 4, to: register };
     let value = [source.to_be_bytes(), destination.to_be_bytes()].concat();
     rule.expr(both).expr(Expr::Cmp { op: CmpOp::Eq, register, value })
-}
-
-/// Adds table, maps, chains and rules, whichever exist; existing ones must have the right type.
-/// Elements are left as they are.
-pub(crate) fn add_structure(transaction: &mut Transaction, shape: Shape) {
-    transaction.add_table(&table());
-    for set in sets() {
-        transaction.add_set(&set);
-    }
-    for chain in chains() {
-        transaction.add_chain(&chain);
-    }
-    for chain in ruled_chains(shape) {
-        transaction.flush_chain(&table(), &chain.name);
-    }
-    for rule in rules(shape) {
-        transaction.add_rule(&rule);
-    }
 }
 
 // === impl Guard ===

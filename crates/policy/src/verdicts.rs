@@ -5,10 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use russet_addr::{Family, IfName, IpNet};
-use russet_nft::{CommitError, Element, Nft, Transaction};
+use russet_nft::{CommitError, Element, Nft, Set, Table, Transaction};
 
 use crate::error::PolicyError;
 use crate::ruleset::{self, Direction, Shape, TABLE, table};
+use crate::table_spec::{Fault, TableSpec, disarm, elements, replace};
 use crate::{Entry, Guards, PortGuard, Verdict, ports};
 
 /// `inet russet-policy` of one network namespace.
@@ -93,8 +94,9 @@ impl Verdicts {
         }
     }
 
-    fn shape(&self) -> Shape {
-        Shape { fib: self.fib, calico: self.guards.calico }
+    /// The table as it should be.
+    fn spec(&self) -> TableSpec {
+        ruleset::spec(Shape { fib: self.fib, calico: self.guards.calico })
     }
 
     /// Our netlink port in the messages of a monitor of nf_tables.
@@ -149,8 +151,7 @@ impl Verdicts {
     }
 
     pub fn verdict_state(&mut self, host_name: &IfName) -> Result<VerdictState> {
-        let shape = self.shape();
-        if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = fault(&mut self.nft, shape)? {
+        if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = self.spec().fault(&mut self.nft)? {
             return Ok(VerdictState::Unjudged(fault));
         }
         let found = elements_of(&mut self.nft, host_name)?;
@@ -177,17 +178,23 @@ impl Verdicts {
 
     /// Removes the table; all packets pass then. Returns whether there was one.
     pub fn withdraw(&mut self) -> Result<bool> {
+        self.withdraw_table(&ports::table())?;
+        self.withdraw_table(&table())
+    }
+
+    fn withdraw_table(&mut self, table: &Table) -> Result<bool> {
         self.complete_at = None;
-        ports::withdraw(&mut self.nft)?;
-        disarm(&mut self.nft)?;
-        let operation = || format!("delete table {TABLE}");
-        self.change(operation, |nft| {
-            let mut transaction = Transaction::new();
-            if nft.tables()?.iter().any(|info| info.table == table()) {
-                transaction.delete_table(&table());
-            }
-            Ok(transaction)
-        })
+        disarm(&mut self.nft, table)?;
+        self.change(
+            || format!("delete table {table}"),
+            |nft| {
+                let mut transaction = Transaction::new();
+                if nft.tables()?.iter().any(|info| info.table == *table) {
+                    transaction.delete_table(table);
+                }
+                Ok(transaction)
+            },
+        )
     }
 
     /// Sets the prefixes from which a host end may send besides the addresses that are routed to
@@ -197,11 +204,11 @@ impl Verdicts {
         self.change(operation, |nft| {
             let mut transaction = Transaction::new();
             for family in Family::BOTH {
-                let Some(found) = source_elements(nft, family)? else { continue };
-                let of_end = |element: &&Element| ruleset::host_name(element).as_ref() == Some(host_name);
-                let found: Vec<Element> = found.iter().filter(of_end).cloned().collect();
+                let set = ruleset::sources(family);
+                let Some(mut found) = elements(nft, &set)? else { continue };
+                found.retain(|element| ruleset::host_name(element).as_ref() == Some(host_name));
                 let wanted = ruleset::source_elements(family, host_name, nets);
-                change_sources(&mut transaction, family, &found, &wanted);
+                replace(&mut transaction, &set, &found, &wanted);
             }
             Ok(transaction)
         })
@@ -212,7 +219,7 @@ impl Verdicts {
     pub fn guard_ports(&mut self) -> Result<bool> {
         self.has_ports = true;
         let guards = Arc::clone(&self.guards);
-        match self.change_ports(|nft| ports::ensure(nft, guards.ports.as_ref())) {
+        match self.change_ports("repair", |nft| ports::repairing(nft, guards.ports.as_ref())) {
             Err(PolicyError::Commit { source, .. }) if source.is_unsupported() || source.is_not_found() => {
                 self.no_bridges = true;
                 tracing::warn!(error = %source, "this kernel has no CONFIG_NF_TABLES_BRIDGE: what pods send to the others on their bridge is not checked");
@@ -225,24 +232,40 @@ impl Verdicts {
     /// Lets a port of a bridge send this and nothing else. False on a kernel without nf_tables for bridges.
     pub fn put_port(&mut self, host_name: &IfName, guard: &PortGuard) -> Result<bool> {
         self.guard_ports()?;
-        self.change_ports(|nft| ports::put(nft, host_name, guard))?;
+        self.change_ports(&format!("guard port {host_name} in"), |nft| {
+            ports::guarding(nft, host_name, Some(guard))
+        })?;
         Ok(!self.no_bridges)
+    }
+
+    /// Whether a port is guarded by exactly this; none on a kernel without nf_tables for bridges.
+    pub fn is_port_guarded(&mut self, host_name: &IfName, guard: &PortGuard) -> Result<Option<bool>> {
+        if self.no_bridges {
+            return Ok(None);
+        }
+        if ports::is_guarded(&mut self.nft, host_name, guard)? {
+            return Ok(Some(true));
+        }
+        Ok(ports::is_supported()?.then_some(false))
     }
 
     /// Removes what a port may send; says whether there was anything.
     pub fn remove_port(&mut self, host_name: &IfName) -> Result<bool> {
-        self.change_ports(|nft| ports::remove(nft, host_name))
+        self.change_ports(&format!("remove port {host_name} from"), |nft| {
+            ports::guarding(nft, host_name, None)
+        })
     }
 
-    /// Works on the table of ports, which leaves the table of verdicts as it was.
-    fn change_ports(&mut self, work: impl FnOnce(&mut Nft) -> Result<bool>) -> Result<bool> {
+    /// Changes the table of ports.
+    fn change_ports(
+        &mut self,
+        verb: &str,
+        make: impl FnMut(&mut Nft) -> Result<Transaction>,
+    ) -> Result<bool> {
         if self.no_bridges {
             return Ok(false);
         }
-        let complete_at = self.complete_at.take();
-        let changed = work(&mut self.nft)?;
-        self.complete_at = complete_at.filter(|_| !changed);
-        Ok(changed)
+        self.change(|| format!("{verb} table {}", ports::TABLE), make)
     }
 
     fn repair(&mut self, wanted: &[Entry], alone: bool) -> Result<VerdictReport> {
@@ -276,35 +299,39 @@ impl Verdicts {
 
     fn try_repair_table(&mut self, wanted: &[Entry], alone: bool) -> Result<VerdictReport> {
         self.complete_at = None;
-        let (shape, guards) = (self.shape(), Arc::clone(&self.guards));
+        let guards = Arc::clone(&self.guards);
+        // A process that does not know the setting keeps it.
+        let calico =
+            guards.calico.map_or_else(|| ruleset::guarded_calico(&mut self.nft), |on| Ok(Some(on)))?;
+        let spec = ruleset::spec(Shape { fib: self.fib, calico });
         let wanted: Wanted<'_> = wanted.iter().map(|entry| (&entry.host_name, entry.verdict)).collect();
         let mut news = ReportBuilder::default();
         let operation = || format!("make {TABLE} right");
         self.change(operation, |nft| {
             news = ReportBuilder::default();
             let mut transaction = Transaction::new();
-            let fault = fault(nft, shape)?;
+            let fault = spec.repair(nft, &mut transaction)?;
             let anew = matches!(fault, Some(Fault::Wrong(_)));
-            if anew {
-                disarm(nft)?;
-                transaction.destroy_table(&table());
-            }
-            if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = fault {
-                ruleset::add_structure(&mut transaction, shape);
-                news.structure = Some(fault);
-            }
+            let mut found = |set: &Set| {
+                let found = if anew { None } else { elements(nft, set)? };
+                Ok::<_, PolicyError>(found.unwrap_or_default())
+            };
             for direction in Direction::BOTH {
-                let found = if anew { Vec::new() } else { elements(nft, direction)? };
+                let found = found(&direction.map())?;
                 difference(&mut transaction, direction, &found, &wanted, alone, &mut news);
             }
             for (family, nets) in
                 Family::BOTH.into_iter().flat_map(|f| guards.sources.iter().map(move |all| (f, all)))
             {
-                let found = if anew { None } else { source_elements(nft, family)? }.unwrap_or_default();
+                let set = ruleset::sources(family);
                 let wanted =
                     nets.iter().flat_map(|(name, nets)| ruleset::source_elements(family, name, nets));
-                let changed = change_sources(&mut transaction, family, &found, &wanted.collect::<Vec<_>>());
-                news.sources.extend(changed);
+                let wanted: Vec<Element> = wanted.collect();
+                let changed = replace(&mut transaction, &set, &found(&set)?, &wanted);
+                news.sources.extend(changed.iter().map(display_name));
+            }
+            if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = fault {
+                news.structure = Some(fault);
             }
             Ok(transaction)
         })?;
@@ -382,8 +409,7 @@ impl Verdicts {
     fn ensure_complete(&mut self) -> Result<()> {
         self.complete_at = None;
         let generation = self.nft.generation()?;
-        let shape = self.shape();
-        match fault(&mut self.nft, shape)? {
+        match self.spec().fault(&mut self.nft)? {
             None => {
                 self.complete_at = Some(generation);
                 Ok(())
@@ -393,114 +419,14 @@ impl Verdicts {
     }
 }
 
-/// A defect of the table, not counting its entries.
-enum Fault {
-    /// Something is missing, or a rule is not ours: adding repairs it.
-    Partial(String),
-    /// Something conflicts, and everything must be recreated.
-    Wrong(String),
-}
-
 /// The generation after our own commit (`nf_tables_commit`: incremented, skipping 0).
-fn next_generation(generation: u32) -> u32 {
+pub(crate) fn next_generation(generation: u32) -> u32 {
     generation.checked_add(1).unwrap_or(1)
 }
 
-/// Reads only parts whose size does not depend on the number of entries or on foreign tables.
-fn fault(nft: &mut Nft, shape: Shape) -> Result<Option<Fault>> {
-    let partial = |what: String| Ok(Some(Fault::Partial(what)));
-    let wrong = |what: String| Ok(Some(Fault::Wrong(what)));
-    let Some(info) = nft.tables()?.into_iter().find(|info| info.table == table()) else {
-        return partial("the table was missing".to_owned());
-    };
-    if info.dormant || info.owner.is_some() {
-        return wrong("the table was dormant or owned by another process".to_owned());
-    }
-    let mut missing = None;
-    for chain in ruleset::chains() {
-        match nft.chain(&table(), &chain.name)? {
-            None => missing = missing.or(Some(format!("chain {} was missing", chain.name))),
-            Some(found) if found.chain.base != chain.base => {
-                return wrong(format!("chain {} was different", chain.name));
-            }
-            Some(_) => {}
-        }
-    }
-    let sets = nft.sets(&table())?;
-    for map in ruleset::sets() {
-        match sets.iter().find(|info| info.set.name == map.name) {
-            None => missing = missing.or(Some(format!("map {} was missing", map.name))),
-            Some(found) if found.set != map => return wrong(format!("map {} was different", map.name)),
-            Some(_) => {}
-        }
-    }
-    if let Some(what) = missing {
-        return partial(what);
-    }
-    let found = nft.rules(&table())?;
-    let rules = ruleset::rules(shape);
-    for chain in ruleset::ruled_chains(shape) {
-        let wanted = rules.iter().filter(|rule| rule.chain() == chain.name).map(|rule| rule.digest());
-        let there = found.iter().filter(|rule| rule.chain == chain.name).map(|rule| rule.digest);
-        if !there.eq(wanted) {
-            return partial(format!("the rules of chain {} were different", chain.name));
-        }
-    }
-    Ok(None)
-}
-
-/// Removes the rules before the table is deleted: a transaction that deletes maps together with the
-/// rules that refer to them loses packets, because lookups of the old rules find nothing already
-/// (seen with Linux 6.18: a packet each time).
-fn disarm(nft: &mut Nft) -> Result<()> {
-    let mut transaction = Transaction::new();
-    transaction.flush_table(&table());
-    match nft.commit(&transaction) {
-        Ok(()) => Ok(()),
-        Err(error) if error.is_not_found() => Ok(()),
-        Err(source) => Err(commit(format!("flush table {TABLE}"), source)),
-    }
-}
-
-/// The elements of a map; none where there is no such map.
-fn elements(nft: &mut Nft, direction: Direction) -> Result<Vec<Element>> {
-    match nft.elements(&direction.map()) {
-        Ok(elements) => Ok(elements),
-        Err(error) if error.is_not_found() => Ok(Vec::new()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// The additional sources of all host ends; none where there is no such set.
-fn source_elements(nft: &mut Nft, family: Family) -> Result<Option<Vec<Element>>> {
-    match nft.elements(&ruleset::sources(family)) {
-        Ok(elements) => Ok(Some(elements)),
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Changes the sources from `found` to `wanted`; returns the names of the host ends that differ.
-fn change_sources(
-    transaction: &mut Transaction,
-    family: Family,
-    found: &[Element],
-    wanted: &[Element],
-) -> BTreeSet<String> {
-    let without = |all: &[Element], others: &[Element]| -> Vec<Element> {
-        all.iter().filter(|element| others.iter().all(|other| other.key != element.key)).cloned().collect()
-    };
-    let (gone, come) = (without(found, wanted), without(wanted, found));
-    // Only differences, and removals first: the kernel refuses overlapping elements.
-    let set = ruleset::sources(family);
-    if !gone.is_empty() {
-        transaction.delete_elements(&set, &gone);
-    }
-    transaction.add_elements(&set, &come);
-    let name = |element: &Element| {
-        ruleset::host_name(element).map_or_else(|| format!("{:?}", element.key), |it| it.to_string())
-    };
-    gone.iter().chain(&come).map(name).collect()
+/// The host end of an element, for a report.
+fn display_name(element: &Element) -> String {
+    ruleset::host_name(element).map_or_else(|| format!("{:?}", element.key), |it| it.to_string())
 }
 
 /// The elements of a host end, read without listing the others.
@@ -530,7 +456,7 @@ fn difference(
             Some((name, verdict)) if ruleset::verdict(element) == Some(verdict) => _ = missing.remove(name),
             Some(_) => unwanted.push(element.clone()),
             None if alone => {
-                news.removed.insert(name.map_or_else(|| format!("{:?}", element.key), |it| it.to_string()));
+                news.removed.insert(display_name(element));
                 unwanted.push(element.clone());
             }
             None => {}

@@ -10,15 +10,11 @@ use std::time::Duration;
 use russet_addr::IfName;
 use russet_linux::NetNs;
 use russet_policy::{Entry, Guard, Guards, Verdicts};
-use russet_testkit::{eventually, frame, in_netns_with_loopback, nft_json, run};
+use russet_testkit::forged::{self, first_is_honest, hex, routed_pod, send_frame, socket};
+use russet_testkit::{eventually, frame, in_netns_with_loopback, run, sh};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const PORT: u16 = 7000;
-/// Sends a frame out of an interface: `python3 -c THIS eth0 HEX`.
-const SEND_FRAME: &str = "import socket, sys
-s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-s.bind((sys.argv[1], 0))
-s.send(bytes.fromhex(sys.argv[2]))";
 
 fn name(text: &str) -> IfName {
     text.parse().unwrap()
@@ -28,35 +24,14 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn sh(command: &str) -> String {
-    let words: Vec<&str> = command.split_whitespace().collect();
-    run(words[0], &words[1..])
-}
-
 fn sysctl(knob: &str, value: &str) {
     std::fs::write(format!("/proc/sys/net/{knob}"), value).unwrap();
 }
 
-/// A pod wired as the plugin wires it: full-length addresses and routes to them, 10.9.`number`.2 and fd09:`number`::2.
+/// A pod with 10.9.`number`.2 and fd09:`number`::2.
 fn pod(host_end: &str, number: u8) -> String {
     let netns = format!("ns-{host_end}");
-    NetNs::create_named(&netns).unwrap();
-    sh(&format!("ip link add {host_end} type veth peer name eth0 netns {netns}"));
-    let inside = |command: &str| sh(&format!("ip -n {netns} {command}"));
-    sysctl(&format!("ipv6/conf/{host_end}/accept_dad"), "0");
-    sh(&format!("ip link set {host_end} address ee:ee:ee:ee:ee:ee"));
-    sh(&format!("ip addr add 169.254.1.1/32 dev {host_end}"));
-    sh(&format!("ip addr add fe80::1/64 dev {host_end} nodad"));
-    sh(&format!("ip link set {host_end} up"));
-    inside("link set lo up");
-    inside(&format!("addr add 10.9.{number}.2/32 dev eth0"));
-    inside(&format!("addr add fd09:{number}::2/128 dev eth0 nodad"));
-    inside("link set eth0 up");
-    inside("route add 169.254.1.1 dev eth0");
-    inside("route add default via 169.254.1.1");
-    inside("-6 route add default via fe80::1 dev eth0");
-    sh(&format!("ip route add 10.9.{number}.2/32 dev {host_end}"));
-    sh(&format!("ip -6 route add fd09:{number}::2/128 dev {host_end}"));
+    routed_pod(None, host_end, &netns, [&format!("10.9.{number}.2"), &format!("fd09:{number}::2")]);
     netns
 }
 
@@ -77,47 +52,19 @@ fn node(body: impl FnOnce() + Send) {
     });
 }
 
-fn socket(netns: &str, address: &str, port: u16) -> UdpSocket {
-    let bind = || UdpSocket::bind((ip(address), port)).unwrap();
-    let socket = NetNs::open_named(netns).unwrap().with(bind).unwrap();
-    socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-    socket
-}
-
 fn listener(address: &str, port: u16) -> UdpSocket {
     let socket = UdpSocket::bind((ip(address), port)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
     socket
 }
 
-/// Sends what should not arrive and then an honest packet, until one arrives: which it was.
-#[track_caller]
-fn first_is_honest(attack: &dyn Fn(), honest: &UdpSocket, receiver: &UdpSocket) -> bool {
-    let to = receiver.local_addr().unwrap();
-    let mut packet = [0; 1];
-    eventually(DEADLINE, || {
-        attack();
-        let _ = honest.send_to(&[2], to);
-        receiver.recv_from(&mut packet).is_ok()
-    });
-    packet[0] == 2
-}
-
-fn send_frame(netns: &str, mac: &str, ether_type: &str, packet: &[u8]) {
-    let hex: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
-    let frame = format!("{mac}020000000066{ether_type}{hex}");
-    run("ip", &["netns", "exec", netns, "python3", "-c", SEND_FRAME, "eth0", &frame]);
+fn send_packet(netns: &str, mac: &str, ether_type: &str, packet: &[u8]) {
+    send_frame(netns, &format!("{mac}020000000066{ether_type}{}", hex(packet)));
 }
 
 /// How many packets a guard has dropped.
 fn dropped(guard: Guard) -> u64 {
-    let listing = nft_json(&["list", "table", "inet", "russet-policy"]);
-    let rules = listing["nftables"].as_array().unwrap().iter().filter_map(|object| object.get("rule"));
-    let of_guard = rules.filter(|rule| rule["comment"] == guard.comment());
-    let count = |rule: &serde_json::Value| {
-        rule["expr"].as_array().unwrap().iter().find_map(|expr| expr["counter"]["packets"].as_u64())
-    };
-    of_guard.filter_map(count).sum()
+    forged::dropped(None, "inet russet-policy", guard.comment())
 }
 
 fn in_force(wanted: &[&str]) -> Verdicts {
@@ -143,11 +90,11 @@ fn a_pod_sends_from_no_address_but_its_own() {
                     "ip -n {thief} addr add {stolen} dev eth0 {}",
                     if to.contains(':') { "nodad" } else { "" }
                 ));
-                let thief = socket(&thief, stolen, PORT);
-                let honest = socket(&honest, own, PORT + 1);
+                let thief = socket(&thief, ip(stolen), PORT);
+                let honest = socket(&honest, ip(own), PORT + 1);
                 // Another pod, and the node itself.
                 let node = if to.contains(':') { "fd77::1" } else { "192.0.2.1" };
-                for receiver in [socket(&victim, to, PORT + 2), listener(node, PORT + 2)] {
+                for receiver in [socket(&victim, ip(to), PORT + 2), listener(node, PORT + 2)] {
                     let target = receiver.local_addr().unwrap();
                     for _ in 0..5 {
                         let attack = || _ = thief.send_to(&[1], target);
@@ -176,7 +123,7 @@ fn what_pods_must_send_passes_the_guards() {
         let discover = frame::udp_packet(ip("0.0.0.0"), ip("255.255.255.255"), 67, &[7]);
         let mut packet = [0; 1];
         eventually(DEADLINE, || {
-            send_frame(&first, "ffffffffffff", "0800", &discover);
+            send_packet(&first, "ffffffffffff", "0800", &discover);
             server.recv_from(&mut packet).is_ok()
         });
         assert_eq!(packet, [7]);
@@ -228,7 +175,7 @@ fn a_pod_is_no_router_and_no_dhcp_server() {
         // An operator who switched this on for all interfaces.
         sysctl("ipv6/conf/russ1/accept_ra", "2");
         let offered = || sh("ip -6 route show default dev russ1").contains("ra");
-        let advertise = || send_frame(&attacker, "333300000001", "86dd", &router_advertisement("fe80::66"));
+        let advertise = || send_packet(&attacker, "333300000001", "86dd", &router_advertisement("fe80::66"));
         eventually(DEADLINE, || {
             advertise();
             offered()
@@ -244,7 +191,7 @@ fn a_pod_is_no_router_and_no_dhcp_server() {
             [("10.9.1.2", "192.0.2.1", 67, 68), ("fd09:1::2", "fd77::1", 547, 546)]
         {
             let receiver = listener(node, client);
-            let (server, honest) = (socket(&attacker, own, server), socket(&attacker, own, PORT));
+            let (server, honest) = (socket(&attacker, ip(own), server), socket(&attacker, ip(own), PORT));
             let attack = || _ = server.send_to(&[1], (ip(node), client));
             for _ in 0..5 {
                 assert!(first_is_honest(&attack, &honest, &receiver), "{own}");
@@ -262,7 +209,7 @@ fn what_listens_on_the_nodes_loopback_hears_no_pod() {
         sysctl("ipv4/conf/russ1/route_localnet", "1");
         let receiver = listener("127.0.0.1", PORT);
         let forged = frame::udp_packet(ip("10.9.1.2"), ip("127.0.0.1"), PORT, &[1]);
-        let attack = || send_frame(&attacker, "eeeeeeeeeeee", "0800", &forged);
+        let attack = || send_packet(&attacker, "eeeeeeeeeeee", "0800", &forged);
         eventually(DEADLINE, || {
             attack();
             receiver.recv_from(&mut [0]).is_ok()
@@ -290,8 +237,8 @@ fn oracle_65_ends_of_calicos_plugin_send_from_their_own_addresses_and_what_their
                 "ip -n {thief} addr add {stolen} dev eth0 {}",
                 if to.contains(':') { "nodad" } else { "" }
             ));
-            let (thief, honest) = (socket(&thief, stolen, PORT), socket(&thief, own, PORT + 1));
-            let receiver = socket(&victim, to, PORT + 2);
+            let (thief, honest) = (socket(&thief, ip(stolen), PORT), socket(&thief, ip(own), PORT + 1));
+            let receiver = socket(&victim, ip(to), PORT + 2);
             let target: SocketAddr = receiver.local_addr().unwrap();
             let steal = || _ = thief.send_to(&[1], target);
             let mut guarded_by = |guards: Guards, expected: bool| {
@@ -351,7 +298,7 @@ fn a_pod_behind_a_bridge_advertises_no_router_and_answers_no_dhcp_to_the_others(
             sh(&format!("ip -n {netns} link set eth0 up"));
         }
         let offered = || sh("ip -n ns-russ2 -6 route show default").contains("ra");
-        let advertise = || send_frame("ns-russ1", "333300000001", "86dd", &router_advertisement("fe80::66"));
+        let advertise = || send_packet("ns-russ1", "333300000001", "86dd", &router_advertisement("fe80::66"));
         eventually(DEADLINE, || {
             advertise();
             offered()
@@ -363,8 +310,9 @@ fn a_pod_behind_a_bridge_advertises_no_router_and_answers_no_dhcp_to_the_others(
         for _ in 0..3 {
             advertise();
         }
-        let receiver = socket("ns-russ2", "10.8.0.2", 68);
-        let (server, honest) = (socket("ns-russ1", "10.8.0.1", 67), socket("ns-russ1", "10.8.0.1", PORT));
+        let receiver = socket("ns-russ2", ip("10.8.0.2"), 68);
+        let (server, honest) =
+            (socket("ns-russ1", ip("10.8.0.1"), 67), socket("ns-russ1", ip("10.8.0.1"), PORT));
         let attack = || _ = server.send_to(&[1], (ip("10.8.0.2"), 68));
         for _ in 0..5 {
             assert!(first_is_honest(&attack, &honest, &receiver));

@@ -3,25 +3,21 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use russet_addr::{IfName, Mac};
 use russet_linux::NetNs;
 use russet_policy::{Guard, Guards, PortGuard, PortSources, Verdicts};
-use russet_testkit::{eventually, frame, in_netns_with_loopback, nft_json, run};
+use russet_testkit::forged::{self, hex, send_frame, socket};
+use russet_testkit::{eventually, frame, in_netns_with_loopback, run, sh};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const PORT: u16 = 7000;
 const BROADCAST: &str = "ffffffffffff";
 const OWN_MAC: &str = "020000000001";
 const OTHER_MAC: &str = "020000000066";
-/// Sends a frame out of an interface: `python3 -c THIS eth0 HEX`.
-const SEND_FRAME: &str = "import socket, sys
-s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-s.bind((sys.argv[1], 0))
-s.send(bytes.fromhex(sys.argv[2]))";
 
 fn name(text: &str) -> IfName {
     text.parse().unwrap()
@@ -29,11 +25,6 @@ fn name(text: &str) -> IfName {
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
-}
-
-fn sh(command: &str) -> String {
-    let words: Vec<&str> = command.split_whitespace().collect();
-    run(words[0], &words[1..])
 }
 
 /// A bridge with two pods, `russ1` and `russ2`, with the addresses 10.8.0.N and fd08::N, and MACs that end in N.
@@ -67,13 +58,7 @@ fn guard_of(number: u8, prefixes: &[&str]) -> PortGuard {
 
 /// How many frames a guard has dropped.
 fn dropped(guard: Guard) -> u64 {
-    let listing = nft_json(&["list", "table", "bridge", "russet-policy"]);
-    let rules = listing["nftables"].as_array().unwrap().iter().filter_map(|object| object.get("rule"));
-    let of_guard = rules.filter(|rule| rule["comment"] == guard.comment());
-    let count = |rule: &serde_json::Value| {
-        rule["expr"].as_array().unwrap().iter().find_map(|expr| expr["counter"]["packets"].as_u64())
-    };
-    of_guard.filter_map(count).sum()
+    forged::dropped(None, "bridge russet-policy", guard.comment())
 }
 
 fn all_dropped() -> u64 {
@@ -81,11 +66,7 @@ fn all_dropped() -> u64 {
 }
 
 fn send_hex(frame: &str) {
-    run("ip", &["netns", "exec", "ns-russ1", "python3", "-c", SEND_FRAME, "eth0", frame]);
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    send_frame("ns-russ1", frame);
 }
 
 fn udp(from: &str, to: &str) -> String {
@@ -111,20 +92,13 @@ fn neighbour(kind: u8, from: &str, target: &str) -> String {
     format!("333300000001{OWN_MAC}86dd{header}{kind:02x}00000020000000{}", hex_of(target))
 }
 
-fn socket(netns: &str, address: &str, port: u16) -> UdpSocket {
-    let bind = || UdpSocket::bind((ip(address), port)).unwrap();
-    let socket = NetNs::open_named(netns).unwrap().with(bind).unwrap();
-    socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-    socket
-}
-
 #[test]
 #[ignore = "kernel: nf_tables, bridge, veth, root; tools: ip, python3, nft"]
 fn a_pod_behind_a_bridge_sends_from_no_mac_and_no_address_but_its_own() {
     bridged(|| {
         // Without the guard a forged packet reaches the neighbour, and an ARP reply takes the gateway's address.
         let forged = format!("020000000002{OWN_MAC}0800{}", udp("10.8.0.77", "10.8.0.2"));
-        let victim = socket("ns-russ2", "10.8.0.2", PORT);
+        let victim = socket("ns-russ2", ip("10.8.0.2"), PORT);
         eventually(DEADLINE, || {
             send_hex(&forged);
             victim.recv_from(&mut [0]).is_ok()
@@ -204,7 +178,7 @@ fn what_pods_behind_a_bridge_must_send_passes() {
         send_hex(&neighbour(136, "2001:db8::9", "2001:db8::9"));
         send_hex(&own("0800", &udp("0.0.0.0", "255.255.255.255")));
         send_hex(&own("86dd", &udp("2001:db8::9", "fd08::2")));
-        let receiver = socket("ns-russ2", "10.8.0.2", PORT);
+        let receiver = socket("ns-russ2", ip("10.8.0.2"), PORT);
         let of_allowed = format!("020000000002{OWN_MAC}0800{}", udp("192.0.2.9", "10.8.0.2"));
         eventually(DEADLINE, || {
             send_hex(&of_allowed);
@@ -219,7 +193,7 @@ fn what_pods_behind_a_bridge_must_send_passes() {
 fn a_port_may_be_bound_to_its_mac_alone_and_others_are_free() {
     bridged(|| {
         let mut verdicts = Verdicts::open().unwrap();
-        let receiver = socket("ns-russ2", "10.8.0.2", PORT);
+        let receiver = socket("ns-russ2", ip("10.8.0.2"), PORT);
         let arrives = |mac: &str| {
             let frame = format!("020000000002{mac}0800{}", udp("10.8.0.77", "10.8.0.2"));
             eventually(DEADLINE, || {
@@ -251,7 +225,7 @@ fn ports_are_guarded_again_by_a_process_that_knows_them_and_left_alone_by_others
             (name("russ2"), PortGuard { sources: None, ..guard_of(2, &[]) }),
         ]);
         let mut agent = Verdicts::open().unwrap();
-        agent.guard(&Arc::new(Guards { ports: Some(known), ..Guards::default() }));
+        agent.guard(&Arc::new(Guards { ports: Some(known.clone()), ..Guards::default() }));
         assert!(agent.guard_ports().unwrap());
         let listing = || run("nft", &["-s", "list", "table", "bridge", "russet-policy"]);
         let whole = listing();
@@ -273,7 +247,10 @@ fn ports_are_guarded_again_by_a_process_that_knows_them_and_left_alone_by_others
             "flush map bridge russet-policy ports",
             "delete element bridge russet-policy macs { \"russ2\" . 02:00:00:00:00:02 }",
         ] {
+            let mut is_guarded = || plugin.is_port_guarded(&name("russ2"), &known[&name("russ2")]).unwrap();
+            assert_eq!(is_guarded(), Some(true));
             run("nft", &[damage]);
+            assert_eq!(is_guarded(), Some(false), "{damage}");
             assert!(agent.reconcile(&[]).unwrap().structure.is_some(), "{damage}");
             assert!(agent.reconcile(&[]).unwrap().is_clean(), "{damage}");
             assert!(!plugin.guard_ports().unwrap(), "{damage}");

@@ -18,7 +18,7 @@ use crate::Attachment;
 
 mod attached;
 
-pub use attached::{Attached, AttachedOwner, CacheError, attached};
+pub use attached::{Attached, CacheError, attached};
 
 /// The cache's directory.
 #[derive(Debug, Clone)]

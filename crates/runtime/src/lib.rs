@@ -35,7 +35,7 @@ use std::time::Duration;
 use russet_addr::{ContainerId, IfName};
 use serde_json::{Map, Value};
 
-pub use cache::{Attached, AttachedOwner, CacheEntry, CacheError, Detached, attached};
+pub use cache::{Attached, CacheEntry, CacheError, Detached, attached};
 pub use error::{PluginError, RuntimeError};
 pub use in_process::{Call, InProcess};
 pub use load::{ConfigDir, LoadError, load_conflist};

@@ -4,8 +4,8 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 
-use russet_addr::{ContainerId, NetworkName};
-use russet_cni_spec::{CniError, CniResult, ConfigList, PluginConfig, ValidAttachment, Verb, Version};
+use russet_addr::{ContainerId, EndpointId, NetworkName};
+use russet_cni_spec::{CniError, CniResult, ConfigList, PluginConfig, Verb, Version};
 use russet_linux::{NetNs, NetNsError};
 use serde_json::Value;
 
@@ -150,12 +150,12 @@ impl Runtime {
     /// Detaches every cached attachment of this network that is not in `valid`, then lets every
     /// plugin release what it holds for others. Without `valid` no attachment is valid: every
     /// cached one is detached, and the plugins get an empty list.
-    pub fn gc(&self, list: &ConfigList, valid: Option<&[ValidAttachment]>) -> Result<(), RuntimeError> {
+    pub fn gc(&self, list: &ConfigList, valid: Option<&[EndpointId]>) -> Result<(), RuntimeError> {
         let version = list.version()?;
         if list.disable_gc {
             return Ok(());
         }
-        let keep: HashSet<_> = valid.into_iter().flatten().map(|it| (&it.container_id, &it.ifname)).collect();
+        let keep: HashSet<_> = valid.into_iter().flatten().map(|it| (&it.container, &it.ifname)).collect();
         let mut errors = Vec::new();
         for entry in self.cache().entries() {
             let attachment = &entry.attachment;

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use russet_cni_spec::{ATTACHMENT_KEYS, CniResult, ConfigList, PluginConfig, ValidAttachment, Verb, Version};
+use russet_addr::EndpointId;
+use russet_cni_spec::{ATTACHMENT_KEYS, CniResult, ConfigList, PluginConfig, Verb, Version};
 use serde_json::{Map, Value, json};
 
 use crate::Attachment;
@@ -14,7 +15,7 @@ pub(crate) struct Extras<'a> {
     pub(crate) prev_result: Option<&'a CniResult>,
     pub(crate) capability_args: Option<&'a Map<String, Value>>,
     /// GC's list.
-    pub(crate) valid: Option<&'a [ValidAttachment]>,
+    pub(crate) valid: Option<&'a [EndpointId]>,
 }
 
 /// Members that only a runtime may write; a file's values of them are dropped.
@@ -42,7 +43,8 @@ pub(crate) fn stdin(
         object.insert("runtimeConfig".into(), Value::Object(runtime_config));
     }
     if let Some(valid) = extras.valid {
-        let entry = |it: &ValidAttachment| json!({"containerID": it.container_id.as_str(), "ifname": it.ifname.as_str()});
+        let entry =
+            |it: &EndpointId| json!({"containerID": it.container.as_str(), "ifname": it.ifname.as_str()});
         let entries: Value = valid.iter().map(entry).collect();
         for key in ATTACHMENT_KEYS {
             object.insert(key.into(), entries.clone());

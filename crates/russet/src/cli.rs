@@ -6,20 +6,25 @@ use std::path::PathBuf;
 use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
-use russet_agent::{Encapsulation, HealthAddress, StoreLocation};
+use russet_agent::{Annotate, Encapsulation, HealthAddress, IpamMode, PolicyMode, StoreLocation};
 
 pub mod cni;
+pub mod controller;
 pub mod cri;
 pub mod drift;
 pub mod given;
 pub mod install;
 pub mod ipam;
 pub mod journal;
+pub mod kube;
 pub mod migrate;
 pub mod netnamespace;
 pub mod openshift;
 pub mod owned;
+#[cfg(test)]
+mod pages;
 pub mod pods;
+pub mod policy;
 pub mod repair;
 pub mod resources;
 pub mod sandbox;
@@ -45,13 +50,19 @@ const EXAMPLES: &str = "Examples:
   russet get ippools -o yaml
   russet version -o json
 
-Exit codes: 0 good; 1 failed; 2 usage; 3 ran well and found problems. CNI error codes: docs/errors.md.";
+Exit codes: 0 success; 1 failed; 2 usage; 3 success, and problems were found. CNI error codes: docs/errors.md.";
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Run the node daemon: serves CNI, keeps routes and tunnels as the datastore wants them.
     #[command(after_help = AGENT_EXAMPLES)]
     Agent(AgentArgs),
+    /// Run the controller of a Kubernetes cluster: frees what deleted nodes held, and removes the taint of nodes that are ready.
+    #[command(after_help = controller::EXAMPLES)]
+    Controller(Box<controller::ControllerArgs>),
+    /// Resume the collection of garbage after `russet controller` has stopped it.
+    #[command(after_help = controller::GC_EXAMPLES)]
+    Gc(controller::GcArgs),
     /// Run flannel's node daemon: its flags, its data, its files (`russet flanneld -h`); also when called as `flanneld`.
     #[command(disable_help_flag = true)]
     Flanneld(FlanneldArgs),
@@ -70,6 +81,8 @@ pub enum Verb {
     NetNamespace(netnamespace::NetNamespaceArgs),
     /// Show what the node's agent has attached, and which operations it started and did not finish.
     Journal(journal::JournalArgs),
+    /// Look at a Kubernetes cluster, and at this node of it: `check`.
+    Kube(kube::KubeArgs),
     /// Migrate the data of other programs: Calico v1, flannel with etcd v2.
     Migrate(migrate::MigrateArgs),
     /// Install this version of Russet on the node: executables, systemd units, network configuration.
@@ -83,6 +96,11 @@ pub enum Verb {
     /// Delete resources.
     #[command(after_help = resources::DELETE_EXAMPLES)]
     Delete(resources::DeleteArgs),
+    /// Say why a pod or address reaches another or does not: policies, and this node's kernel.
+    #[command(after_help = policy::EXPLAIN_EXAMPLES)]
+    Explain(Box<policy::ExplainArgs>),
+    /// Show network policies, what a change of them would do, and test them against tables.
+    Policy(policy::PolicyArgs),
     /// Show what differs on this node from the desired state, and what Russet repaired after
     /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]
@@ -109,13 +127,13 @@ pub enum Verb {
 }
 
 const AGENT_EXAMPLES: &str = "Examples:
-  russet agent                                       one machine, everything by default
-  russet agent --interface eth1 --encapsulation none plain routes over eth1
+  russet agent                                         one machine, everything by default
+  russet agent --interface eth1 --encapsulation none   plain routes over eth1
   russet agent --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379
   RUSSET_LOG_LEVEL=debug russet agent
 
 Settings come from flags, then RUSSET_* variables, then /etc/russet/russet.toml, then defaults. The agent records them in
-/run/russet/settings.toml: plugins without an agent and other verbs on this node work with the same.
+/run/russet/settings.toml, for plugins without an agent and for other verbs on this node.
 Health: GET /healthz, /readyz?verbose and /metrics on --health-address.";
 
 const DEMO_EXAMPLES: &str = "Examples:
@@ -158,6 +176,24 @@ pub struct NodeArgs {
     /// enforced yet.
     #[arg(long, env = "RUSSET_CALICO")]
     pub calico: bool,
+    /// Where pods' addresses come from: `pools` (blocks of pools in the store) or, with a store in the
+    /// Kubernetes API, `node` (the Node's own podCIDRs; no resource definitions are needed, and
+    /// --ipv4-pool and --ipv6-pool name the cluster's ranges) [default: pools].
+    #[arg(long, env = "RUSSET_IPAM", value_name = "FROM")]
+    pub ipam: Option<IpamMode>,
+    /// With a store in the Kubernetes API: whether pods' addresses are written into their annotations,
+    /// where programs of Calico read them: `auto` (while the cluster has such programs), `always` or
+    /// `never` [default: auto].
+    #[arg(long, env = "RUSSET_ANNOTATE", value_name = "WHEN")]
+    pub annotate: Option<Annotate>,
+    /// Whether the cluster's network policies are enforced on this node's pods, `on` or `off`. Never in
+    /// Calico's place, where Felix does it [default: on].
+    #[arg(long, env = "RUSSET_POLICIES", value_name = "WHETHER")]
+    pub policies: Option<PolicyMode>,
+    /// In Calico's place, with a store in the Kubernetes API: keep a kubeconfig for Calico's plugins
+    /// here, as /etc/cni/net.d/calico-kubeconfig [default: none].
+    #[arg(long, env = "RUSSET_CALICO_KUBECONFIG", value_name = "FILE")]
+    pub calico_kubeconfig: Option<PathBuf>,
     /// MTU of pods; by default the underlay's less the encapsulation's overhead.
     #[arg(long, env = "RUSSET_MTU", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1280..=65535))]
     pub mtu: Option<u32>,
@@ -179,6 +215,10 @@ pub struct AgentArgs {
     /// DEL removes the interface before it answers (about 20 ms), instead of leaving that to the agent.
     #[arg(long, env = "RUSSET_SYNC_DELETE")]
     pub sync_delete: bool,
+    /// With a store in the Kubernetes API: copy this conflist to the runtime, under its own name, once
+    /// pods can start [default: none].
+    #[arg(long, env = "RUSSET_CONFLIST", value_name = "FILE")]
+    pub conflist: Option<PathBuf>,
     #[command(flatten)]
     pub leaks: repair::LeakArgs,
     #[command(flatten)]

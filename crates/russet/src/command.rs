@@ -4,21 +4,25 @@ mod agent;
 mod apply;
 mod cni;
 pub mod cni_direct;
+mod controller;
 mod cri;
 mod delete;
 mod demo_forward;
 mod drift;
+mod explain;
 pub mod flanneld;
 mod get;
 mod install;
 mod ipam;
 mod journal;
+mod kube;
 mod logging;
 mod migrate;
 mod netnamespace;
 mod owned;
 mod place;
 mod pods;
+mod policy;
 mod sandbox;
 mod store;
 mod uninstall;
@@ -37,6 +41,8 @@ pub const PROBLEMS: u8 = 3;
 pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.verb {
         Verb::Agent(args) => agent::run(args),
+        Verb::Controller(args) => return controller::run(*args).unwrap_or_else(failed),
+        Verb::Gc(args) => controller::gc(args),
         Verb::Demo(args) => crate::demo::run(args),
         Verb::DemoForward(args) => demo_forward::run(args),
         Verb::Store(args) => store::run(args),
@@ -49,9 +55,12 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Get(args) => return get::run(args).unwrap_or_else(failed),
         Verb::NetNamespace(args) => netnamespace::run(args),
         Verb::Journal(args) => journal::run(args),
+        Verb::Kube(args) => return kube::run(args).unwrap_or_else(failed),
         Verb::Install(args) => install::run(args),
         Verb::Apply(args) => apply::run(args),
         Verb::Delete(args) => delete::run(args),
+        Verb::Explain(args) => return explain::run(*args).unwrap_or_else(failed),
+        Verb::Policy(args) => return policy::run(args).unwrap_or_else(failed),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use russet_cni_spec::plugin::prepare;
 use russet_cni_spec::relay::{self, TIMING_VARIABLE};
+use russet_cni_spec::table;
 use russet_cni_spec::{CniError, Outcome, Prepared, Request, process_vars};
 use russet_plugins::executable::{ExecutableOwner, owner_of};
 use russet_runtime::{Call, InProcess};
@@ -57,7 +58,7 @@ fn carry_out(plugin: &str, request: &Request, timing: bool) -> Result<Outcome, C
 impl InProcess for EmbeddedPlugins {
     fn stands_for(&self, kind: &str, found: Option<&Path>) -> bool {
         let foreign = found.is_some_and(|path| owner_of(path) != ExecutableOwner::Ours);
-        russet_plugins::NAMES.contains(&kind) && !foreign
+        table::find(kind).is_some() && !foreign
     }
 
     fn run(&self, call: Call) -> Outcome {

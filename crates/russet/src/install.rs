@@ -10,6 +10,7 @@ mod texts;
 
 use std::path::{Path, PathBuf};
 
+use russet_cni_spec::table;
 use serde::Serialize;
 
 pub use carry_out::carry_out;
@@ -31,6 +32,8 @@ pub struct Wish {
     pub cni_bin_dir: PathBuf,
     /// The directory of the conflist; None: write none.
     pub cni_conf_dir: Option<PathBuf>,
+    /// The cluster's own network configuration instead of Russet's: its file's name and text.
+    pub own_conflist: Option<(String, String)>,
     /// The directory of units; None: write none.
     pub unit_dir: Option<PathBuf>,
     /// The services that get units.
@@ -129,6 +132,9 @@ pub enum InstallError {
     Io { operation: &'static str, path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     File(#[from] russet_linux::file::FileError),
+    /// Runtimes would not read it.
+    #[error("{} cannot be the network configuration: it has to be a list of plugins, in a file whose name ends in .conflist", .0.display())]
+    NotAConflist(PathBuf),
     /// The record of an earlier installation is damaged.
     #[error("{} is damaged ({source}); move it away, and install again", path.display())]
     Manifest { path: PathBuf, source: serde_json::Error },
@@ -167,7 +173,12 @@ impl Wish {
     }
 
     pub fn conflist(&self) -> Option<PathBuf> {
-        self.cni_conf_dir.as_ref().map(|dir| dir.join(CONFLIST))
+        self.cni_conf_dir.as_ref().map(|dir| dir.join(self.conflist_name()))
+    }
+
+    /// The file's name, by which runtimes order configurations.
+    pub fn conflist_name(&self) -> &str {
+        self.own_conflist.as_ref().map_or(CONFLIST, |(name, _)| name)
     }
 
     /// The units' paths and texts.
@@ -189,10 +200,9 @@ impl Wish {
     }
 
     fn check(&self) -> Result<(), InstallError> {
-        let known = russet_plugins::NAMES;
-        match self.plugins.iter().flatten().find(|name| !known.contains(&name.as_str())) {
+        match self.plugins.iter().flatten().find(|name| table::find(name).is_none()) {
             None => Ok(()),
-            Some(name) => Err(InstallError::UnknownPlugin { name: name.clone(), known: known.join(", ") }),
+            Some(name) => Err(InstallError::UnknownPlugin { name: name.clone(), known: table::names() }),
         }
     }
 }
@@ -240,21 +250,22 @@ pub fn plan(wish: &Wish, found: &Found) -> Result<Plan, InstallError> {
     let has_portmap = ours_portmap || found.at(&portmap) != There::Nothing;
     let mut last = Vec::new();
     if let Some(path) = wish.conflist() {
-        let command = wish.on_node(&wish.bin_dir.join(COMMAND));
-        let wanted = texts::conflist(
-            &command,
-            has_portmap.then_some(ours_portmap),
-            wish.in_place.then_some(&wish.root),
-        );
-        last.push(match found.at(&path) {
-            There::Nothing => text(&There::Nothing, path, wanted),
-            _ => Step::Leave { path, why: "an existing conflist is kept" },
+        let there = found.at(&path);
+        last.push(match &wish.own_conflist {
+            Some((_, wanted)) => text(&there, path, wanted.clone()),
+            None if there != There::Nothing => Step::Leave { path, why: "an existing conflist is kept" },
+            None => {
+                let command = wish.on_node(&wish.bin_dir.join(COMMAND));
+                let root = wish.in_place.then_some(&*wish.root);
+                text(&there, path, texts::conflist(&command, has_portmap.then_some(ours_portmap), root))
+            }
         });
     }
     let before = found.before_ours.iter().filter(|_| wish.cni_conf_dir.is_some());
     let warn = |name: &String| {
         format!(
-            "{name} comes before {CONFLIST}: container runtimes use the first configuration in the order of names"
+            "{name} comes before {}: container runtimes use the first configuration in the order of names",
+            wish.conflist_name()
         )
     };
     let mut warnings: Vec<String> = before.map(warn).collect();

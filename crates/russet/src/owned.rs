@@ -7,11 +7,12 @@ pub mod pods;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use russet_agent::{Paths, journal, openshift};
+use russet_agent::Paths;
 use russet_attach::marked::{self, Mark, MarkedLink, MarkedObjects};
 use russet_linux::sysctl;
 use russet_netlink::{NetlinkError, Route, Socket};
 use russet_nft::{Nft, Table};
+use russet_openshift::Served;
 use russet_overlay::firewall::EXCEPTION_COMMENT;
 use russet_plugins::executable::{self, ExecutableOwner as Whose};
 use russet_sandbox::SandboxId;
@@ -61,6 +62,8 @@ pub struct Files {
     pub state: Vec<PathBuf>,
     /// The operator's settings.
     pub settings: Option<PathBuf>,
+    /// Those of the directories for `run` and `state` that are mount points, in a pod.
+    pub mounted: Vec<PathBuf>,
 }
 
 /// One object for the output.
@@ -99,7 +102,7 @@ pub fn look(root: &Path, kernel: bool) -> Result<Inventory, LookError> {
 /// Pods, as `namespace/name`, by the name of their interface on the node. Empty without a journal:
 /// names only help a reader.
 pub fn pods_by_interface(paths: &Paths) -> BTreeMap<String, String> {
-    let journal = journal::view(&paths.journal_file()).ok().flatten();
+    let journal = russet_journal::view(&paths.journal_file()).ok().flatten();
     let attachments = journal.into_iter().flat_map(|view| view.attachments);
     attachments.filter_map(|attachment| Some((attachment.host_name?, attachment.pod?))).collect()
 }
@@ -163,9 +166,11 @@ impl Files {
                 Whose::Ours | Whose::Nothing => files.saved.push((saved, path)),
             }
         }
+        let directories = [paths.run_dir(), paths.state_dir()];
+        files.mounted = directories.into_iter().filter(|path| is_mount_point(path)).collect();
         files.run = below(&paths.run_dir());
         files.state = below(&paths.state_dir());
-        if let Some(served) = openshift::Served::on(&paths) {
+        if let Some(served) = Served::below(paths.root(), &paths.run_dir(), &paths.state_dir()) {
             files.conflists.extend(served.conflist);
             files.run.extend(below(&served.run_dir));
             files.state.extend(below(&served.addresses));
@@ -212,6 +217,12 @@ fn exists(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
+fn is_mount_point(path: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+    statx(CWD, path, AtFlags::empty(), StatxFlags::empty())
+        .is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
 /// Everything below a directory, contents before directories; does not follow links.
 fn below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -243,7 +254,7 @@ impl Inventory {
     }
 
     /// Everything, one line each.
-    pub fn objects(&self) -> Vec<Object> {
+    pub fn objects(&self, paths: &Paths) -> Vec<Object> {
         let mut all = Vec::new();
         self.kernel.links.iter().for_each(|link| all.extend(of_link(link, self.pods.get(&link.name))));
         let route = |route: &Route| object("route", route.dst, describe(route, &self.kernel.link_names));
@@ -266,7 +277,8 @@ impl Inventory {
         }
         let keepers = self.sandboxes.iter();
         all.extend(
-            keepers.map(|(id, keeper)| object("sandbox", id, format!("removed by: {}", keeper.remedy()))),
+            keepers
+                .map(|(id, keeper)| object("sandbox", id, format!("removed by: {}", keeper.remedy(paths)))),
         );
         self.files.objects(&mut all);
         all

@@ -9,9 +9,10 @@ mod store;
 
 use std::path::{Path, PathBuf};
 
+use clap::Args as _;
 use russet_addr::{NameError, NodeName};
 use russet_agent::repair::{DEFAULT_CACHE, DEFAULT_GRACE};
-use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, EtcdSettingsError, Paths, StoreLocation};
+use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, EtcdSettingsError, IpamMode, Paths, StoreLocation};
 
 use crate::cli::given::Variables;
 use crate::cli::repair::RepairArgs;
@@ -36,7 +37,7 @@ pub enum SettingsError {
         path: String,
         key: String,
         /// The most similar known key.
-        nearest: &'static str,
+        nearest: String,
     },
     /// A value of the wrong type.
     #[error("{path}: key `{key}`: {reason}")]
@@ -62,9 +63,9 @@ pub enum SettingsError {
         place: String,
         reason: String,
     },
-    /// In place of Calico the store is the cluster's etcd, and no setting names it.
+    /// In place of Calico the store is the cluster's datastore, and no setting names it.
     #[error(
-        "in Calico's place the store is the cluster's etcd, and nothing names it: give --store etcd:URL (or RUSSET_STORE, or store in {file}), or \
+        "in Calico's place the store is the cluster's datastore, and nothing names it: give --store etcd:URL or kubernetes:FILE (or RUSSET_STORE, or store in {file}), or \
          configure calicoctl on this node ({calicoctl}, or ETCD_ENDPOINTS)"
     )]
     NoCalicoStore {
@@ -119,39 +120,6 @@ pub struct Logging {
     pub format: LogFormat,
 }
 
-/// Every key of the settings file; the names are those of the flags.
-const KEYS: [&str; 29] = [
-    "allow_plaintext_credentials",
-    "calico",
-    "cni_cache_dirs",
-    "encapsulation",
-    "etcd_ca_file",
-    "etcd_cert_file",
-    "etcd_key_file",
-    "etcd_password_file",
-    "etcd_server_name",
-    "etcd_username",
-    "health_address",
-    "interface",
-    "ipv4_pool",
-    "ipv6_pool",
-    "leak_repair",
-    "log_format",
-    "log_level",
-    "mtu",
-    "node_name",
-    "openshift",
-    "openshift_cluster_network",
-    "openshift_host_prefix",
-    "openshift_kubeconfig",
-    "openshift_platform",
-    "openshift_routable_mtu",
-    "openshift_service_network",
-    "openshift_trust_annotations",
-    "store",
-    "sync_delete",
-];
-
 /// The settings file's contents, with valid keys.
 pub struct File {
     path: String,
@@ -166,6 +134,7 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging, Effective), SettingsEr
     let file = File::read(&Paths::new(&args.node.root).settings_file())?;
     let health =
         args.health_address.map_or_else(|| file.parsed("health_address"), |given| Ok(Some(given)))?;
+    let conflist = or_file(args.conflist, &file, "conflist")?;
     let sync_delete = args.sync_delete || file.flag("sync_delete")?;
     let leak_repair = match or_file(args.leaks.leak_repair, &file, "leak_repair")? {
         Some(LeakRepair::Off) => None,
@@ -187,6 +156,7 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging, Effective), SettingsEr
     effective.set("cni_cache_dirs", dirs, &caches_origin);
     config.health = health.unwrap_or(DEFAULT_HEALTH.into());
     config.sync_delete = sync_delete;
+    config.conflist = conflist;
     config.leak_repair = leak_repair;
     Ok((config, logging, effective))
 }
@@ -258,6 +228,22 @@ fn caches(paths: &Paths, given: Vec<PathBuf>, file: &File) -> Result<Vec<PathBuf
 
 /// The store of a node, for a command that uses it.
 pub fn store(choice: StoreChoice) -> Result<Chosen, SettingsError> {
+    let chosen = cluster_store(choice)?;
+    match node_ranges(&chosen.paths, &chosen.location)? {
+        Some(origin) => {
+            let why = format!(
+                "embedded in {}, which has the addresses of this node's podCIDRs ({origin})",
+                chosen.paths.state_dir().display()
+            );
+            Ok(Chosen { location: StoreLocation::Embedded, why, ..chosen })
+        }
+        None => Ok(chosen),
+    }
+}
+
+/// The store of the whole cluster, for a command that asks about pods and nodes, and not about the
+/// addresses that this machine gives.
+pub fn cluster_store(choice: StoreChoice) -> Result<Chosen, SettingsError> {
     let paths = Paths::new(choice.root);
     let calicoctl = || calicoctl::read(paths.root(), |name| std::env::var(name).ok());
     let setting = if choice.location.store.is_some() {
@@ -289,6 +275,14 @@ pub fn store(choice: StoreChoice) -> Result<Chosen, SettingsError> {
         other => format!("{other} ({})", setting.origin),
     };
     Ok(Chosen { paths, location: setting.location, why })
+}
+
+/// The origin of the setting by which the agent of this node gives addresses of the Node's podCIDRs, if it does and this is its store: its records are
+/// this machine's then.
+fn node_ranges(paths: &Paths, location: &StoreLocation) -> Result<Option<Origin>, SettingsError> {
+    let Some(known) = recorded::look(paths).known else { return Ok(None) };
+    let is_node = known.file().parsed::<IpamMode>("ipam")? == Some(IpamMode::Node);
+    Ok((is_node && recorded::is_same(location, &known.store)).then(|| known.origin("ipam")))
 }
 
 /// The sources below flags and variables: the agent's record and the settings file. With a record
@@ -381,6 +375,17 @@ fn node_with(
     if let Some(interface) = &interface {
         effective.set("interface", interface.as_str(), &from("interface", args.interface.is_some()));
     }
+    let ipam = or_file(args.ipam, file, "ipam")?.unwrap_or_default();
+    effective.set("ipam", ipam.to_string(), &from("ipam", args.ipam.is_some()));
+    let annotate = or_file(args.annotate, file, "annotate")?.unwrap_or_default();
+    effective.set("annotate", annotate.to_string(), &from("annotate", args.annotate.is_some()));
+    let policies = or_file(args.policies, file, "policies")?.unwrap_or_default();
+    effective.set("policies", policies.to_string(), &from("policies", args.policies.is_some()));
+    let calico_kubeconfig = or_file(args.calico_kubeconfig.clone(), file, "calico_kubeconfig")?;
+    if let Some(path) = &calico_kubeconfig {
+        let from = from("calico_kubeconfig", args.calico_kubeconfig.is_some());
+        effective.set("calico_kubeconfig", absolute(path).display().to_string(), &from);
+    }
     let store = own_store(&args, file, &paths, calico)?;
     effective.set("store", store.location.to_string(), &store.origin);
     for (key, value, from) in store.credentials {
@@ -398,6 +403,11 @@ fn node_with(
         sync_delete: false,
         leak_repair: None,
         cni_caches: Vec::new(),
+        ipam,
+        annotate,
+        policies,
+        conflist: None,
+        calico_kubeconfig,
         openshift: None,
     };
     Ok((config, logging(args, file)?, effective))
@@ -498,8 +508,12 @@ impl File {
             Ok(table) => table,
             Err(source) => return Err(SettingsError::Syntax { path, source: Box::new(source) }),
         };
-        match table.keys().find(|key| !KEYS.contains(&key.as_str())) {
-            Some(key) => Err(SettingsError::UnknownKey { path, key: key.clone(), nearest: nearest(key) }),
+        let known = if table.is_empty() { Vec::new() } else { keys() };
+        match table.keys().find(|key| !known.contains(key)) {
+            Some(key) => {
+                let nearest = known.into_iter().min_by_key(|known| distance(known, key)).unwrap_or_default();
+                Err(SettingsError::UnknownKey { path, key: key.clone(), nearest })
+            }
             None => Ok(Self { path, table }),
         }
     }
@@ -561,9 +575,12 @@ impl File {
     }
 }
 
-/// The known key with the smallest edit distance to `key`.
-fn nearest(key: &str) -> &'static str {
-    KEYS.into_iter().min_by_key(|known| distance(known, key)).unwrap_or(KEYS[0])
+/// Every key of the settings file: the names of the agent's arguments. The root is none of them,
+/// because the file is below it.
+fn keys() -> Vec<String> {
+    let agent = AgentArgs::augment_args(clap::Command::new("agent"));
+    let names = agent.get_arguments().map(|argument| argument.get_id().to_string());
+    names.filter(|name| name != "root").collect()
 }
 
 /// Levenshtein distance, one row at a time.
@@ -596,6 +613,26 @@ mod tests {
     fn an_unknown_key_names_the_nearest_known_one() {
         let error = file("interfaces = 'eth0'").err().unwrap().to_string();
         assert_eq!(error, "russet.toml: unknown key `interfaces`; did you mean `interface`?");
+    }
+
+    #[test]
+    fn the_keys_of_the_file_are_the_agents_arguments_without_the_root() {
+        let keys = keys();
+        for key in
+            ["node_name", "store", "etcd_ca_file", "leak_repair", "cni_cache_dirs", "openshift_platform"]
+        {
+            assert!(keys.iter().any(|known| known == key), "{key}: {keys:?}");
+        }
+        assert!(!keys.iter().any(|key| ["root", "help", "variables"].contains(&key.as_str())), "{keys:?}");
+        // The page's table has the same ones in its third column.
+        let page = include_str!("../../../docs/configuration.md").replace("\\|", "/");
+        let rows = page.lines().filter(|line| line.starts_with("| `--"));
+        let mut documented: Vec<&str> =
+            rows.filter_map(|row| row.split('|').nth(3)?.split('`').nth(1)).collect();
+        let mut known: Vec<&str> = keys.iter().map(String::as_str).collect();
+        documented.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(documented, known);
     }
 
     #[test]

@@ -2,8 +2,11 @@
 //! found; [`carry_out`] executes one step. A missing object counts as removed, so the next
 //! uninstall completes an interrupted one.
 
+mod node_object;
+
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{fmt, fs};
 
 use russet_attach::marked::{self, Mark};
@@ -16,6 +19,7 @@ use serde::{Serialize, Serializer};
 
 use crate::install::RECORD;
 use crate::owned::{Inventory, describe};
+pub use node_object::{NodeObject, NodeObjectError};
 
 /// One object to remove.
 #[derive(Debug, Clone)]
@@ -29,6 +33,8 @@ pub enum Step {
         /// Its original path.
         path: PathBuf,
     },
+    /// Marks on the node's object in the Kubernetes API.
+    NodeObject(Arc<NodeObject>),
     /// A link, with its entries.
     Link {
         ifindex: u32,
@@ -47,12 +53,14 @@ pub enum Step {
 }
 
 /// The optional parts of an uninstall.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Attached pods lose their interfaces.
     pub pods: bool,
     /// The state is removed, too: the embedded store with its addresses, the history.
     pub state: bool,
+    /// The node's object in the Kubernetes API loses Russet's marks, too.
+    pub node_object: Option<Arc<NodeObject>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -66,17 +74,21 @@ pub enum StepError {
     /// Foreign chains.
     #[error(transparent)]
     Firewall(#[from] FirewallError),
+    /// The node's object.
+    #[error(transparent)]
+    NodeObject(#[from] NodeObjectError),
     #[error("{operation} {}: {source}", path.display())]
     Io { operation: &'static str, path: PathBuf, source: io::Error },
 }
 
-/// The steps in order: first the files that make runtimes start pods, then routes and links, then
+/// The steps in order: first the files that make runtimes start pods, then the node's object, then routes and links, then
 /// the rules that filter packets, and other files last. The manifest is removed after the files
 /// that it lists, and then the locks that prevent others from starting, with their directories.
-pub fn plan(inventory: &Inventory, reach: Options) -> Vec<Step> {
+pub fn plan(inventory: &Inventory, reach: &Options) -> Vec<Step> {
     let files = &inventory.files;
     let file = |path: &PathBuf| Step::File(path.clone());
     let mut steps: Vec<Step> = files.conflists.iter().map(file).collect();
+    steps.extend(reach.node_object.iter().cloned().map(Step::NodeObject));
     let pods: Vec<u32> = inventory.pods().map(|link| link.ifindex).collect();
     let stays = |ifindex: u32| !reach.pods && pods.contains(&ifindex);
     let routes = inventory.kernel.routes.iter().filter(|route| !route.oif.is_some_and(stays));
@@ -106,6 +118,8 @@ pub fn plan(inventory: &Inventory, reach: Options) -> Vec<Step> {
     steps.extend(record.into_iter().map(file));
     steps.extend(dirs.into_iter().filter(|_| reach.state).map(file));
     steps.extend(locks.into_iter().map(file));
+    // In a pod the directories of the node are mounted, and cannot be removed from within.
+    steps.retain(|step| !matches!(step, Step::File(path) if files.mounted.contains(path)));
     steps
 }
 
@@ -133,6 +147,7 @@ pub fn carry_out(step: &Step) -> Result<(), StepError> {
             }
             _ => Ok(()),
         },
+        Step::NodeObject(object) => Ok(object.clean()?),
         Step::Link { ifindex, mark, .. } => Ok(marked::remove_link(&mut Socket::route()?, *ifindex, mark)?),
         Step::Route(route, _) => Ok(marked::remove_route(&mut Socket::route()?, route)?),
         Step::Exceptions(_) => match Firewall::exceptions()?.withdraw().failed.into_iter().next() {
@@ -169,6 +184,9 @@ impl fmt::Display for Step {
             Step::File(path) => write!(f, "remove {}", path.display()),
             Step::Restore { saved, path } => {
                 write!(f, "put {} back as {}", saved.display(), path.display())
+            }
+            Step::NodeObject(object) => {
+                write!(f, "remove Russet's condition, taint, annotations and lease of node {}", object.name)
             }
             Step::Link { name, mark, entries: 0, .. } => write!(f, "delete link {name} ({mark})"),
             Step::Link { name, mark, entries, .. } => {
@@ -217,7 +235,7 @@ mod tests {
             "saved": [{"path": root.path().join("opt/cni/bin/loopback"), "saved": before}]});
         fs::write(&record, text.to_string()).unwrap();
 
-        let words = |reach| {
+        let words = |reach: &Options| {
             let steps = plan(&owned::look(root.path(), false).unwrap(), reach);
             let words = steps.iter().map(|step| step.to_string().replace(root.path().to_str().unwrap(), ""));
             (words.collect::<Vec<_>>(), steps)
@@ -231,11 +249,12 @@ mod tests {
         // Until then no program can start.
         let locks = ["cri/lock", "cri", "node.lock", ""];
         let locks = locks.map(|it| format!("remove /run/russet/{it}").trim_end_matches('/').to_owned());
-        let keeping = words(Options::default()).0;
+        let keeping = words(&Options::default()).0;
         assert_eq!(keeping[..4], conflist_to_mtu);
         assert_eq!(keeping[4], "remove /var/lib/russet/installed.json");
         assert_eq!(keeping[5..], locks);
-        let (all, steps) = words(Options { state: true, ..Options::default() });
+        let purge = Options { state: true, ..Options::default() };
+        let (all, steps) = words(&purge);
         assert_eq!(all[..4], conflist_to_mtu);
         let state = ["store.redb", "installed.json", ""].map(|it| format!("remove /var/lib/russet/{it}"));
         assert_eq!(all[4..7], state.map(|it| it.trim_end_matches('/').to_owned()));
@@ -243,7 +262,7 @@ mod tests {
         // Interrupted in the middle, and started again.
         steps[..3].iter().for_each(|step| carry_out(step).unwrap());
         steps.iter().for_each(|step| carry_out(step).unwrap());
-        assert!(words(Options { state: true, ..Options::default() }).0.is_empty());
+        assert!(words(&purge).0.is_empty());
         assert!(root.path().join("opt/cni/bin/loopback").exists());
         assert!(root.path().join("etc/russet/russet.toml").exists(), "the operator's own");
     }

@@ -1,5 +1,5 @@
-//! Pod sandboxes: their configuration and life cycle. The CRI server and `russet sandbox` call
-//! this.
+//! Pod sandboxes: their configuration and life cycle, and the CRI server over them ([`cri`]).
+//! `russet sandbox` and `russet cri` call this.
 //!
 //! [`Sandboxes`] creates, stops, removes, lists and recovers sandboxes. An [`Engine`] makes their
 //! processes and namespaces; their network is the runtime's default network. All calls block.
@@ -16,17 +16,16 @@ mod capabilities;
 mod checkpoint;
 mod config;
 mod containerd;
+pub mod cri;
 mod engine;
 mod error;
 mod event;
 mod fault;
 mod files;
-mod gate;
 mod id;
 mod metrics;
 mod network;
 mod orphans;
-mod pod_locks;
 mod quantity;
 mod recreate;
 mod sandbox;

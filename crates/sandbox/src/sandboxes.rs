@@ -21,15 +21,14 @@ use russet_cni_spec::ConfigList;
 use russet_linux::file::private_dir;
 use russet_linux::{FileLock, LockHolder};
 use russet_runtime::Runtime;
+use russet_sync::KeyedLock;
 
 use crate::checkpoint::{Phase, Records};
 use crate::engine::{Engine, EngineState};
 use crate::error::SandboxError;
 use crate::event::{EventKind, Events, Watchers};
-use crate::gate::Gate;
 use crate::metrics::{Metrics, STATUS};
 use crate::network::{Kernel, NamespaceOps, NetworkSource};
-use crate::pod_locks::PodLocks;
 use crate::stats::{self, Stats};
 use crate::{Filter, Sandbox, SandboxId, State};
 
@@ -62,8 +61,8 @@ pub struct Sandboxes {
     records: Records,
     dirs: PathBuf,
     table: Mutex<Table>,
-    locks: PodLocks,
-    gate: Gate,
+    /// By pod (cni-runtime.md section 3.1, `podLock`). GC of networks has all (section 1.13).
+    locks: KeyedLock,
     watchers: Watchers,
     deaths: DeathWatcher,
     metrics: Metrics,
@@ -116,8 +115,7 @@ impl Sandboxes {
             records,
             dirs,
             table: Mutex::default(),
-            locks: PodLocks::default(),
-            gate: Gate::default(),
+            locks: KeyedLock::default(),
             watchers: Watchers::default(),
             deaths: DeathWatcher::new()?,
             metrics,

@@ -15,33 +15,46 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::time::SystemTime;
 
 use russet_addr::{Family, NodeName};
 use russet_model::{Attribute, HandleId, time};
-use russet_store::StoreError;
+use russet_store::{Store, StoreError};
 
-use crate::wire::{Log, Wire};
 use block::Wanted;
 
 /// Which behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Version {
+pub enum Version {
+    /// 3.31 and older.
     V331,
+    /// 3.32.
     V332,
+    /// 3.33.
     V333,
 }
 
 /// One process.
-pub(crate) struct Go {
-    store: Rc<Wire>,
-    log: Rc<Log>,
+pub struct Go {
+    store: Rc<dyn Store>,
+    environment: Rc<dyn Environment>,
     host: NodeName,
     version: Version,
 }
 
+/// What a process has besides its store.
+pub trait Environment {
+    /// The time.
+    fn now(&self) -> SystemTime;
+
+    /// Notes an error that the allocator only logs.
+    fn note(&self, line: &dyn Fn() -> String);
+}
+
 /// calico-ipam.md section 2.2.
+#[allow(missing_docs, reason = "names as there")]
 #[derive(Debug)]
-pub(crate) enum GoError {
+pub enum GoError {
     /// A guarded update lost; also a wrong handle or sequence number in a release.
     Conflict,
     AlreadyExists,
@@ -66,12 +79,18 @@ const RETRIES: u32 = 100;
 // === impl Go ===
 
 impl Go {
-    pub(crate) fn new(store: Rc<Wire>, log: Rc<Log>, host: NodeName, version: Version) -> Self {
-        Self { store, log, host, version }
+    /// A process on `host`.
+    pub fn new(
+        store: Rc<dyn Store>,
+        environment: Rc<dyn Environment>,
+        host: NodeName,
+        version: Version,
+    ) -> Self {
+        Self { store, environment, host, version }
     }
 
     /// CNI ADD (calico-ipam.md section 4.2), and the main plugin's DEL when it fails.
-    pub(crate) async fn add(&self, handle: &HandleId, pod: &str, v4: u32, v6: u32) -> Result<Vec<IpAddr>> {
+    pub async fn add(&self, handle: &HandleId, pod: &str, v4: u32, v6: u32) -> Result<Vec<IpAddr>> {
         let result = self.assign_both(handle, pod, v4 as usize, v6 as usize).await;
         if result.is_err() {
             let _ = self.del(handle).await;
@@ -123,7 +142,7 @@ impl Go {
     }
 
     fn owner(&self, handle: &HandleId, pod: &str) -> Attribute {
-        let timestamp = time::go_timestamp(self.log.now());
+        let timestamp = time::go_timestamp(self.environment.now());
         let secondary = [
             ("node", self.host.to_string()),
             ("pod", pod.to_owned()),
@@ -146,6 +165,8 @@ impl fmt::Display for GoError {
         }
     }
 }
+
+impl std::error::Error for GoError {}
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ mod check;
 mod cluster;
 mod executor;
 mod failure;
-mod go;
+pub mod go;
 mod lane;
 mod options;
 mod plan;

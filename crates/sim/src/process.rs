@@ -48,13 +48,13 @@ impl Process {
     pub(crate) fn new(node: NodeName, kind: Kind, wire: Wire) -> Self {
         let log = wire.log.clone();
         let store = Rc::new(wire);
-        let clock = Rc::new(SimClock(log.clone()));
+        let clock = Rc::new(SimClock(log));
         let inner = match kind {
             Kind::Ours { remembers } => {
                 let allocator = Allocator::new(store.clone(), clock);
                 Inner::Ours(Box::new(if remembers { allocator.with_cache(BELIEVED) } else { allocator }))
             }
-            Kind::Go(version) => Inner::Go(Go::new(store.clone(), log, node.clone(), version)),
+            Kind::Go(version) => Inner::Go(Go::new(store.clone(), store.clone(), node.clone(), version)),
         };
         Self { node, store, inner }
     }

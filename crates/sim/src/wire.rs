@@ -12,6 +12,8 @@ use russet_store::{
     BoxFuture, Claims, CommitError, Record, Revision, Sim, Snapshot, Step, Store, StoreError, Watch,
 };
 
+use crate::go::Environment;
+
 /// What all connections share: the step counter, the clock, and the trace.
 pub(crate) struct Log {
     traced: bool,
@@ -83,6 +85,16 @@ impl Clock for SimClock {
 }
 
 // === impl Wire ===
+
+impl Environment for Wire {
+    fn now(&self) -> SystemTime {
+        self.log.now()
+    }
+
+    fn note(&self, line: &dyn Fn() -> String) {
+        self.log.note(&self.who, line);
+    }
+}
 
 impl Store for Wire {
     fn claims(&self) -> Claims {

@@ -5,12 +5,12 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use russet_sync::Backoff;
 use tokio::time::Instant;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Status};
 
 use crate::auth::{Auth, Token};
-use crate::backoff::Backoff;
 use crate::failure::{Class, Effect, Failure};
 use crate::members::{Connection, Members};
 use crate::proto::kv_client::KvClient;
@@ -27,6 +27,18 @@ const PATIENCE_PARTS: u32 = 3;
 const FIRST_CONTACT: Duration = Duration::from_millis(600);
 /// How many refused tokens in one call mean that the user itself is wrong.
 const MAX_RENEWALS: u32 = 3;
+
+/// The first pause: about the time that a follower needs to answer "no leader" and a local election
+/// needs to progress.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// The longest pause: an etcd election takes one to two seconds, and its end should be noticed
+/// soon.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// The pauses of one call or one watch, for both engines.
+pub(crate) fn backoff() -> Backoff {
+    Backoff::new(PAUSE_MIN, PAUSE_MAX)
+}
 
 /// The state that all clones of an engine share.
 pub(crate) struct Client {
@@ -137,7 +149,7 @@ impl Client {
     {
         let begun = Instant::now();
         let deadline = begun + self.settings.deadline;
-        let mut backoff = Backoff::new();
+        let mut backoff = backoff();
         let (mut tries, mut refusals) = (0, 0);
         let mut renewals = 0;
         let mut unknown = false;

@@ -235,6 +235,13 @@ pub(crate) fn chain<'a>(
     })
 }
 
+/// An error and its sources in one line; tonic's own message is only "transport error".
+pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let mut parts: Vec<String> = chain(Some(error)).map(ToString::to_string).collect();
+    parts.dedup();
+    parts.join(": ")
+}
+
 /// The status and its sources in one line, without control characters.
 fn sentence(status: &Status) -> String {
     let mut parts = vec![match status.message() {

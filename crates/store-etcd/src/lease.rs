@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use russet_store::{LeaseId, StoreError};
+use russet_sync::random;
 
-use crate::backoff::random;
 use crate::client::{Client, Line};
 use crate::failure::{Class, Effect};
 use crate::proto::{LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest};

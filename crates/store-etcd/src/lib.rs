@@ -10,7 +10,6 @@
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod auth;
-mod backoff;
 mod client;
 mod engine;
 mod failure;
@@ -21,7 +20,6 @@ mod notification;
 mod proto;
 mod range;
 mod reach;
-mod secret;
 mod settings;
 mod tls;
 mod v2;
@@ -30,6 +28,6 @@ mod watch;
 pub use engine::Etcd;
 pub use failure::EtcdError;
 pub use reach::Reach;
-pub use secret::Secret;
+pub use russet_http::Secret;
 pub use settings::{CALL_DEADLINE, LOCATION_SCHEME, Settings, SettingsError};
 pub use v2::{EtcdV2, Life};

@@ -9,14 +9,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use russet_sync::random;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio_rustls::client::TlsStream;
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::backoff::random;
-use crate::failure::{Failure, chain};
+use crate::failure::{Failure, chain, with_causes};
 use crate::tls::{Tls, address};
 use crate::{Settings, SettingsError};
 
@@ -237,11 +237,4 @@ impl Service<Uri> for Secured {
             }
         })
     }
-}
-
-/// An error and its sources in one line; tonic's own message is only "transport error".
-fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut parts: Vec<String> = chain(Some(error)).map(ToString::to_string).collect();
-    parts.dedup();
-    parts.join(": ")
 }

@@ -9,8 +9,7 @@ use russet_model::{Key, Prefix};
 use russet_store::{LeaseId, Record, Revision, Snapshot, StoreError, Tenure};
 use tonic::Code;
 
-use crate::backoff::Backoff;
-use crate::client::Client;
+use crate::client::{Client, backoff};
 use crate::failure::{Class, Effect, Failure};
 use crate::proto::mvccpb::KeyValue;
 use crate::proto::{RangeRequest, RangeResponse};
@@ -94,7 +93,7 @@ async fn collected<T>(
     keys_only: bool,
     keep: fn(Record) -> T,
 ) -> Result<(Vec<T>, Revision), StoreError> {
-    let mut backoff = Backoff::new();
+    let mut backoff = backoff();
     let mut restarts = 0;
     loop {
         let mut kept = Vec::new();

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use russet_model::Prefix;
 use russet_store::{Event, Known, Record, Revision, StoreError};
+use russet_sync::Backoff;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio_stream::StreamExt;
 use tonic::{Status, Streaming};
 
-use crate::backoff::Backoff;
-use crate::client::{Client, Line};
+use crate::client::{Client, Line, backoff};
 use crate::failure::{Class, Effect, Failure, printable};
 use crate::notification::{Notification, Watcher};
 use crate::proto::mvccpb::event::EventType;
@@ -75,7 +75,7 @@ pub(crate) async fn begin_with(
 
 fn start(client: Arc<Client>, prefix: Prefix, known: Known, at: i64, ready: VecDeque<Event>) -> Watcher {
     Watcher::start(ready, |notifications| {
-        Follower { client, prefix, known, at, notifications, backoff: Backoff::new(), refusals: 0 }.run()
+        Follower { client, prefix, known, at, notifications, backoff: backoff(), refusals: 0 }.run()
     })
 }
 

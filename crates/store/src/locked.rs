@@ -115,7 +115,7 @@ pub async fn join(dir: &Path, deadline: Duration) -> Result<Access, StoreError> 
 
 /// The socket of the owner of `dir`: only its own user may connect. What a dead owner left there is replaced, which holding the lock makes safe.
 pub fn listen(dir: &Path, _owner: &Locked) -> io::Result<UnixListener> {
-    russet_listener::unix::replace_at(&dir.join(SOCKET_FILE), russet_listener::unix::PRIVATE)
+    russet_http::listener::unix::replace_at(&dir.join(SOCKET_FILE), russet_http::listener::unix::PRIVATE)
 }
 
 async fn owner_answers(socket: &Path) -> bool {

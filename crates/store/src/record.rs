@@ -4,7 +4,8 @@
 use russet_model::Key;
 
 /// When a record was last written, on the store's own clock: 0 is before the first write. Guards
-/// compare it only for equality; the order shows what came first within one store.
+/// compare it only for equality; the order shows what came first within one store. A write that
+/// changes nothing may leave it as it was, so it does not fence off other writers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Revision(pub u64);
 

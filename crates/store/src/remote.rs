@@ -127,6 +127,11 @@ impl Remote {
         Self { commands, ids: Arc::new(AtomicU64::new(1)), path, deadline: CALL_DEADLINE }
     }
 
+    /// Whether this is a guest whose owner listens no more: each further call fails.
+    pub fn is_left(&self) -> bool {
+        self.commands.is_closed()
+    }
+
     fn next_id(&self) -> u64 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }

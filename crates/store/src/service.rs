@@ -3,16 +3,21 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_listener::{Acceptor, Admission, Allowed, Busy, Connection, Limits};
+use russet_http::listener::{Acceptor, Admission, Allowed, Busy, Connection, Limits};
 use russet_model::Prefix;
+use rustix::io::Errno;
+use rustix::net::Shutdown;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet, LocalSet};
 use tokio::time::Instant;
 
@@ -37,13 +42,16 @@ pub const LISTENER: Limits = Limits {
     idle_timeout: None,
 };
 /// The same where the owner is itself a process of one request: a burst of them is larger than what an agent lets work at once.
-const GUESTS: Limits = Limits { connections: 256, ..LISTENER };
+/// All guests have the rights of this user, and those in other PID namespaces look like one process.
+const GUESTS: Limits = Limits { connections: 256, per_peer: 256, ..LISTENER };
 /// How long a guest has the store to itself.
 const TURN_MAX: Duration = Duration::from_millis(25);
 /// How long an owner whose own request is done stays for others that come one after the other.
 const STAY_MAX: Duration = Duration::from_millis(100);
 /// How long an owner that leaves waits for guests that have connected: they are about to do one commit.
 const GUESTS_TIMEOUT: Duration = Duration::from_millis(250);
+/// How long it then still works on calls that it has received: an answer that is lost leaves a guest with a commit of unknown outcome.
+const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it takes at most until a connection that the kernel has made is seen here.
 const LAST_GUESTS_TIMEOUT: Duration = Duration::from_millis(1);
 /// Of a greeting: its length, and one byte each for number, kind and version.
@@ -82,7 +90,7 @@ pub async fn serve_within(
 }
 
 /// Serves `store` at the socket `path` to other short-lived processes until `leaving` ends; then to those that have connected by then, until they are done,
-/// but not for longer than [`GUESTS_TIMEOUT`].
+/// but not for longer than [`GUESTS_TIMEOUT`]. After that the kernel refuses their calls, and those that it has accepted are answered.
 pub async fn serve_guests(
     store: Embedded,
     listener: UnixListener,
@@ -101,6 +109,13 @@ async fn serve_until(
 ) {
     let acceptor = Acceptor::new(listener, Admission::new(GUESTS));
     let mut guests = JoinSet::new();
+    let (stop, stopped) = watch::channel(false);
+    let start = |guests: &mut JoinSet<()>, stream: Connection<UnixStream>| {
+        let mut stopped = stopped.clone();
+        // An error: the sender is gone, with the whole service.
+        let stop = async move { _ = stopped.wait_for(|stop| *stop).await };
+        start_connection(guests, &store, stream, Some(Box::pin(stop)));
+    };
     let mut leaving = std::pin::pin!(leaving);
     let mut stay_until = None;
     while stay_until.is_none_or(|end| Instant::now() < end) {
@@ -108,7 +123,7 @@ async fn serve_until(
             biased;
             () = &mut leaving, if stay_until.is_none() => stay_until = Some(Instant::now() + STAY_MAX),
             guest = next_guest(&acceptor, stay_until.is_some()) => match guest {
-                Some(stream) => start_connection(&mut guests, &store, stream),
+                Some(stream) => start(&mut guests, stream),
                 None => break,
             }
         }
@@ -120,13 +135,23 @@ async fn serve_until(
     }
     // Connections that the kernel had made before the socket lost its name.
     while let Some(stream) = next_guest(&acceptor, true).await {
-        start_connection(&mut guests, &store, stream);
+        start(&mut guests, stream);
     }
     drop(acceptor);
-    let finished = async { while guests.join_next().await.is_some() {} };
-    if tokio::time::timeout(GUESTS_TIMEOUT, finished).await.is_err() {
-        tracing::debug!("a process uses the store for too long; it has to reach it again");
+    if tokio::time::timeout(GUESTS_TIMEOUT, all_ended(&mut guests)).await.is_ok() {
+        return;
     }
+    tracing::debug!("a process uses the store for too long; it has to reach it again");
+    stop.send_replace(true);
+    if tokio::time::timeout(LAST_ANSWERS_TIMEOUT, all_ended(&mut guests)).await.is_err() {
+        tracing::warn!(
+            "a process that uses the store got no answer in time, or does not read it; it is cut off"
+        );
+    }
+}
+
+async fn all_ended(connections: &mut JoinSet<()>) {
+    while connections.join_next().await.is_some() {}
 }
 
 /// The next connection; for an owner that leaves only one that has been made.
@@ -137,11 +162,17 @@ async fn next_guest(acceptor: &Acceptor<UnixListener>, is_leaving: bool) -> Opti
     tokio::time::timeout(LAST_GUESTS_TIMEOUT, acceptor.accept()).await.ok()
 }
 
-fn start_connection(connections: &mut JoinSet<()>, store: &Embedded, stream: Connection<UnixStream>) {
+/// Serves a connection until its client leaves, or after `stop` until its calls are answered.
+fn start_connection(
+    connections: &mut JoinSet<()>,
+    store: &Embedded,
+    stream: Connection<UnixStream>,
+    stop: Option<Signal>,
+) {
     while connections.try_join_next().is_some() {}
     let store = store.clone();
     connections.spawn_local(async move {
-        if let Err(error) = connection(store, stream).await {
+        if let Err(error) = connection(store, stream, stop).await {
             tracing::debug!(%error, "store client cut off");
         }
     });
@@ -151,7 +182,7 @@ async fn accept(store: Embedded, acceptor: Acceptor<UnixListener>) {
     let mut connections = JoinSet::new();
     loop {
         let stream = acceptor.accept().await;
-        start_connection(&mut connections, &store, stream);
+        start_connection(&mut connections, &store, stream, None);
     }
 }
 
@@ -166,13 +197,26 @@ enum Cut {
     Stalled,
 }
 
-async fn connection(store: Embedded, stream: Connection<UnixStream>) -> Result<(), Cut> {
+async fn connection(
+    store: Embedded,
+    stream: Connection<UnixStream>,
+    stop: Option<Signal>,
+) -> Result<(), Cut> {
     let begin = stream.requests();
+    let stop = match stop {
+        Some(signal) => Some(Stop { signal, socket: stream.as_fd().try_clone_to_owned()? }),
+        None => None,
+    };
     let (reader, writer) = tokio::io::split(stream);
     let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
+    let calls = Calls { reader, bytes: Vec::new(), stop, is_stopped: false };
+    let mut writing = std::pin::pin!(write_frames(writer, queue));
     tokio::select! {
-        result = read_calls(store, reader, outgoing, begin) => result,
-        result = write_frames(writer, queue) => result,
+        end = serve_calls(store, calls, outgoing, begin) => match end? {
+            End::ByClient => Ok(()),
+            End::Stopped => writing.await,
+        },
+        result = &mut writing => result,
     }
 }
 
@@ -186,21 +230,27 @@ async fn write_frames(
     Ok(())
 }
 
+/// How reading calls ended.
+enum End {
+    ByClient,
+    /// By the owner: all calls are done, and their answers are queued.
+    Stopped,
+}
+
 /// Reads calls and starts their work until the client disconnects. Work in progress ends with the
 /// connection; a commit that reached the writer takes effect anyway.
-async fn read_calls(
+async fn serve_calls(
     store: Embedded,
-    mut reader: ReadHalf<Connection<UnixStream>>,
+    mut calls: Calls,
     outgoing: mpsc::Sender<Vec<u8>>,
     begin: impl Fn() -> Busy,
-) -> Result<(), Cut> {
+) -> Result<End, Cut> {
     let client = Rc::new(Client { store, outgoing });
     let places = Arc::new(Semaphore::new(IN_FLIGHT_MAX));
     let mut work = JoinSet::new();
     let mut watches: HashMap<u64, AbortHandle> = HashMap::new();
-    let mut bytes = Vec::new();
-    greet(&client, next_call(&mut reader, &mut bytes).await?).await?;
-    while let Some(Call { id, request }) = next_call(&mut reader, &mut bytes).await? {
+    greet(&client, calls.next().await?).await?;
+    while let Some(Call { id, request }) = calls.next().await? {
         while work.try_join_next().is_some() {}
         watches.retain(|_, task| !task.is_finished());
         match request {
@@ -222,26 +272,84 @@ async fn read_calls(
                 client.fail(id, StoreError::Invalid { operation: "watch".into(), reason }).await;
             }
             request => {
-                let Ok(place) = places.clone().acquire_owned().await else { return Ok(()) };
+                let Ok(place) = places.clone().acquire_owned().await else { break };
                 work.spawn_local(client.clone().work(id, request, (place, begin())));
             }
         }
     }
-    Ok(())
+    if !calls.is_stopped {
+        return Ok(End::ByClient);
+    }
+    watches.into_values().for_each(|task| task.abort());
+    all_ended(&mut work).await;
+    Ok(End::Stopped)
 }
 
-async fn next_call(
-    reader: &mut ReadHalf<Connection<UnixStream>>,
-    bytes: &mut Vec<u8>,
-) -> Result<Option<Call>, Cut> {
-    loop {
-        if let Some((call, used)) = wire::decode(bytes)? {
-            bytes.drain(..used);
-            return Ok(Some(call));
+/// The calls of a connection.
+struct Calls {
+    reader: ReadHalf<Connection<UnixStream>>,
+    /// Read and not decoded.
+    bytes: Vec<u8>,
+    /// None: calls are accepted until the client leaves.
+    stop: Option<Stop>,
+    is_stopped: bool,
+}
+
+/// Ends when no more calls are to be accepted.
+type Signal = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Stop {
+    signal: Signal,
+    /// That of the connection.
+    socket: OwnedFd,
+}
+
+// === impl Calls ===
+
+impl Calls {
+    /// The next call; none when the client has left, and after `stop` when all calls that the kernel has accepted were returned.
+    async fn next(&mut self) -> Result<Option<Call>, Cut> {
+        loop {
+            if let Some((call, used)) = wire::decode(&self.bytes)? {
+                self.bytes.drain(..used);
+                return Ok(Some(call));
+            }
+            if self.is_stopped {
+                return Ok(None);
+            }
+            self.bytes.reserve(READ_BYTES);
+            let read = self.reader.read_buf(&mut self.bytes);
+            let Some(stop) = &mut self.stop else {
+                match read.await? {
+                    0 => return Ok(None),
+                    _ => continue,
+                }
+            };
+            tokio::select! {
+                biased;
+                read = read => if read? == 0 {
+                    return Ok(None);
+                },
+                () = &mut stop.signal => {
+                    self.is_stopped = true;
+                    read_last(&stop.socket, &mut self.bytes)?;
+                }
+            }
         }
-        bytes.reserve(READ_BYTES);
-        if reader.read_buf(bytes).await? == 0 {
-            return Ok(None);
+    }
+}
+
+/// Makes further writes of the client fail, so that it knows which calls were not accepted (EPIPE), and reads what came before. The runtime does not notice
+/// a shutdown by this process, so it cannot be asked to read until the end.
+fn read_last(socket: &OwnedFd, bytes: &mut Vec<u8>) -> io::Result<()> {
+    rustix::net::shutdown(socket, Shutdown::Read)?;
+    let mut chunk = [0; 4096];
+    loop {
+        match rustix::io::read(socket, &mut chunk) {
+            Ok(0) | Err(Errno::AGAIN) => return Ok(()),
+            Ok(read) => bytes.extend_from_slice(chunk.get(..read).unwrap_or_default()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -434,4 +542,65 @@ impl Client {
 /// The approximate size of a record in a frame.
 fn record_bytes(record: &Record) -> usize {
     record.key.as_str().len() + record.value.len() + 16
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use russet_http::listener::Acceptor;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::locked::{SOCKET_FILE, STORE_FILE};
+
+    /// Both ends of a connection to a guest's owner.
+    async fn connect(dir: &TempDir) -> (UnixStream, Connection<UnixStream>) {
+        let path = dir.path().join(SOCKET_FILE);
+        let acceptor = Acceptor::new(UnixListener::bind(&path).unwrap(), Admission::new(GUESTS));
+        let (client, stream) = tokio::join!(UnixStream::connect(&path), acceptor.accept());
+        (client.unwrap(), stream)
+    }
+
+    fn frames(calls: impl IntoIterator<Item = Request>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (id, request) in (0..).zip(calls) {
+            wire::encode(&Call { id, request }, &mut bytes).unwrap();
+        }
+        bytes
+    }
+
+    #[tokio::test]
+    async fn a_stop_returns_calls_that_the_kernel_accepted_and_refuses_later_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut client, stream) = connect(&dir).await;
+        client.write_all(&frames([Request::Unwatch, Request::Unwatch])).await.unwrap();
+        let socket = stream.as_fd().try_clone_to_owned().unwrap();
+        let mut bytes = Vec::new();
+        read_last(&socket, &mut bytes).unwrap();
+        let (reader, _writer) = tokio::io::split(stream);
+        let mut calls = Calls { reader, bytes, stop: None, is_stopped: true };
+        assert_eq!(calls.next().await.unwrap().unwrap().id, 0);
+        assert_eq!(calls.next().await.unwrap().unwrap().id, 1);
+        assert!(calls.next().await.unwrap().is_none());
+        let refused = client.write_all(&frames([Request::Unwatch])).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[tokio::test]
+    async fn a_stopped_connection_answers_its_calls_before_it_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Embedded::open(dir.path().join(STORE_FILE)).unwrap();
+        let (mut client, stream) = connect(&dir).await;
+        let calls = [Request::Hello { version: wire::VERSION }, Request::List(Prefix::nodes())];
+        client.write_all(&frames(calls)).await.unwrap();
+        let local = LocalSet::new();
+        local.run_until(connection(store, stream, Some(Box::pin(ready(()))))).await.unwrap();
+        let mut answers = Vec::new();
+        client.read_to_end(&mut answers).await.unwrap();
+        let (hello, used) = wire::decode::<Answer>(&answers).unwrap().unwrap();
+        assert!(matches!(hello.reply, Reply::Hello { .. }));
+        let (list, _) = wire::decode::<Answer>(&answers[used..]).unwrap().unwrap();
+        assert!(matches!(list, Answer { id: 1, reply: Reply::Part { last: true, .. } }));
+    }
 }

@@ -5,7 +5,6 @@
 //! Every operation can be dropped before it takes effect and afterwards, and in non-atomic mode
 //! around each step: a driver that stops polling there has crashed its node.
 
-mod rng;
 mod state;
 mod watch;
 
@@ -18,12 +17,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use russet_model::{Key, Prefix};
+pub use russet_sync::Rng;
 
 use crate::{
     BoxFuture, Cause, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError,
     Tenure, Watch, check_steps,
 };
-pub use rng::Rng;
 use state::State;
 use watch::SimWatch;
 

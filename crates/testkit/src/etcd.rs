@@ -1,5 +1,4 @@
-//! Real etcd members on loopback, each in a directory and on ports of its own; ended by process id when dropped. For the tests of the engine, of the
-//! allocator over it and of whole programs, and for `russet-swarm`.
+//! Real etcd members on loopback, each in a directory and on ports of its own; ended by process id when dropped.
 
 #![allow(clippy::unwrap_used, reason = "a broken test bench fails the test")]
 
@@ -20,6 +19,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Member {
     name: String,
+    program: PathBuf,
     directory: PathBuf,
     arguments: Vec<String>,
     /// The address for clients: `127.0.0.1:port`.
@@ -45,7 +45,7 @@ static NEXT_PORT: AtomicU32 = AtomicU32::new(0);
 
 /// Ports without a listener. Test processes start at different numbers, and none returns the same
 /// port twice.
-fn free_ports(count: usize) -> Vec<u16> {
+pub(crate) fn free_ports(count: usize) -> Vec<u16> {
     let size = PORTS.end - PORTS.start;
     let candidates = std::iter::repeat_with(|| {
         let offset =
@@ -62,7 +62,7 @@ impl Member {
     pub fn start(&mut self) {
         assert!(self.running.is_none(), "{} runs already", self.name);
         let log = std::fs::File::create(self.directory.join(format!("{}.log", self.name))).unwrap();
-        let mut command = Command::new(require_tool("etcd"));
+        let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdout(Stdio::null()).stderr(Stdio::from(log)).stdin(Stdio::null());
         self.running = Some(command.spawn().unwrap());
     }
@@ -96,7 +96,7 @@ impl Member {
     }
 
     /// The end of its log.
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         let log = std::fs::read_to_string(self.directory.join(format!("{}.log", self.name))).unwrap();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
@@ -142,7 +142,13 @@ impl Drop for Member {
 impl Cluster {
     /// One member over http.
     pub fn single() -> Self {
-        Self::start(1, "http", |_| Vec::new(), Vec::new())
+        Self::of_program(require_tool("etcd"))
+    }
+
+    /// One member over http, of another etcd than the one that is installed.
+    pub fn of_program(program: PathBuf) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self::run(&program, directory, 1, "http", |_| Vec::new(), Vec::new())
     }
 
     /// `count` members; `more` adds arguments, given the directory; `etcdctl` is what etcdctl needs.
@@ -158,6 +164,17 @@ impl Cluster {
 
     /// The same in a directory that holds files already.
     pub fn start_in(
+        directory: TempDir,
+        count: usize,
+        scheme: &'static str,
+        more: impl Fn(&Path) -> Vec<String>,
+        etcdctl: Vec<String>,
+    ) -> Self {
+        Self::run(&require_tool("etcd"), directory, count, scheme, more, etcdctl)
+    }
+
+    fn run(
+        program: &Path,
         directory: TempDir,
         count: usize,
         scheme: &'static str,
@@ -184,6 +201,7 @@ impl Cluster {
             arguments.extend(more(directory.path()));
             Member {
                 name,
+                program: program.to_owned(),
                 directory: directory.path().to_owned(),
                 arguments,
                 client,

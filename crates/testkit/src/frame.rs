@@ -55,8 +55,8 @@ fn ipv6_udp(from: Ipv6Addr, to: Ipv6Addr, mut udp: Vec<u8>) -> Vec<u8> {
     [header, udp].concat()
 }
 
-/// RFC 1071
-fn checksum(bytes: &[u8]) -> [u8; 2] {
+/// The checksum of IPv4, ICMP and UDP (RFC 1071).
+pub fn checksum(bytes: &[u8]) -> [u8; 2] {
     let mut sum: u32 = 0;
     for pair in bytes.chunks(2) {
         let low = pair.get(1).copied().unwrap_or(0);

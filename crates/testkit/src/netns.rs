@@ -3,6 +3,8 @@
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::UnshareFlags;
 
+use crate::tool::run;
+
 /// Runs `body` on a thread of its own inside new network and mount namespaces, so that nothing reaches the host and
 /// nothing is left. Threads and processes that it starts are inside, too.
 ///
@@ -24,7 +26,7 @@ pub fn in_new_netns<T: Send>(body: impl FnOnce() -> T + Send) -> T {
 /// [`in_new_netns`] with loopback up, as on a node.
 pub fn in_netns_with_loopback<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     in_new_netns(|| {
-        crate::run("ip", &["link", "set", "lo", "up"]);
+        run("ip", &["link", "set", "lo", "up"]);
         body()
     })
 }

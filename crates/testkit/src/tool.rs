@@ -40,6 +40,59 @@ pub fn run(name: &str, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// [`run`] for a command that is split at its blanks.
+#[track_caller]
+pub fn sh(command: &str) -> String {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    run(words[0], &words[1..])
+}
+
+/// Whether a command that is split at its blanks ends with success.
+#[track_caller]
+pub fn succeeds(command: &str) -> bool {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let output = Command::new(require_tool(words[0])).args(&words[1..]).output();
+    output.unwrap_or_else(|error| panic!("run {command}: {error}")).status.success()
+}
+
+/// The JSON array that a command prints, which is split at its blanks; empty where it prints nothing.
+#[track_caller]
+pub fn sh_json(command: &str) -> Vec<serde_json::Value> {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let printed = json(words[0], &[], &words[1..]);
+    printed.as_array().cloned().unwrap_or_default()
+}
+
+/// Runs a program in a named namespace; panics where it fails.
+#[track_caller]
+pub fn inside(netns: &str, command: &[&str]) -> String {
+    run("ip", &[&["netns", "exec", netns], command].concat())
+}
+
+/// Whether one ping from a named namespace is answered.
+pub fn pings(netns: &str, to: &str) -> bool {
+    pings_with(netns, &[to])
+}
+
+/// [`pings`] with more arguments, which end with the address.
+pub fn pings_with(netns: &str, arguments: &[&str]) -> bool {
+    let ping = ["netns", "exec", netns, "ping", "-n", "-c", "1", "-W", "2"];
+    let output = Command::new(require_tool("ip")).args(ping).args(arguments).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// The names of the links in the calling thread's namespace or a named one, sorted.
+#[track_caller]
+pub fn links(netns: Option<&str>) -> Vec<String> {
+    let place: Vec<&str> = netns.iter().flat_map(|name| ["-n", *name]).collect();
+    let links = ip_json(&[&place[..], &["link"]].concat());
+    let links = links.as_array().into_iter().flatten();
+    let mut names: Vec<String> =
+        links.filter_map(|link| link["ifname"].as_str().map(str::to_owned)).collect();
+    names.sort();
+    names
+}
+
 /// What `ip -d -j ARGS` prints; null where it prints nothing.
 #[track_caller]
 pub fn ip_json(args: &[&str]) -> serde_json::Value {

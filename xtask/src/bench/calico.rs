@@ -3,7 +3,7 @@
 //! in their order, on the same etcd. etcd itself counts the requests.
 //!
 //! Ours are real pods: `russet-cni` under the name `calico`, as installed, called as runtimes call
-//! it, in namespaces of the benchmark's own. Go's are requests only, sent by crates/bench-ipam. In
+//! it, in namespaces of the benchmark's own. Go's are requests only, sent by crates/bench. In
 //! each round all take turns in shuffled order, on the same etcd.
 
 pub(super) mod cluster;
@@ -13,7 +13,7 @@ mod requests;
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use crate::artifacts::{self, Profile};
 use crate::bench::calico::cluster::Cluster;
@@ -25,7 +25,8 @@ use crate::bench::ipam::etcd;
 use crate::bench::ipam::worker::Worker;
 use crate::bench::quiet::Quiet;
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{FoundReport, Options, inside};
+use crate::bench::statistics::Conditions;
+use crate::bench::{self, FoundReport, Options, inside};
 use crate::error::{Error, Result};
 use crate::packages;
 
@@ -79,25 +80,20 @@ struct Run<'a> {
 
 /// The implementations that take turns.
 enum Side {
-    Plugin { node: Node, subject: Box<dyn Subject> },
+    Plugin { node: Node, subject: Subject },
     Replay(&'static str),
 }
 
 /// Builds what is measured, then starts itself again in namespaces of its own; there, measures.
 pub fn run(options: &Options) -> Result<FoundReport> {
-    if let Some(name) = options.only.iter().find(|name| !SUBJECTS.contains(&name.as_str())) {
-        return Err(Error::Usage(format!("no impl {name:?}; there are: {}", SUBJECTS.join(", "))));
-    }
-    match &options.inside {
-        Some(directory) => Ok(Some(Box::new(measure(options, directory)?))),
-        None => inside::enter(options, build).map(|()| None),
-    }
+    options.check_subjects(SUBJECTS)?;
+    inside::run(options, build, measure)
 }
 
-fn build() -> Result<()> {
+fn build(_: &Options) -> Result<()> {
     packages::ensure()?;
     artifacts::dynamic("russet", Profile::Optimized)?;
-    artifacts::dynamic("russet-bench-ipam", Profile::Optimized)?;
+    artifacts::dynamic(artifacts::BENCH, Profile::Optimized)?;
     artifacts::statically("russet-cni", Profile::Optimized).map(drop)
 }
 
@@ -105,14 +101,13 @@ fn measure(options: &Options, directory: &Path) -> Result<Findings> {
     etcd::refuse_memory(directory)?;
     let world = World::set_up()?;
     let cluster = Cluster::start(directory)?;
-    let binary = artifacts::dynamic_path("russet-bench-ipam", Profile::Optimized);
-    let mut worker = Worker::start(&binary, &["calico".as_ref(), cluster.url().as_ref()])?;
+    let mut worker = Worker::start("calico", &[cluster.url().as_ref()])?;
     worker.ask(&format!("fill {NODES}"))?;
     let sides = start(options, &world, &cluster, directory)?;
     let spare = world.sandboxes("spare", sides.len(), 0)?;
-    let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
+    let seed = bench::seed();
     eprintln!("calico: {} rounds, seed {seed}", options.rounds);
-    let (shuffler, quiet, findings) = (Shuffler::new(seed), Quiet::default(), Findings::default());
+    let (shuffler, quiet, findings) = (Shuffler::new(seed), options.quiet(), Findings::default());
     let mut run = Run { world: &world, cluster: &cluster, worker, sides, spare, shuffler, quiet, findings };
     for which in 0..run.sides.len() {
         run.warm_up(which, BURST)?;
@@ -122,10 +117,7 @@ fn measure(options: &Options, directory: &Path) -> Result<Findings> {
         eprintln!("calico: round {round} of {} done", options.rounds);
     }
     let Run { mut findings, quiet, .. } = run;
-    let mut notes = vec![format!("{} rounds, seed {seed}", options.rounds)];
-    notes.extend(NOTES.map(str::to_owned));
-    notes.extend(quiet.summary());
-    findings.finish(notes, quiet.foreign);
+    findings.finish(Conditions::new(format!("{} rounds, seed {seed}", options.rounds), &NOTES, quiet));
     Ok(findings)
 }
 
@@ -233,9 +225,7 @@ impl Run<'_> {
 
     fn ask(&mut self, which: usize, verb: Verb, pods: &[Sandbox]) -> Result<Duration> {
         match &self.sides[which] {
-            Side::Plugin { node, subject } => {
-                node.inside(|| caller::call_at_once(subject.as_ref(), verb, pods))
-            }
+            Side::Plugin { node, subject } => node.inside(|| caller::call_at_once(subject, verb, pods)),
             Side::Replay(name) => {
                 let verb = verb.name().to_ascii_lowercase();
                 let line = format!("{verb} {name} {}", pods.len());
@@ -264,7 +254,7 @@ impl Run<'_> {
 impl Side {
     fn name(&self) -> &'static str {
         match self {
-            Self::Plugin { subject, .. } => subject.name(),
+            Self::Plugin { subject, .. } => subject.name,
             Self::Replay(name) => name,
         }
     }

@@ -26,10 +26,10 @@ pub(super) mod subject;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use crate::artifacts::{self, Profile};
-use crate::bench::cni::agent::{Agent, Store};
+use crate::bench::cni::agent::Store;
 use crate::bench::cni::caller::Verb;
 use crate::bench::cni::scratch::{Node, Sandbox, World, until};
 use crate::bench::cni::subject::{Binaries, Subject};
@@ -37,7 +37,8 @@ use crate::bench::ipam::etcd;
 use crate::bench::quiet::Quiet;
 use crate::bench::report::Report;
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{FoundReport, Options, inside};
+use crate::bench::statistics::Conditions;
+use crate::bench::{self, FoundReport, Options, inside};
 use crate::error::{Error, Result};
 use crate::packages;
 
@@ -60,11 +61,12 @@ const IDLE: &str = "idle";
 pub(super) const PARTS: [&str; 6] = [ROUNDS, FULL, SLOW, BULK, STATUS, IDLE];
 
 /// Notes that explain the table.
-const NOTES: [&str; 6] = [
+const NOTES: [&str; 7] = [
     "add, del: one pod, from spawn to exit of the plugin; add30, add100 and so on: as many at once, one sample from the first spawn to the last exit, so that their p99 is the slowest of few",
     "@0, @500: on nodes with no and with 500 pods, turn by turn; @5ms: each fdatasync and fsync of the agent and of etcd takes 5 ms more (strace's injection)",
     "@routes: ADDs while the agent programs 15,000 routes that were removed; @group: ADDs while it deletes the links of 200 pods; @calm: ADDs on the same nodes while it has nothing to do",
     "floor: one static process that sends the same netlink messages and does nothing else: no addresses, no agent, no store",
+    "status@metrics: STATUS while 31 clients read /metrics without pause, each on one connection after the other",
     "version: the plugin's own answer to VERSION, without the agent: what its process costs",
     "rss, anon: VmRSS and RssAnon of /proc/PID/status; idle: processor time of all threads (/proc/PID/task/*/schedstat) over a minute; of the release build, RUSSET_BENCH_DAEMON=PATH measures another one",
 ];
@@ -88,19 +90,14 @@ struct Run<'a> {
 struct Side {
     name: &'static str,
     node: Node,
-    subject: Box<dyn Subject>,
+    subject: Subject,
 }
 
 /// Builds what is measured, then starts itself again in namespaces of its own; there, measures. The
 /// process that has the report prints it.
 pub fn run(options: &Options) -> Result<FoundReport> {
-    if let Some(name) = options.only.iter().find(|name| !SUBJECTS.contains(&name.as_str())) {
-        return Err(Error::Usage(format!("no impl {name:?}; there are: {}", SUBJECTS.join(", "))));
-    }
-    match &options.inside {
-        Some(directory) => Ok(Some(Box::new(measure(options, directory)?))),
-        None => inside::enter(options, || build(options)).map(|()| None),
-    }
+    options.check_subjects(SUBJECTS)?;
+    inside::run(options, build, measure)
 }
 
 fn build(options: &Options) -> Result<()> {
@@ -110,7 +107,7 @@ fn build(options: &Options) -> Result<()> {
         artifacts::statically("russet-cni", Profile::Optimized)?;
     }
     if options.wants(FLOOR) {
-        artifacts::statically("russet-bench-floor", Profile::Optimized)?;
+        artifacts::statically(artifacts::FLOOR, Profile::Optimized)?;
     }
     Ok(())
 }
@@ -118,7 +115,7 @@ fn build(options: &Options) -> Result<()> {
 fn measure(options: &Options, directory: &Path) -> Result<Report> {
     etcd::refuse_memory(directory)?;
     let world = World::set_up()?;
-    let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
+    let seed = bench::seed();
     let mut run = Run {
         options,
         world: &world,
@@ -127,7 +124,7 @@ fn measure(options: &Options, directory: &Path) -> Result<Report> {
         nodes: 0,
         sandboxes: 0,
         shuffler: Shuffler::new(seed),
-        quiet: if options.busy { Quiet::impatient() } else { Quiet::default() },
+        quiet: options.quiet(),
         report: Report::new("cni", goals::GOALS),
     };
     eprintln!("cni: {} rounds, seed {seed}", options.rounds);
@@ -140,10 +137,8 @@ fn measure(options: &Options, directory: &Path) -> Result<Report> {
     let Run { mut report, quiet, binaries, .. } = run;
     goals::derive(&mut report);
     report.sort(&goals::OPS, &SUBJECTS);
-    report.notes.push(format!("{} rounds, seed {seed}, {}", options.rounds, binaries.russet.display()));
-    report.notes.extend(NOTES.map(str::to_owned));
-    report.notes.extend(quiet.summary());
-    report.foreign_cpu = quiet.foreign;
+    let run = format!("{} rounds, seed {seed}, {}", options.rounds, binaries.russet.display());
+    report.conditions = Conditions::new(run, &NOTES, quiet);
     Ok(report)
 }
 
@@ -161,15 +156,15 @@ fn parts() -> [(&'static str, PartFn); PARTS.len()] {
     ]
 }
 
-fn subject(name: &'static str, binaries: &Binaries, directory: &Path) -> Result<Box<dyn Subject>> {
+fn subject(name: &'static str, binaries: &Binaries, directory: &Path) -> Result<Subject> {
     Ok(match name {
-        AGENT => Box::new(Agent::start(AGENT, binaries, directory, Store::Embedded)?),
-        AGENT_ETCD => Box::new(Agent::start(AGENT_ETCD, binaries, directory, Store::Etcd)?),
-        AGENT_BRIDGE => Box::new(Agent::bridge(binaries, directory)?),
-        DIRECT => Box::new(direct::Direct::new(binaries, directory)?),
-        GO_BRIDGE => Box::new(go::Go::bridge(directory)),
-        GO_PTP => Box::new(go::Go::ptp(directory)),
-        _ => Box::new(floor::Floor::new(binaries)),
+        AGENT => agent::start(AGENT, binaries, directory, Store::Embedded)?,
+        AGENT_ETCD => agent::start(AGENT_ETCD, binaries, directory, Store::Etcd)?,
+        AGENT_BRIDGE => agent::bridge(binaries, directory)?,
+        DIRECT => direct::subject(binaries, directory)?,
+        GO_BRIDGE => go::bridge(directory),
+        GO_PTP => go::ptp(directory),
+        _ => floor::subject(binaries),
     })
 }
 
@@ -183,7 +178,7 @@ impl Run<'_> {
 
     fn side_of<S>(&mut self, name: &'static str, make: S) -> Result<Side>
     where
-        S: FnOnce(&'static str, &Binaries, &Path) -> Result<Box<dyn Subject>>,
+        S: FnOnce(&'static str, &Binaries, &Path) -> Result<Subject>,
     {
         let (node, own) = self.fresh_node(name)?;
         let subject = node.inside(|| make(name, &self.binaries, &own))?;
@@ -272,7 +267,7 @@ impl Run<'_> {
 impl Side {
     /// Calls for all pods before any answer is read; the time until the last plugin has ended.
     fn call(&self, verb: Verb, pods: &[Sandbox]) -> Result<Duration> {
-        self.node.inside(|| caller::call_at_once(self.subject.as_ref(), verb, pods))
+        self.node.inside(|| caller::call_at_once(&self.subject, verb, pods))
     }
 
     /// Waits for what DELs left for later.

@@ -1,27 +1,27 @@
 //! `cargo xtask bench cri`: 200 sandboxes made and taken down through CRI, 20 at a time, by `russet cri` with its built-in engine: on our plugin and
 //! agent, and on Debian's `bridge` with `host-local`.
 //!
-//! The caller is a gRPC client of its own process (`russet-cri-run_sandboxes`), as kubelet is; its time counts, too. Each server has a node of its own with a
+//! The caller is a gRPC client of its own process (`russet-bench cri`), as kubelet is; its time counts, too. Each server has a node of its own with a
 //! tmpfs on `/run`, as nodes have. Within a round they take turns in shuffled order.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::artifacts::{self, Profile};
-use crate::bench::cni::agent::{Agent, Store};
-use crate::bench::cni::go::Go;
+use crate::bench::cni::agent::{self, Store};
+use crate::bench::cni::go;
 use crate::bench::cni::scratch::{Node, World, until};
 use crate::bench::cni::subject::{Binaries, Subject};
 use crate::bench::ipam::etcd;
-use crate::bench::quiet::Quiet;
 use crate::bench::report::{Goal, Of, Report};
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{FoundReport, Options, inside};
+use crate::bench::statistics::Conditions;
+use crate::bench::{self, FoundReport, Options, inside};
 use crate::error::{Error, Result};
 use crate::{packages, process};
 
@@ -75,24 +75,19 @@ struct Server {
     root: PathBuf,
     process: Child,
     /// Ends after the server, which would complain.
-    agent: Option<Agent>,
+    agent: Option<Subject>,
 }
 
 /// Builds what is measured, then starts itself again in namespaces of its own; there, measures.
 pub fn run(options: &Options) -> Result<FoundReport> {
-    if let Some(name) = options.only.iter().find(|name| !SUBJECTS.contains(&name.as_str())) {
-        return Err(Error::Usage(format!("no impl {name:?}; there are: {}", SUBJECTS.join(", "))));
-    }
-    match &options.inside {
-        Some(directory) => Ok(Some(Box::new(measure(options, directory)?))),
-        None => inside::enter(options, build).map(|()| None),
-    }
+    options.check_subjects(SUBJECTS)?;
+    inside::run(options, build, measure)
 }
 
-fn build() -> Result<()> {
+fn build(_: &Options) -> Result<()> {
     packages::ensure()?;
     artifacts::dynamic("russet", Profile::Optimized)?;
-    artifacts::dynamic("russet-cri-client", Profile::Optimized).map(drop)
+    artifacts::dynamic(artifacts::BENCH, Profile::Optimized).map(drop)
 }
 
 fn measure(options: &Options, directory: &Path) -> Result<Report> {
@@ -106,9 +101,9 @@ fn measure(options: &Options, directory: &Path) -> Result<Report> {
         servers.push(Server::start(name, node, root, &binaries)?);
         world.enter()?;
     }
-    let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
+    let seed = bench::seed();
     let mut shuffler = Shuffler::new(seed);
-    let mut quiet = if options.busy { Quiet::impatient() } else { Quiet::default() };
+    let mut quiet = options.quiet();
     let mut report = Report::new("cri", GOALS);
     eprintln!("cri: {} rounds, seed {seed}", options.rounds);
     for server in &servers {
@@ -126,10 +121,8 @@ fn measure(options: &Options, directory: &Path) -> Result<Report> {
     }
     figures(&mut report);
     report.sort(&OPS, &SUBJECTS);
-    report.notes.push(format!("{} rounds, seed {seed}, {}", options.rounds, binaries.russet.display()));
-    report.notes.extend(NOTES.map(str::to_owned));
-    report.notes.extend(quiet.summary());
-    report.foreign_cpu = quiet.foreign;
+    let run = format!("{} rounds, seed {seed}, {}", options.rounds, binaries.russet.display());
+    report.conditions = Conditions::new(run, &NOTES, quiet);
     Ok(report)
 }
 
@@ -157,12 +150,12 @@ impl Server {
         )?;
         let (process, agent) = node.inside(|| {
             let agent = match name {
-                RUSSET => Some(Agent::start(RUSSET, binaries, &root, Store::Embedded)?),
+                RUSSET => Some(agent::start(RUSSET, binaries, &root, Store::Embedded)?),
                 _ => None,
             };
-            let go = Go::bridge(&root.join("networks"));
-            configure(&root, agent.as_ref().map_or(go.config(), |agent| agent.config()))?;
-            let bin_dir = go.plugin().parent().unwrap_or(Path::new("/"));
+            let go = go::bridge(&root.join("networks"));
+            configure(&root, &agent.as_ref().unwrap_or(&go).config)?;
+            let bin_dir = go.plugin.parent().unwrap_or(Path::new("/"));
             Ok((serve(&root, bin_dir, binaries)?, agent))
         })?;
         let server = Self { name, node, root, process, agent };
@@ -189,7 +182,7 @@ impl Server {
             }
             let all = result[phase]["all_us"].as_u64();
             let all =
-                all.ok_or_else(|| Error::Found(format!("russet-cri-storm reported no all_us: {result}")))?;
+                all.ok_or_else(|| Error::Found(format!("russet-bench reported no all_us: {result}")))?;
             report.add(all_op, self.name, Duration::from_micros(all / u64::from(SANDBOXES)));
         }
         Ok(())
@@ -197,12 +190,12 @@ impl Server {
 
     /// Creates and removes this many sandboxes, and checks that nothing is left.
     fn run_sandboxes(&self, count: u32) -> Result<Value> {
-        let mut command = Command::new(artifacts::dynamic_path("russet-cri-storm", Profile::Optimized));
-        command.arg(self.socket()).args([count, AT_ONCE].map(|number| number.to_string()));
+        let mut command = Command::new(artifacts::dynamic_path(artifacts::BENCH, Profile::Optimized));
+        command.arg("cri").arg(self.socket()).args([count, AT_ONCE].map(|number| number.to_string()));
         let output = self.node.inside(|| process::output(&mut command));
         let output = output.inspect_err(|_| eprintln!("{}", self.log()))?;
         let result = serde_json::from_slice(&output)
-            .map_err(|error| Error::Found(format!("russet-cri-storm printed no JSON: {error}")))?;
+            .map_err(|error| Error::Found(format!("russet-bench printed no JSON: {error}")))?;
         if let Some(agent) = &self.agent {
             agent.settle()?;
         }
@@ -218,7 +211,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Sandboxes are not children of the server, and none is left unless russet-cri-storm could not remove it.
+        // Sandboxes are not children of the server, and none is left unless russet-bench could not remove it.
         process::kill_tree(self.process.id());
         // It was killed; its exit status is irrelevant.
         let _ = self.process.wait();

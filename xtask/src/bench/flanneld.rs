@@ -5,7 +5,6 @@
 //! kernel has is counted by the kernel. flannel.md section 11 has the figures of the original on like hardware; it is not run here.
 
 mod daemon;
-mod findings;
 mod leases;
 
 use std::path::{Path, PathBuf};
@@ -15,10 +14,11 @@ use crate::artifacts::{self, Profile};
 use crate::bench::calico::cluster::Cluster;
 use crate::bench::cni::scratch::{World, until};
 use crate::bench::flanneld::daemon::Daemon;
-use crate::bench::flanneld::findings::Findings;
 use crate::bench::flanneld::leases::Leases;
 use crate::bench::ipam::etcd;
 use crate::bench::quiet::Quiet;
+use crate::bench::rows::{Goal, Rows, Table};
+use crate::bench::statistics::Conditions;
 use crate::bench::{FoundReport, Options, inside};
 use crate::error::{Error, Result};
 use crate::packages;
@@ -38,17 +38,17 @@ const SETTLED: Duration = Duration::from_secs(7);
 /// Everything takes a fraction of this.
 const LIMIT: Duration = Duration::from_secs(60);
 
-pub(super) const START: &str = "start";
+const START: &str = "start";
 /// Until all is programmed; the part of it after `subnet.env`; the daemon's own processor time for it.
-pub(super) const PROGRAM: [[&str; 3]; 2] = [
+const PROGRAM: [[&str; 3]; 2] = [
     ["program-5000", "program-5000-ready", "program-5000-cpu"],
     ["program-15000", "program-15000-ready", "program-15000-cpu"],
 ];
-pub(super) const RSS: [&str; 2] = ["rss-2", "rss-5000"];
-pub(super) const ANON: [&str; 2] = ["anon-2", "anon-5000"];
-pub(super) const PEAK: [&str; 2] = ["peak-2", "peak-5000"];
-pub(super) const ONE_MORE: &str = "one-more";
-pub(super) const IDLE: &str = "idle";
+const RSS: [&str; 2] = ["rss-2", "rss-5000"];
+const ANON: [&str; 2] = ["anon-2", "anon-5000"];
+const PEAK: [&str; 2] = ["peak-2", "peak-5000"];
+const ONE_MORE: &str = "one-more";
+const IDLE: &str = "idle";
 
 /// Notes that explain the table.
 const NOTES: [&str; 6] = [
@@ -59,6 +59,28 @@ const NOTES: [&str; 6] = [
     "one-more: the daemon's own processor time, user and system, of all its threads (/proc/PID/task/*/schedstat) for one more lease at 5,000: 50 put one by one",
     "idle: the same clock over a second without any change, at 5,000",
 ];
+
+static TABLE: Table = Table { bench: "flanneld", goals: &GOALS, unit };
+
+/// With what flanneld 0.20 was measured with (flannel.md section 11).
+const GOALS: [Goal; 6] = [
+    Goal { test: START, at_most: 15.0, reason: "flanneld 0.20: 109" },
+    Goal { test: RSS[0], at_most: 10.0, reason: "flanneld 0.20: 35" },
+    Goal { test: RSS[1], at_most: 30.0, reason: "flanneld 0.20: 39 at 1,000" },
+    Goal { test: PROGRAM[0][0], at_most: 300.0, reason: "flanneld 0.20: 760 for 1,000" },
+    Goal { test: PROGRAM[1][0], at_most: 600.0, reason: "-" },
+    Goal { test: ONE_MORE, at_most: 1.0, reason: "-" },
+];
+
+fn unit(test: &str) -> &'static str {
+    match test {
+        _ if [RSS, ANON, PEAK].as_flattened().contains(&test) => "MB",
+        _ if PROGRAM.iter().any(|[.., cpu]| *cpu == test) => "ms CPU",
+        ONE_MORE => "ms CPU",
+        IDLE => "ms CPU/s",
+        _ => "ms",
+    }
+}
 
 /// Names the executable to measure.
 const EXECUTABLE_VARIABLE: &str = "RUSSET_BENCH_DAEMON";
@@ -72,7 +94,7 @@ struct Run<'a> {
     /// Nodes so far; each sample has a fresh one.
     nodes: usize,
     quiet: Quiet,
-    findings: Findings,
+    findings: Rows,
 }
 
 /// Builds the daemon, then starts itself again in namespaces of its own; there, measures.
@@ -80,10 +102,7 @@ pub fn run(options: &Options) -> Result<FoundReport> {
     if let Some(name) = options.only.first() {
         return Err(Error::Usage(format!("no impl {name:?}: bench flanneld measures one daemon")));
     }
-    match &options.inside {
-        Some(directory) => Ok(Some(Box::new(measure(options, directory)?))),
-        None => inside::enter(options, build).map(|()| None),
-    }
+    inside::run(options, build, measure)
 }
 
 /// What is measured: the release build, unless the environment names another executable, say the one that `cargo xtask dist` made.
@@ -92,18 +111,18 @@ fn executable() -> PathBuf {
     named.unwrap_or_else(|| artifacts::dynamic_path("russet", Profile::Optimized))
 }
 
-fn build() -> Result<()> {
+fn build(_: &Options) -> Result<()> {
     packages::ensure()?;
     artifacts::dynamic("russet", Profile::Optimized).map(drop)
 }
 
-fn measure(options: &Options, directory: &Path) -> Result<Findings> {
+fn measure(options: &Options, directory: &Path) -> Result<Rows> {
     etcd::refuse_memory(directory)?;
     let world = World::set_up()?;
     let cluster = Cluster::start(directory)?;
     let leases = Leases::new(cluster.url())?;
     leases.configure()?;
-    let (quiet, findings) = (Quiet::default(), Findings::default());
+    let (quiet, findings) = (options.quiet(), Rows::new(&TABLE));
     let mut run = Run { world: &world, cluster: &cluster, directory, leases, nodes: 0, quiet, findings };
     // Once without counting: the file is read from the disk.
     run.start()?.stop()?;
@@ -112,10 +131,8 @@ fn measure(options: &Options, directory: &Path) -> Result<Findings> {
         eprintln!("flanneld: round {round} of {} done", options.rounds);
     }
     let Run { mut findings, quiet, .. } = run;
-    findings.notes.push(format!("{} rounds of {}", options.rounds, executable().display()));
-    findings.notes.extend(NOTES.map(str::to_owned));
-    findings.notes.extend(quiet.summary());
-    findings.foreign_cpu = quiet.foreign;
+    let run = format!("{} rounds of {}", options.rounds, executable().display());
+    findings.conditions = Conditions::new(run, &NOTES, quiet);
     Ok(findings)
 }
 

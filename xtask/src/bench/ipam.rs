@@ -1,7 +1,7 @@
 //! `cargo xtask bench ipam`: addresses given and taken back a second, by our allocator on the embedded store and on etcd, against the order
 //! of requests of Go's plugin replayed on the same etcd; by one caller and by 32, on this disk and on one whose syncs take 5 ms more.
 //!
-//! The work is done by crates/bench-ipam, one burst at a time; this side starts it and the etcds, decides the order, and reports. Within a
+//! The work is done by crates/bench, one burst at a time; this side starts it and the etcds, decides the order, and reports. Within a
 //! round all implementations take turns in shuffled order. A burst is 32 addresses for 32 pods, on a node that has 16 pods already.
 
 pub(super) mod etcd;
@@ -10,7 +10,6 @@ pub(super) mod worker;
 
 use std::fs;
 use std::path::Path;
-use std::time::SystemTime;
 
 use serde_json::Value;
 
@@ -20,7 +19,8 @@ use crate::bench::ipam::findings::{Findings, Row};
 use crate::bench::ipam::worker::Worker;
 use crate::bench::quiet::Quiet;
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{FoundReport, Options};
+use crate::bench::statistics::Conditions;
+use crate::bench::{self, FoundReport, Options};
 use crate::error::{Error, Result};
 use crate::packages;
 
@@ -81,14 +81,10 @@ struct Case {
 
 /// Builds the worker, starts two etcds, measures.
 pub fn run(options: &Options) -> Result<FoundReport> {
-    let names = || SUBJECTS.iter().map(|(name, _)| *name);
-    if let Some(name) = options.only.iter().find(|name| !names().any(|known| known == name.as_str())) {
-        let names = names().collect::<Vec<_>>().join(", ");
-        return Err(Error::Usage(format!("no impl {name:?}; there are: {names}")));
-    }
+    options.check_subjects(SUBJECTS.map(|(name, _)| name))?;
     if !options.no_build {
         packages::ensure()?;
-        artifacts::dynamic("russet-bench-ipam", Profile::Optimized)?;
+        artifacts::dynamic(artifacts::BENCH, Profile::Optimized)?;
     }
     let directory = artifacts::target_dir().join("bench/ipam");
     // Leftovers of a killed run; usually there are none.
@@ -107,14 +103,13 @@ fn measure(options: &Options, directory: &Path) -> Result<Findings> {
     let [plain, slow] = etcd::free_ports()?;
     let plain = Etcd::start(&directory.join(PLAIN), LOOPBACK, plain, None)?;
     let slow = Etcd::start(&directory.join(SLOW), LOOPBACK, slow, Some(SYNC_DELAY_US))?;
-    let binary = artifacts::dynamic_path("russet-bench-ipam", Profile::Optimized);
     // The etcd on the plain disk comes first.
     let delay_us = SYNC_DELAY_US.to_string();
     let arguments = [directory.as_ref(), delay_us.as_ref(), plain.url.as_ref(), slow.url.as_ref()];
-    let worker = Worker::start(&binary, &arguments)?;
-    let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
+    let worker = Worker::start("ipam", &arguments)?;
+    let seed = bench::seed();
     let (cases, findings) = (cases(options), Findings::default());
-    let mut run = Run { worker, cases, shuffler: Shuffler::new(seed), quiet: Quiet::default(), findings };
+    let mut run = Run { worker, cases, shuffler: Shuffler::new(seed), quiet: options.quiet(), findings };
     eprintln!("ipam: {} rounds, seed {seed}", options.rounds);
     run.probe()?;
     run.warm_up()?;
@@ -125,10 +120,8 @@ fn measure(options: &Options, directory: &Path) -> Result<Findings> {
     // Once more, so that a delay that went away in between shows.
     run.probe()?;
     let Run { mut findings, quiet, .. } = run;
-    findings.notes.push(format!("{} rounds of {TURNS} samples, seed {seed}", options.rounds));
-    findings.notes.extend(NOTES.map(str::to_owned));
-    findings.notes.extend(quiet.summary());
-    findings.foreign_cpu = quiet.foreign;
+    let run = format!("{} rounds of {TURNS} samples, seed {seed}", options.rounds);
+    findings.conditions = Conditions::new(run, &NOTES, quiet);
     Ok(findings)
 }
 

@@ -1,21 +1,19 @@
 //! `cargo xtask bench overlay`: the cost of reaching a pod on another node, with each backend,
 //! against the nodes themselves without pods.
 //!
-//! crates/bench-overlay does the work, one sample at a time; this side decides the order and
+//! crates/bench does the work, one sample at a time; this side decides the order and
 //! reports. The method is that of dataplane.md section 2.1: one core, so that throughput is one
 //! over the cost; all backends take turns in shuffled order within a test, and medians of the
 //! rounds are compared.
 
 mod findings;
 
-use std::time::SystemTime;
-
 use crate::artifacts::{self, Profile};
 use crate::bench::ipam::worker::Worker;
 use crate::bench::overlay::findings::Findings;
-use crate::bench::quiet::Quiet;
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{FoundReport, Options};
+use crate::bench::statistics::Conditions;
+use crate::bench::{self, FoundReport, Options};
 use crate::error::{Error, Result};
 use crate::packages;
 
@@ -23,21 +21,35 @@ const BARE: &str = "bare";
 const ROUTED: &str = "routed";
 const VXLAN: &str = "vxlan";
 const VXLAN_RULES: &str = "vxlan-rules";
-const VXLAN_GUARDED: &str = "vxlan-guarded";
-const BRIDGE_RULES: &str = "bridge-rules";
-const BRIDGE_GUARDED: &str = "bridge-guarded";
+const AGENT_OPEN: &str = "agent-open";
+const AGENT_VERDICTS: &str = "agent-verdicts";
+const AGENT_POLICY: &str = "agent-policy";
+const AGENT_TUNNEL: &str = "agent-tunnel";
+const AGENT: &str = "agent";
+const FLANNELD_OPEN: &str = "flanneld-open";
+const FLANNELD_PORTS: &str = "flanneld-ports";
+const FLANNELD_PODS: &str = "flanneld-pods";
+const FLANNELD_TUNNEL: &str = "flanneld-tunnel";
+const FLANNELD: &str = "flanneld";
 const VXLAN_FLANNEL: &str = "vxlan-flannel";
 const UDP: &str = "udp";
 const UDP_NAIVE: &str = "udp-naive";
 
-const WAYS: [&str; 10] = [
+const WAYS: [&str; 17] = [
     BARE,
     ROUTED,
     VXLAN,
     VXLAN_RULES,
-    VXLAN_GUARDED,
-    BRIDGE_RULES,
-    BRIDGE_GUARDED,
+    AGENT_OPEN,
+    AGENT_VERDICTS,
+    AGENT_POLICY,
+    AGENT_TUNNEL,
+    AGENT,
+    FLANNELD_OPEN,
+    FLANNELD_PORTS,
+    FLANNELD_PODS,
+    FLANNELD_TUNNEL,
+    FLANNELD,
     VXLAN_FLANNEL,
     UDP,
     UDP_NAIVE,
@@ -50,37 +62,41 @@ const SMALL: &str = "u64";
 
 const TESTS: [&str; 4] = [STREAM, ROUND_TRIP, CONNECT, SMALL];
 
+/// Ways that differ from the first of their group in nothing but guards.
+const GUARDED: [(&str, &[&str]); 2] = [
+    (AGENT_OPEN, &[AGENT_VERDICTS, AGENT_POLICY, AGENT_TUNNEL, AGENT]),
+    (FLANNELD_OPEN, &[FLANNELD_PORTS, FLANNELD_PODS, FLANNELD_TUNNEL, FLANNELD]),
+];
+
 /// Notes that explain the table.
-const NOTES: [&str; 10] = [
+const NOTES: [&str; 11] = [
     "t1c: one TCP stream, everything on one core; cpu: its processor time, of both ends, the proxies and ksoftirqd, which others' load disturbs less",
     "rr1c: 64 bytes there and back over TCP, one core; crr1c: connect, one byte there and back, reset, one core; medians of about a second",
     "u64: datagrams of 64 bytes that arrive, sender and receiver on different cores",
     "nodes and pods are network namespaces of one kernel, joined by veths that segment nothing (dataplane.md W1): ratios hold, figures are this machine's",
     "bare: node to node; routed: routed veth, host routes; vxlan: routed veth, vxlan device, no netfilter hook at all",
     "vxlan-rules: the same with our flannel daemon's masquerade and forward rules, so that connections are tracked",
-    "vxlan-guarded: the same, and verdicts and guards against forged packets: pods' sources, the tunnel's peers (docs/isolation.md)",
-    "bridge-rules: bridge, vxlan device, and our flannel daemon's rules; bridge-guarded: the same, and guards: the port's MAC and sources, the bridge's sources, the tunnel's peers",
+    "agent: routed veth and all that the agent makes on a node, guards included (docs/isolation.md); agent-open: without guards; agent-verdicts, agent-policy (verdicts and pods' sources), agent-tunnel (the tunnel's peers): with these alone",
+    "flanneld: bridge and all that our flannel daemon and our plugin bridge make on a node; flanneld-open: without guards; flanneld-ports (the port's MAC and sources), flanneld-pods (the bridge's sources), flanneld-tunnel (the tunnel's peers): with these alone",
+    "x open: the multiple of agent-open or flanneld-open",
     "vxlan-flannel: bridge, vxlan device, connection tracking, bridge-nf-call-iptables, and the few rules of dataplane.md section 7",
     "udp: our userspace backend; udp-naive: a loop with one packet in each system call, the stand-in for flannel's original",
 ];
 
 /// Builds the worker, measures.
 pub fn run(options: &Options) -> Result<FoundReport> {
-    if let Some(name) = options.only.iter().find(|name| !WAYS.contains(&name.as_str())) {
-        return Err(Error::Usage(format!("no impl {name:?}; there are: {}", WAYS.join(", "))));
-    }
+    options.check_subjects(WAYS)?;
     if !packages::is_root() {
         return Err(Error::Found("bench overlay makes network namespaces: it needs root".to_owned()));
     }
     if !options.no_build {
         packages::ensure()?;
-        artifacts::dynamic("russet-bench-overlay", Profile::Optimized)?;
+        artifacts::dynamic(artifacts::BENCH, Profile::Optimized)?;
     }
-    let binary = artifacts::dynamic_path("russet-bench-overlay", Profile::Optimized);
-    let mut worker = Worker::start(&binary, &[])?;
+    let mut worker = Worker::start("overlay", &[])?;
     let ways: Vec<&'static str> = WAYS.into_iter().filter(|way| options.wants(way)).collect();
-    let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
-    let (mut shuffler, mut quiet) = (Shuffler::new(seed), Quiet::default());
+    let seed = bench::seed();
+    let (mut shuffler, mut quiet) = (Shuffler::new(seed), options.quiet());
     let mut findings = Findings::new(&TESTS, &ways);
     eprintln!("overlay: {} rounds, seed {seed}", options.rounds);
     // Once without counting: namespaces and devices come into being.
@@ -97,9 +113,6 @@ pub fn run(options: &Options) -> Result<FoundReport> {
         }
         eprintln!("overlay: round {round} of {} done", options.rounds);
     }
-    findings.notes.push(format!("{} rounds, seed {seed}", options.rounds));
-    findings.notes.extend(NOTES.map(str::to_owned));
-    findings.notes.extend(quiet.summary());
-    findings.foreign_cpu = quiet.foreign;
+    findings.conditions = Conditions::new(format!("{} rounds, seed {seed}", options.rounds), &NOTES, quiet);
     Ok(Some(Box::new(findings)))
 }

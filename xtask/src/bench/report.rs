@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::bench::Printed;
+use crate::bench::statistics::{Conditions, quantile, rounded, rounded_to, verdict};
 use crate::text_table::TextTable;
 
 /// A benchmark's samples.
@@ -15,17 +16,14 @@ pub struct Report {
     series: Vec<Series>,
     figures: Vec<Figure>,
     goals: &'static [Goal],
-    /// Lines for people about how the run went.
-    pub notes: Vec<String>,
-    /// The foreign share of the CPU before each phase.
-    pub foreign_cpu: Vec<f64>,
+    pub conditions: Conditions,
 }
 
 /// All samples of one operation by one implementation.
 struct Series {
     op: &'static str,
     subject: &'static str,
-    samples: Vec<Duration>,
+    samples_us: Vec<f64>,
 }
 
 /// A quantile of all samples of an operation by an implementation.
@@ -60,20 +58,21 @@ impl Report {
     /// An empty report.
     pub fn new(bench: &'static str, goals: &'static [Goal]) -> Self {
         let (series, figures) = (Vec::new(), Vec::new());
-        Self { bench, series, figures, goals, notes: Vec::new(), foreign_cpu: Vec::new() }
+        Self { bench, series, figures, goals, conditions: Conditions::default() }
     }
 
     /// Adds a sample.
     pub fn add(&mut self, op: &'static str, subject: &'static str, sample: Duration) {
+        let us = sample.as_secs_f64() * 1e6;
         match self.series.iter_mut().find(|series| series.op == op && series.subject == subject) {
-            Some(series) => series.samples.push(sample),
-            None => self.series.push(Series { op, subject, samples: vec![sample] }),
+            Some(series) => series.samples_us.push(us),
+            None => self.series.push(Series { op, subject, samples_us: vec![us] }),
         }
     }
 
     /// Adds a value that is not a time of many samples, with its goal if it has one.
     pub fn figure(&mut self, name: impl Into<String>, value: f64, unit: &'static str, at_most: Option<f64>) {
-        self.figures.push(Figure { name: name.into(), value: rounded(value, 4), unit, at_most });
+        self.figures.push(Figure { name: name.into(), value: rounded_to(value, 4), unit, at_most });
     }
 
     /// A quantile of the samples so far, in microseconds.
@@ -90,9 +89,9 @@ impl Report {
     fn row(&self, series: &Series) -> Value {
         let mut row = json!({ "op": series.op, "impl": series.subject });
         for (name, quantile) in QUANTILES {
-            row[name] = json!(rounded(series.quantile_us(quantile), 1));
+            row[name] = json!(rounded_to(series.quantile_us(quantile), 1));
         }
-        row["n"] = json!(series.samples.len());
+        row["n"] = json!(series.samples_us.len());
         row["ratio"] =
             self.peers(series).map(|peer| (peer.subject.to_owned(), json!(series.ratio(peer)))).collect();
         row
@@ -100,7 +99,7 @@ impl Report {
 
     /// The ratio of a goal, where both sides were measured.
     fn ratio(&self, goal: &Goal) -> Option<f64> {
-        Some(rounded(self.quantile_us(goal.ours)? / self.quantile_us(goal.theirs)?, 3))
+        Some(rounded(self.quantile_us(goal.ours)? / self.quantile_us(goal.theirs)?))
     }
 
     fn goal(&self, goal: &Goal) -> Option<Value> {
@@ -127,14 +126,10 @@ impl Printed for Report {
     fn json(&self) -> Value {
         let rows: Vec<Value> = self.series.iter().map(|series| self.row(series)).collect();
         let goals: Vec<Value> = self.goals.iter().filter_map(|goal| self.goal(goal)).collect();
-        json!({
-            "bench": self.bench,
-            "rows": rows,
-            "goals": goals,
-            "figures": self.figures.iter().map(Figure::json).collect::<Vec<_>>(),
-            "notes": self.notes,
-            "foreign_cpu": self.foreign_cpu.iter().map(|share| rounded(*share, 3)).collect::<Vec<_>>(),
-        })
+        let figures: Vec<Value> = self.figures.iter().map(Figure::json).collect();
+        let mut report = json!({ "bench": self.bench, "rows": rows, "goals": goals, "figures": figures });
+        self.conditions.add_to(&mut report);
+        report
     }
 }
 
@@ -156,40 +151,36 @@ impl fmt::Display for Report {
                 _ => "-".to_owned(),
             });
             let names = [series.op, series.subject].map(str::to_owned);
-            let count = [series.samples.len().to_string()];
+            let count = [series.samples_us.len().to_string()];
             table.row(names.into_iter().chain(quantiles).chain(count).chain(ratios));
         }
         writeln!(f, "{table}")?;
         for goal in self.goals {
             if let Some(ratio) = self.ratio(goal) {
                 let Goal { ours, theirs, at_most } = goal;
-                writeln!(f, "goal {ours} <= {at_most} x {theirs}: {ratio:.3}, {}", met(ratio <= *at_most))?;
+                writeln!(
+                    f,
+                    "goal {ours} <= {at_most} x {theirs}: {ratio:.3}, {}",
+                    verdict(ratio <= *at_most)
+                )?;
             }
         }
         self.figures.iter().try_for_each(|figure| writeln!(f, "{figure}"))?;
-        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+        write!(f, "{}", self.conditions)
     }
 }
 
 // === impl Series ===
 
 impl Series {
-    /// By the nearest-rank method: always a value that was really measured.
-    fn quantile_us(&self, quantile: f64) -> f64 {
-        let mut sorted = self.samples.clone();
-        sorted.sort_unstable();
-        let rank = (quantile * sorted.len() as f64).ceil() as usize;
-        sorted.get(rank.saturating_sub(1)).map_or(0.0, |sample| sample.as_secs_f64() * 1e6)
+    fn quantile_us(&self, which: f64) -> f64 {
+        quantile(&self.samples_us, which).unwrap_or_default()
     }
 
     /// Our median as a multiple of the peer's.
     fn ratio(&self, peer: &Self) -> f64 {
-        rounded(self.quantile_us(0.5) / peer.quantile_us(0.5), 3)
+        rounded(self.quantile_us(0.5) / peer.quantile_us(0.5))
     }
-}
-
-fn met(met: bool) -> &'static str {
-    if met { "met" } else { "MISSED" }
 }
 
 // === impl Of ===
@@ -227,15 +218,10 @@ impl fmt::Display for Figure {
         let Self { name, value, unit, .. } = self;
         write!(f, "{name}: {value} {unit}")?;
         match (self.at_most, self.is_met()) {
-            (Some(limit), Some(is_met)) => write!(f, " (goal {limit}), {}", met(is_met)),
+            (Some(limit), Some(is_met)) => write!(f, " (goal {limit}), {}", verdict(is_met)),
             _ => Ok(()),
         }
     }
-}
-
-fn rounded(value: f64, digits: i32) -> f64 {
-    let scale = 10_f64.powi(digits);
-    (value * scale).round() / scale
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use crate::artifacts;
 use crate::dist;
+use crate::e2e;
 use crate::error::Result;
+use crate::kubernetes;
 use crate::process::{self, Ended};
 use crate::sim;
 use crate::suite::executables::{self, Build, Executable, Kind};
@@ -56,13 +58,28 @@ pub const LAYERS: &[Layer] = &[
         run: budget,
     },
     Layer {
+        name: "kubernetes",
+        about: "Kubernetes' programs for the next layers, built by Go unless they are in the cache",
+        needs_root: false,
+        run: build_kubernetes,
+    },
+    Layer {
         name: "kernel",
         about: "the ignored tests: real kernel and tools",
         needs_root: true,
         run: kernel,
     },
     Layer { name: "program", about: "whole programs, several nodes", needs_root: true, run: program },
+    Layer {
+        name: "cluster",
+        about: "a whole Kubernetes cluster of three nodes, in its smallest form",
+        needs_root: true,
+        run: cluster,
+    },
 ];
+
+/// The packages whose tests start API servers.
+const USE_KUBERNETES: [&str; 3] = ["russet-kube", "russet-testkit", "russet"];
 
 /// The package whose integration tests are the program layer.
 const PROGRAM_PACKAGE: &str = "russet";
@@ -76,7 +93,8 @@ const KERNEL_TEST_THREADS: &str = "4";
 /// Whole-program tests mostly wait, too, but start several agents each.
 const PROGRAM_TEST_THREADS: &str = "3";
 /// Whole-program tests that look at all network namespaces of the machine, or measure gaps in traffic: they run one at a time, after the others.
-const ALONE: [&str; 5] = ["any_state::", "chaos::", "openshift_drift::", "recovery::", "repair::"];
+const ALONE: [&str; 6] =
+    ["any_state::", "chaos::", "kubernetes::gaps::", "openshift_drift::", "recovery::", "repair::"];
 
 fn format(scope: &Scope, tally: &mut Tally) {
     let mut fmt = artifacts::cargo();
@@ -129,9 +147,18 @@ fn budget(scope: &Scope, tally: &mut Tally) {
     }
 }
 
+fn build_kubernetes(scope: &Scope, tally: &mut Tally) {
+    if USE_KUBERNETES.iter().any(|package| scope.includes(package)) {
+        match kubernetes::ensure() {
+            Ok(()) => tally.passed += 1,
+            Err(error) => tally.failures.push(error.to_string()),
+        }
+    }
+}
+
 fn kernel(scope: &Scope, tally: &mut Tally) {
     let Some(build) = scope.build(tally) else { return };
-    for executable in build.executables.iter().filter(|executable| !is_program(executable)) {
+    for executable in build.executables.iter().filter(|executable| !is_of_programs(executable)) {
         run_tests(executable, &["--ignored"], Some(KERNEL_TEST_THREADS), tally);
     }
 }
@@ -140,7 +167,8 @@ fn kernel(scope: &Scope, tally: &mut Tally) {
 /// would take longer than all tests together.
 fn program(scope: &Scope, tally: &mut Tally) {
     let Some(build) = scope.build(tally) else { return };
-    for executable in build.executables.iter().filter(|executable| is_program(executable)) {
+    let programs = build.executables.iter().filter(|executable| is_of_programs(executable));
+    for executable in programs.filter(|executable| executable.name != e2e::TESTS) {
         let others = ALONE.iter().flat_map(|name| ["--skip", *name]);
         let others: Vec<&str> = std::iter::once("--ignored").chain(others).collect();
         run_tests(executable, &others, Some(PROGRAM_TEST_THREADS), tally);
@@ -149,7 +177,16 @@ fn program(scope: &Scope, tally: &mut Tally) {
     }
 }
 
-fn is_program(executable: &Executable) -> bool {
+/// The rest of these tests takes much longer: `cargo xtask e2e`.
+fn cluster(scope: &Scope, tally: &mut Tally) {
+    let Some(build) = scope.build(tally) else { return };
+    let tests = build.executables.iter().filter(|executable| is_of_programs(executable));
+    for executable in tests.filter(|executable| executable.name == e2e::TESTS) {
+        run_tests(executable, &["--ignored", e2e::SMALLEST], Some("1"), tally);
+    }
+}
+
+fn is_of_programs(executable: &Executable) -> bool {
     executable.package == PROGRAM_PACKAGE && executable.kind == Kind::Integration
 }
 

@@ -5,13 +5,15 @@
 #![allow(clippy::unwrap_used, reason = "this is a test, outside its #[test] functions, too")]
 
 mod blocks;
+#[path = "../files/mod.rs"]
+mod files;
 mod pages;
 mod scan;
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use blocks::blocks;
+use files::{collect, root};
 use pages::Library;
 use scan::problems;
 
@@ -31,7 +33,8 @@ const PLACES: [&str; 10] = [
 /// Files in which citations are looked for.
 const KINDS: [&str; 3] = ["rs", "md", "toml"];
 /// Generated from tests/compatibility, which is checked; and files that have citations as examples.
-const EXCEPT: [&str; 5] = [
+const EXCEPT: [&str; 6] = [
+    "target",
     "docs/compatibility.md",
     "docs/spec/README.md",
     "xtask/src/compatibility.rs",
@@ -39,30 +42,10 @@ const EXCEPT: [&str; 5] = [
     "xtask/tests/citations",
 ];
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
-
-fn collect(path: &Path, files: &mut Vec<PathBuf>) {
-    if EXCEPT.iter().any(|except| path.ends_with(except)) || path.ends_with("target") {
-        return;
-    }
-    if path.is_dir() {
-        for entry in fs::read_dir(path).unwrap().flatten() {
-            collect(&entry.path(), files);
-        }
-    } else if path.extension().is_some_and(|end| KINDS.iter().any(|kind| end == *kind)) {
-        files.push(path.to_owned());
-    }
-}
-
 #[test]
 fn every_citation_resolves() {
     let library = Library::read(root());
-    let mut files = Vec::new();
-    for place in PLACES {
-        collect(&root().join(place), &mut files);
-    }
+    let files = PLACES.iter().flat_map(|place| collect(&root().join(place), &KINDS, &EXCEPT));
     let mut wrong = Vec::new();
     for file in files {
         let text = fs::read_to_string(&file).unwrap();

@@ -60,20 +60,20 @@ fn pool_settings_without_effect_are_reported() {
     };
     let there = [pool("default-ipv4", "10.244.0.0/16")];
     let default = DefaultPools::default();
-    assert_eq!(unused(&default, &there), [], "nothing was asked for");
+    assert_eq!(unused(&default, &there, "russet apply"), [], "nothing was asked for");
     let other = DefaultPools {
         ipv4: Some("10.77.0.0/24".parse().unwrap()),
         // The store has no pool of this family, so this one is created.
         ipv6: Some("fd00:77::/64".parse().unwrap()),
         encapsulation: Encapsulation::None,
     };
-    let found = unused(&other, &there);
+    let found = unused(&other, &there, "russet apply");
     let settings: Vec<&str> = found.iter().map(|(setting, _)| setting.as_str()).collect();
     assert_eq!(settings, ["--ipv4-pool 10.77.0.0/24", "--encapsulation with vxlanMode Never"]);
     assert!(found[0].1.contains("default-ipv4 10.244.0.0/16"), "{found:?}");
-    assert_eq!(unused(&other, &[]), [], "a fresh store");
+    assert_eq!(unused(&other, &[], "russet apply"), [], "a fresh store");
     let none = DefaultPools { ipv4: None, ..default };
-    assert_eq!(unused(&none, &there)[0].0, "--ipv4-pool none");
+    assert_eq!(unused(&none, &there, "russet apply")[0].0, "--ipv4-pool none");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Processor time for comparisons, saved up to a limit.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
     saved: Duration,
     overdrawn: Duration,
     at: Instant,

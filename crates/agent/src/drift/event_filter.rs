@@ -6,34 +6,36 @@
 mod sdn;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use russet_addr::{Family, Ipv4Net, Mac};
 use russet_attach::{DOOMED_GROUP, nat};
+use russet_journal::EndpointTable;
 use russet_netlink::{
     Address, Change, Conf, ConfTarget, Event, FdbEntry, FdbTable, Link, Neighbour, NeighbourState, Route,
     Scope,
 };
 use russet_nft::monitor::Commit;
 use russet_nft::{Table, TableFamily};
-use russet_overlay::{Desired, Inputs, Underlay, desired, is_ours, openshift};
+use russet_openshift::data_path;
+use russet_overlay::{Desired, Underlay, is_ours};
 
-use super::Part;
-use super::attached_interfaces::AttachedInterfaces;
+use super::ControllerId;
 use sdn::Sdn;
 
 /// The desired state, and the links as the last events described them.
 #[derive(Debug)]
-pub(super) struct EventFilter {
+pub(crate) struct EventFilter {
     overlay: Option<Wanted>,
     sdn: Option<Sdn>,
-    pods: AttachedInterfaces,
+    pods: EndpointTable,
     links: BTreeMap<u32, LinkProperties>,
 }
 
 /// The desired overlay.
 #[derive(Debug)]
 struct Wanted {
-    desired: Desired,
+    desired: Arc<Desired>,
     underlay: Underlay,
     devices: BTreeSet<u32>,
 }
@@ -51,7 +53,7 @@ struct LinkProperties {
     leaving: bool,
 }
 
-/// The parts that an event may concern.
+/// What an event may concern.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Concern {
     /// The overlay may have changed.
@@ -77,14 +79,14 @@ const VERDICTS_TABLE: &str = "russet-policy";
 
 impl EventFilter {
     /// A filter without a desired overlay.
-    pub fn new(pods: AttachedInterfaces) -> Self {
+    pub fn new(pods: EndpointTable) -> Self {
         Self { overlay: None, sdn: None, pods, links: BTreeMap::new() }
     }
 
     /// Sets the desired overlay.
-    pub fn expect(&mut self, inputs: &Inputs) {
+    pub fn expect(&mut self, desired: Arc<Desired>, underlay: Underlay) {
         let devices = self.overlay.take().map(|wanted| wanted.devices).unwrap_or_default();
-        self.overlay = Some(Wanted { desired: desired(inputs), underlay: inputs.underlay.clone(), devices });
+        self.overlay = Some(Wanted { desired, underlay, devices });
     }
 
     /// There is no desired overlay any more.
@@ -110,7 +112,7 @@ impl EventFilter {
     }
 
     /// What an event of rtnetlink may concern. `own`: the agent's own request caused it.
-    pub fn classify(&mut self, event: &Event, own: bool) -> Concern {
+    pub(super) fn classify(&mut self, event: &Event, own: bool) -> Concern {
         let (change, there) = match event {
             Event::Set(change) => (change, true),
             Event::Gone(change) => (change, false),
@@ -138,13 +140,13 @@ impl EventFilter {
     }
 
     /// What another program's transaction in nf_tables may concern.
-    pub fn classify_commit(&self, commit: &Commit) -> Concern {
+    pub(super) fn classify_commit(&self, commit: &Commit) -> Concern {
         let overlay = self.overlay.is_some() && commit.touches(&Table::inet(OVERLAY_TABLE));
         let verdicts = [TableFamily::Inet, TableFamily::Bridge]
             .into_iter()
             .any(|family| commit.touches(&Table::new(family, VERDICTS_TABLE)));
         let nat = commit.touches(&nat::table());
-        let sdn = self.sdn.is_some() && commit.touches(&openshift::table());
+        let sdn = self.sdn.is_some() && commit.touches(&data_path::table());
         Concern { overlay, verdicts, nat, sdn, ..Concern::default() }
     }
 
@@ -160,17 +162,16 @@ impl EventFilter {
 
     /// The kernel does not always say who changed a link, so changes by our own requests are
     /// recognised by their content: an ADD sets the host end up as its last step, and a DEL removes
-    /// it from the attached interfaces before it changes it.
+    /// it from the endpoint table before it changes it.
     fn link_concern(&self, link: &Link, there: bool, was: Option<&LinkProperties>) -> Concern {
         let finished = was.filter(|was| was.up);
         let attached = [finished.and_then(|was| was.alias.as_deref()), link.alias.as_deref()]
             .into_iter()
             .flatten()
             .filter_map(|alias| alias.parse().ok())
-            .any(|owner| self.pods.with(|all| all.has(&owner)));
+            .any(|owner| self.pods.has(&owner));
         // A host end that is gone belonged to a pod that is gone; a bridge belongs to its network.
-        let pods =
-            (there && finished.is_some() && attached) || self.pods.with(|all| all.has_bridge(&link.name));
+        let pods = (there && finished.is_some() && attached) || self.pods.has_bridge(&link.name);
         // The pod's namespace is gone, and the link with it. If no DEL ever comes, nothing else
         // removes the verdict.
         let verdicts = !there && was.is_some_and(LinkProperties::is_host_end) && link.group != DOOMED_GROUP;
@@ -184,15 +185,15 @@ impl EventFilter {
         match change {
             Change::Route(route) if route.table == Route::MAIN => {
                 let whole = route.dst.prefix_len() == route.dst.max_prefix_len();
-                whole && self.pods.with(|all| all.routes_to(&route.dst.addr()))
+                whole && self.pods.routes_to(&route.dst.addr())
             }
             Change::Neighbour(found) => {
                 let right = there && found.state == NeighbourState::Permanent;
-                !right && !found.proxy && self.pods.with(|all| all.routes_to(&found.address))
+                !right && !found.proxy && self.pods.routes_to(&found.address)
             }
             Change::Address(address) if !there => {
                 let name = self.links.get(&address.ifindex).map(|look| look.name.as_str());
-                self.pods.with(|all| name.is_none_or(|name| all.has_bridge(name)) && !all.is_empty())
+                name.is_none_or(|name| self.pods.has_bridge(name)) && !self.pods.is_empty()
             }
             Change::Conf(Conf { of: ConfTarget::Link(ifindex), .. }) => {
                 matches!(change, Change::Conf(conf) if there && is_switched_off(conf)) && host_end(*ifindex)
@@ -220,7 +221,7 @@ fn is_pods_alias(alias: &str) -> bool {
 
 impl LinkProperties {
     fn from_link(link: Link) -> Self {
-        let (up, leaving) = (link.is_up(), link.group == openshift::LEAVING_GROUP);
+        let (up, leaving) = (link.is_up(), link.group == data_path::LEAVING_GROUP);
         let Link { name, mtu_bytes, mac, alias, master, .. } = link;
         Self { name, up, mtu_bytes, mac, alias, master, leaving }
     }
@@ -237,21 +238,21 @@ impl Concern {
     pub const EVERYTHING: Self =
         Self { overlay: true, pods: true, verdicts: true, nat: true, sdn: true, underlay: false };
 
-    /// Whether it concerns any part.
+    /// Whether it concerns anything.
     pub fn is_any(self) -> bool {
         self != Self::default()
     }
 
-    /// The dirty parts.
-    pub fn parts(self) -> impl Iterator<Item = Part> {
-        let parts = [
-            (self.verdicts, Part::Verdicts),
-            (self.sdn, Part::Sdn),
-            (self.pods, Part::Pods),
-            (self.overlay, Part::Overlay),
-            (self.nat, Part::Nat),
+    /// The controllers that are dirty now.
+    pub fn controllers(self) -> impl Iterator<Item = ControllerId> {
+        let controllers = [
+            (self.verdicts, ControllerId::Verdicts),
+            (self.sdn, ControllerId::Openshift),
+            (self.pods, ControllerId::Endpoints),
+            (self.overlay, ControllerId::Overlay),
+            (self.nat, ControllerId::Nat),
         ];
-        parts.into_iter().filter_map(|(mark_dirty, part)| mark_dirty.then_some(part))
+        controllers.into_iter().filter_map(|(is_dirty, controller)| is_dirty.then_some(controller))
     }
 }
 

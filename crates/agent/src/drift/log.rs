@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
 use russet_model::time::rfc3339;
+use russet_overlay::ReconcileReport;
 use serde::{Deserialize, Serialize};
 
-use super::Restored;
 use super::who::Who;
 
 /// The output of `russet drift`.
@@ -83,13 +83,19 @@ impl DriftReport {
 // === impl Repair ===
 
 impl Repair {
-    pub(super) fn new(restored: Restored, who: Vec<Who>, heard: bool, took: Duration) -> Self {
-        let Restored { mut what, kinds, errors } = restored;
-        let more = what.len().saturating_sub(WHAT_MAX) as u64;
-        what.truncate(WHAT_MAX);
-        let kinds = kinds.into_iter().map(|(kind, count)| (kind.to_owned(), count)).collect();
-        let ms = (took.as_secs_f64() * 1e5).round() / 100.0;
-        Self { at: rfc3339(SystemTime::now()), what, more, kinds, who, heard, ms, errors }
+    /// What a controller did; time and cause are not known yet.
+    pub(super) fn new(report: &ReconcileReport) -> Self {
+        let what: Vec<String> = report.what.iter().take(WHAT_MAX).cloned().collect();
+        let more = (report.what.len() - what.len() + report.more) as u64;
+        let kinds = report.changed.iter().map(|(kind, count)| ((*kind).to_owned(), *count as u64));
+        let errors = report.errors.iter().map(ToString::to_string).collect();
+        let (at, who) = (rfc3339(SystemTime::now()), Vec::new());
+        Self { at, what, more, kinds: kinds.collect(), who, heard: false, ms: 0.0, errors }
+    }
+
+    pub(super) fn set_time(&mut self, took: Duration, heard: bool) {
+        self.ms = (took.as_secs_f64() * 1e5).round() / 100.0;
+        self.heard = heard;
     }
 
     /// Whether `later` is the same repair with the same errors.
@@ -170,12 +176,17 @@ impl Log {
 
 #[cfg(test)]
 mod tests {
+    use russet_overlay::OverlayError;
+
     use super::*;
 
     fn repair(what: usize) -> Repair {
-        let what = (0..what).map(|n| format!("route {n}")).collect();
-        let restored = Restored { what, kinds: vec![("route", 3)], errors: Vec::new() };
-        Repair::new(restored, Vec::new(), true, Duration::from_micros(1234))
+        let mut report = ReconcileReport::default();
+        report.note((0..what).map(|n| format!("route {n}")));
+        (0..3).for_each(|_| report.count_as("route"));
+        let mut repair = Repair::new(&report);
+        repair.set_time(Duration::from_micros(1234), true);
+        repair
     }
 
     #[test]
@@ -196,8 +207,10 @@ mod tests {
     #[test]
     fn a_failure_that_repeats_unchanged_is_kept_once() {
         let failure = |what: &str, error: &str| {
-            let restored = Restored::failed(what, error.to_owned());
-            Repair::new(restored, Vec::new(), false, Duration::ZERO)
+            let mut report = ReconcileReport::default();
+            report.note([what]);
+            report.fail(OverlayError::Other(error.into()));
+            Repair::new(&report)
         };
         let mut log = Log::default();
         for error in ["EBUSY", "EBUSY", "EBUSY", "EPERM"] {

@@ -1,14 +1,14 @@
-//! When a part is compared without an event: at a regular interval, and soon after it could not be
-//! restored, with growing pauses. Pure; `now` is an argument. Used by `drift` and `kernel_events`.
+//! When a controller compares without an event: at a regular interval, and soon after it could not
+//! restore everything, with growing pauses. Pure; `now` is an argument. Used by the repair thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::Part;
+use super::ControllerId;
 
-/// The time of the next comparison of each part.
+/// The time of the next comparison of each controller.
 #[derive(Debug)]
-pub(super) struct Schedule(BTreeMap<Part, NextComparison>);
+pub(crate) struct Schedule(BTreeMap<ControllerId, NextComparison>);
 
 #[derive(Debug)]
 struct NextComparison {
@@ -37,56 +37,58 @@ impl Schedule {
     /// the overlay, and the snapshot of pods' masquerade is new. Only the pods' interfaces, which
     /// may have changed while no agent ran, are due at once.
     pub fn new(now: Instant) -> Self {
-        let first = |part| if part == Part::Pods { now } else { now + resync_interval(part) };
+        let first = |controller| {
+            if controller == ControllerId::Endpoints { now } else { now + resync_interval(controller) }
+        };
         Self(
-            Part::ALL
+            ControllerId::ALL
                 .into_iter()
-                .map(|part| (part, NextComparison { next: first(part), pause: None }))
+                .map(|controller| (controller, NextComparison { next: first(controller), pause: None }))
                 .collect(),
         )
     }
 
-    /// Records that a part was compared completely, and restored if it `succeeded`.
-    pub fn finished(&mut self, part: Part, succeeded: bool, now: Instant) {
-        let Some(entry) = self.0.get_mut(&part) else { return };
+    /// Records that a controller compared everything, and restored it if it `succeeded`.
+    pub fn finished(&mut self, controller: ControllerId, succeeded: bool, now: Instant) {
+        let Some(entry) = self.0.get_mut(&controller) else { return };
         entry.pause = if succeeded {
             None
         } else {
             Some(entry.pause.map_or(RETRY_FIRST, |pause| (pause * 2).min(RETRY_MAX)))
         };
-        entry.next = now + entry.pause.unwrap_or_else(|| resync_interval(part));
+        entry.next = now + entry.pause.unwrap_or_else(|| resync_interval(controller));
     }
 
-    /// Marks `part` as being compared. The result is reported through [`Schedule::finished`].
-    pub fn started(&mut self, part: Part, now: Instant) {
-        if let Some(entry) = self.0.get_mut(&part) {
-            entry.next = now + resync_interval(part);
+    /// Marks `controller` as comparing. The result is reported through [`Schedule::finished`].
+    pub fn started(&mut self, controller: ControllerId, now: Instant) {
+        if let Some(entry) = self.0.get_mut(&controller) {
+            entry.next = now + resync_interval(controller);
         }
     }
 
-    /// Schedules a part that cannot be compared now, because a request of ours is changing it, for
-    /// when that ends.
-    pub fn soon(&mut self, part: Part, now: Instant) {
-        if let Some(entry) = self.0.get_mut(&part) {
+    /// Schedules a controller that cannot compare now, because a request of ours is changing its
+    /// state, for when that ends.
+    pub fn soon(&mut self, controller: ControllerId, now: Instant) {
+        if let Some(entry) = self.0.get_mut(&controller) {
             entry.next = entry.next.min(now + COMMIT_TIME);
         }
     }
 
-    /// The parts that are due.
-    pub fn parts(&self, now: Instant) -> BTreeSet<Part> {
-        self.0.iter().filter(|(_, entry)| entry.next <= now).map(|(part, _)| *part).collect()
+    /// The controllers that are due.
+    pub fn due(&self, now: Instant) -> BTreeSet<ControllerId> {
+        self.0.iter().filter(|(_, entry)| entry.next <= now).map(|(controller, _)| *controller).collect()
     }
 
-    /// The time until a part other than `held` is due.
-    pub fn wait(&self, held: Option<Part>, now: Instant) -> Duration {
-        let free = self.0.iter().filter(|(part, _)| Some(**part) != held);
+    /// The time until a controller other than `held` is due.
+    pub fn wait(&self, held: Option<ControllerId>, now: Instant) -> Duration {
+        let free = self.0.iter().filter(|(controller, _)| Some(**controller) != held);
         let next = free.map(|(_, entry)| entry.next).min();
         next.map_or(RESYNC_INTERVAL, |next| next.saturating_duration_since(now))
     }
 }
 
-fn resync_interval(part: Part) -> Duration {
-    if part == Part::Overlay { RESYNC_INTERVAL_OVERLAY } else { RESYNC_INTERVAL }
+fn resync_interval(controller: ControllerId) -> Duration {
+    if controller == ControllerId::Overlay { RESYNC_INTERVAL_OVERLAY } else { RESYNC_INTERVAL }
 }
 
 #[cfg(test)]
@@ -94,38 +96,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_retried_with_growing_pauses_and_every_part_is_compared_each_minute() {
+    fn a_failure_is_retried_with_growing_pauses_and_every_controller_compares_each_minute() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start);
-        assert_eq!(schedule.parts(start), BTreeSet::from([Part::Pods]), "the agent has just been started");
-        schedule.finished(Part::Pods, true, start);
-        assert!(schedule.parts(start).is_empty());
+        assert_eq!(
+            schedule.due(start),
+            BTreeSet::from([ControllerId::Endpoints]),
+            "the agent has just been started"
+        );
+        schedule.finished(ControllerId::Endpoints, true, start);
+        assert!(schedule.due(start).is_empty());
         assert_eq!(schedule.wait(None, start), RESYNC_INTERVAL);
         assert_eq!(
-            schedule.parts(start + RESYNC_INTERVAL),
-            BTreeSet::from([Part::Verdicts, Part::Nat, Part::Sdn, Part::Pods])
+            schedule.due(start + RESYNC_INTERVAL),
+            BTreeSet::from([
+                ControllerId::Verdicts,
+                ControllerId::Nat,
+                ControllerId::Openshift,
+                ControllerId::Endpoints
+            ])
         );
-        assert_eq!(schedule.parts(start + RESYNC_INTERVAL_OVERLAY).len(), Part::ALL.len());
+        assert_eq!(schedule.due(start + RESYNC_INTERVAL_OVERLAY).len(), ControllerId::ALL.len());
         let (mut now, mut tries) = (start, 0);
-        schedule.finished(Part::Verdicts, false, now);
+        schedule.finished(ControllerId::Verdicts, false, now);
         assert_eq!(schedule.wait(None, now), RETRY_FIRST);
         while now < start + Duration::from_secs(600) {
             now += schedule.wait(None, now);
-            for part in schedule.parts(now) {
-                schedule.started(part, now);
-                assert!(!schedule.parts(now).contains(&part));
-                tries += u32::from(part == Part::Verdicts);
-                schedule.finished(part, part != Part::Verdicts, now);
+            for controller in schedule.due(now) {
+                schedule.started(controller, now);
+                assert!(!schedule.due(now).contains(&controller));
+                tries += u32::from(controller == ControllerId::Verdicts);
+                schedule.finished(controller, controller != ControllerId::Verdicts, now);
             }
         }
         assert!((25..=35).contains(&tries), "{tries}");
-        schedule.finished(Part::Verdicts, true, now);
-        schedule.soon(Part::Nat, now);
-        schedule.soon(Part::Nat, now + COMMIT_TIME);
+        schedule.finished(ControllerId::Verdicts, true, now);
+        schedule.soon(ControllerId::Nat, now);
+        schedule.soon(ControllerId::Nat, now + COMMIT_TIME);
         assert_eq!(schedule.wait(None, now), COMMIT_TIME);
-        assert!(schedule.wait(Some(Part::Nat), now) > COMMIT_TIME);
-        schedule.finished(Part::Nat, true, now);
-        assert!(schedule.parts(now + RETRY_MAX).iter().all(|part| *part != Part::Verdicts));
-        assert!(schedule.parts(now + RESYNC_INTERVAL).contains(&Part::Verdicts));
+        assert!(schedule.wait(Some(ControllerId::Nat), now) > COMMIT_TIME);
+        schedule.finished(ControllerId::Nat, true, now);
+        assert!(schedule.due(now + RETRY_MAX).iter().all(|controller| *controller != ControllerId::Verdicts));
+        assert!(schedule.due(now + RESYNC_INTERVAL).contains(&ControllerId::Verdicts));
     }
 }

@@ -1,5 +1,6 @@
 //! Metrics of drift.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::metrics::counter::Counter;
@@ -22,9 +23,9 @@ pub struct DriftMetrics {
 
 impl DriftMetrics {
     /// Counts a repair.
-    pub fn repaired(&self, kinds: &[(&'static str, u64)], took: Duration, now: SystemTime) {
+    pub fn repaired(&self, kinds: &BTreeMap<String, u64>, took: Duration, now: SystemTime) {
         for (kind, count) in kinds {
-            self.repairs.get_or_create(&Kind { kind: (*kind).to_owned() }).inc_by(*count);
+            self.repairs.get_or_create(&Kind { kind: kind.clone() }).inc_by(*count);
         }
         self.seconds.observe(took.as_secs_f64());
         let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

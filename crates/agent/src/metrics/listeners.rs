@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use russet_listener::Admission;
+use russet_http::listener::Admission;
+use russet_openshift::LISTENER as OPENSHIFT;
 
-use crate::openshift::LISTENER as OPENSHIFT;
 use crate::server::LISTENER as CNI;
 
 /// One [`Admission`] for each listener.
@@ -27,13 +27,13 @@ impl Listeners {
         Self {
             cni: Admission::new(CNI),
             store: Admission::new(russet_store::LISTENER),
-            health: Admission::new(russet_health::LIMITS),
+            health: Admission::new(russet_http::health::LIMITS),
             openshift: Admission::new(OPENSHIFT),
         }
     }
 
-    pub(super) fn collector(&self) -> russet_health::Listeners {
+    pub(super) fn collector(&self) -> russet_http::health::Listeners {
         let Self { cni, store, health, openshift } = self.clone();
-        russet_health::Listeners(vec![cni, store, health, openshift])
+        russet_http::health::Listeners(vec![cni, store, health, openshift])
     }
 }

@@ -27,7 +27,7 @@ fn use_all(metrics: &Metrics) {
     for family in [&metrics.changes, &metrics.repaired, &metrics.recoveries, &metrics.guard_drops] {
         family.get_or_create(&Kind { kind: "route".to_owned() }).inc();
     }
-    metrics.drift.repaired(&[("route", 1)], Duration::ZERO, SystemTime::UNIX_EPOCH);
+    metrics.drift.repaired(&[("route".to_owned(), 1)].into(), Duration::ZERO, SystemTime::UNIX_EPOCH);
     metrics.store.clock("get").ended("ok", true);
     metrics.pools.set_claims(&BTreeMap::from([("pool".to_owned(), Claims::default())]));
     metrics.pools.set_fill(&BTreeMap::from([("pool".to_owned(), Fill::default())]));
@@ -70,9 +70,10 @@ fn documented() -> BTreeMap<String, String> {
     text.lines().filter(|line| line.starts_with("| `")).filter_map(row).collect()
 }
 
-/// `russet cri` and `flanneld` export the others, and their own tests cover them.
+/// `russet cri`, `russet controller` and `flanneld` export the others, and their own tests cover them.
 fn is_agents(name: &str) -> bool {
-    !name.starts_with("russet_sandbox_") && !name.starts_with("russet_cri_") && !name.starts_with("flanneld_")
+    let others = ["russet_sandbox_", "russet_cri_", "russet_controller_", "russet_ipam_gc_", "flanneld_"];
+    !others.iter().any(|start| name.starts_with(start))
 }
 
 /// Names of our metrics and of the process's in an expression.

@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use russet_cni_spec::{Call, CniResult, Request, Target};
-
-use crate::journal::Recorder;
+use russet_journal::EndpointTable;
 
 /// The interface that every container has; runtimes attach it before each pod's network.
 const LOOPBACK: &str = "lo";
@@ -24,29 +23,27 @@ pub(super) struct RequestSubject {
 // === impl RequestSubject ===
 
 impl RequestSubject {
-    pub(super) fn new(request: &Request, recorder: &Recorder) -> Self {
+    pub(super) fn new(request: &Request, endpoints: &EndpointTable) -> Self {
         let (verb, target) = match &request.env.call {
             Call::Add(target) => ("ADD", Some(target)),
             Call::Del(target) => ("DEL", Some(target)),
             Call::Check(_) | Call::Gc | Call::Status => ("", None),
         };
-        let held = target.filter(|_| verb == "DEL").and_then(|target| {
-            recorder.attachments().get(&request.config.name, &target.container_id, &target.ifname)
-        });
+        let held = target.filter(|_| verb == "DEL").and_then(|target| endpoints.get(&target.id));
         let pod = request.env.args.pod().map(|pod| format!("{}/{}", pod.namespace, pod.name));
         Self {
             verb,
             target: target.cloned(),
             pod: pod.unwrap_or_else(|| "-".to_owned()),
             network: request.config.name.to_string(),
-            held: held.map(|record| record.attachment.addresses()).unwrap_or_default(),
+            held: held.and_then(|it| it.wired).map(|wired| wired.addresses()).unwrap_or_default(),
         }
     }
 
     /// Logs that the request is done.
     pub(super) fn done(&self, result: Option<&CniResult>, took: Duration) {
         let Some(target) = &self.target else { return };
-        let (container, ifname) = (target.container_id.as_str(), target.ifname.as_str());
+        let (container, ifname) = (target.id.container.as_str(), target.id.ifname.as_str());
         let Self { verb, pod, network, .. } = self;
         let addresses = self.addresses(result);
         let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);

@@ -1,10 +1,10 @@
 use super::*;
-use crate::journal::{Begin, Effect};
+use russet_journal::{Begin, Effect};
 
 const CONFIG: &str = r#"{"cniVersion":"1.1.0","name":"net","type":"russet","cni.dev/valid-attachments":[{"containerID":"keep","ifname":"eth0"}]}"#;
 
-fn interface(container: &str) -> Interface {
-    Interface { container: container.parse().unwrap(), ifname: "eth0".parse().unwrap() }
+fn id(container: &str) -> EndpointId {
+    format!("net/{container}/eth0").parse().unwrap()
 }
 
 fn open(verb: Verb, repeated: bool, effects: Vec<Effect>) -> OpenOperation {
@@ -26,7 +26,7 @@ fn open(verb: Verb, repeated: bool, effects: Vec<Effect>) -> OpenOperation {
         verb,
         plugin: "russet".to_owned(),
         network: "net".parse().unwrap(),
-        interface: (verb != Verb::Gc).then(|| interface("abc")),
+        interface: (verb != Verb::Gc).then(|| id("abc").into()),
         pod: None,
         env: vars.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec(),
         config: CONFIG.to_owned(),
@@ -36,7 +36,7 @@ fn open(verb: Verb, repeated: bool, effects: Vec<Effect>) -> OpenOperation {
 }
 
 fn kernel(wired: &[&str]) -> KernelState {
-    KernelState { wired: Some(wired.iter().map(|container| interface(container)).collect()) }
+    KernelState { wired: Some(wired.iter().map(|container| id(container)).collect()) }
 }
 
 #[test]
@@ -85,17 +85,17 @@ fn an_add_is_undone_by_the_del_of_the_same_request() {
     for verb in [Verb::Add, Verb::Del] {
         let request = request(&open(verb, false, vec![]), &[]).unwrap();
         let Call::Del(target) = &request.env.call else { panic!("{request:?}") };
-        assert_eq!(Interface::from_target(target), interface("abc"));
+        assert_eq!(target.id, id("abc"));
         assert_eq!((target.netns.as_str(), request.config.name.as_str()), ("/run/netns/p", "net"));
     }
 }
 
 #[test]
 fn a_gc_that_is_rolled_forward_keeps_newer_attachments() {
-    let request = request(&open(Verb::Gc, false, vec![]), &[interface("late")]).unwrap();
+    let request = request(&open(Verb::Gc, false, vec![]), &[id("late")]).unwrap();
     assert_eq!(request.env.call, Call::Gc);
     let valid = request.config.valid_attachments().unwrap().unwrap();
-    let names: Vec<&str> = valid.iter().map(|it| it.container_id.as_str()).collect();
+    let names: Vec<&str> = valid.iter().map(|it| it.container.as_str()).collect();
     assert_eq!(names, ["keep", "late"]);
 }
 
@@ -113,4 +113,23 @@ fn an_impossible_journal_entry_is_an_error() {
         begin.env.retain(|(key, _)| key != "CNI_CONTAINERID");
     };
     assert!(broken(nameless));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_begins_when_the_store_is_back_and_not_after_the_whole_pause() {
+    let (sender, receiver) = watch::channel(0);
+    let mut contacts = Some(receiver);
+    let begun = tokio::time::Instant::now();
+    let answers = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        sender.send_modify(|count| *count += 1);
+    };
+    let (found, ()) = tokio::join!(is_back(&mut contacts, PAUSE_MAX), answers);
+    assert!(found && begun.elapsed() <= Duration::from_secs(1) + CONTACT_SPREAD, "{:?}", begun.elapsed());
+    assert!(!is_back(&mut contacts, PAUSE_MIN).await);
+    assert!(!is_back(&mut None, PAUSE_MIN).await, "another store says nothing");
+    drop(sender);
+    let begun = tokio::time::Instant::now();
+    assert!(!is_back(&mut contacts, PAUSE_MIN).await);
+    assert!(begun.elapsed() >= PAUSE_MIN, "no attempt without a pause");
 }

@@ -5,7 +5,6 @@
 //! older than the grace period, and neither the machine nor any record has a trace of it; and it is
 //! released only if two checks agree (`calico#5044`, `#12257`: one check of one source released the
 //! addresses of running pods).
-//! addresses of running pods).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +12,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use russet_addr::{ContainerId, IfName, IpNet, NetworkName};
+use russet_addr::{ContainerId, EndpointId, IfName, IpNet, NetworkName};
 use russet_attach::{OwnedLink, Owner};
 use russet_ipam::Held;
 use russet_model::{Attribute, HandleId, time};
@@ -191,11 +190,9 @@ impl ComparedEntry<'_> {
     }
 
     fn wired_by(&self, link: &Owner) -> bool {
-        match (link.container(), link.ifname()) {
-            (Some(container), Some(ifname)) => {
-                self.is_of_container(container.as_str()) && self.is_interface(ifname)
-            }
-            _ => self.perhaps_hashed(link),
+        match link.id() {
+            Some(id) => self.is_of_container(id.container.as_str()) && self.is_interface(&id.ifname),
+            None => self.perhaps_hashed(link),
         }
     }
 
@@ -205,13 +202,15 @@ impl ComparedEntry<'_> {
         let Some(container) = on_network(self.handle, link.network()) else { return false };
         let interface = self.interface.and_then(|name| IfName::new(name).ok());
         match (ContainerId::new(container), interface) {
-            (Ok(container), Some(ifname)) => link.is(&container, &ifname),
+            (Ok(container), Some(ifname)) => {
+                link.is(&EndpointId { network: link.network().clone(), container, ifname })
+            }
             _ => true,
         }
     }
 
     fn cached_by(&self, cached: &Attached) -> bool {
-        let owned = |owner: &russet_runtime::AttachedOwner| {
+        let owned = |owner: &EndpointId| {
             self.is_of_container(owner.container.as_str()) && self.is_interface(&owner.ifname)
         };
         cached.addresses.contains(&self.address) || cached.owner.as_ref().is_some_and(owned)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use russet_addr::NodeName;
 use russet_ipam::{Allocator, SystemClock};
+use russet_journal::History;
 use russet_linux::random::random;
 use russet_linux::{FileLock, LockError};
 use russet_model::time;
@@ -20,7 +21,6 @@ use super::report::{Finding, Outcome, Report};
 use super::unheld::unheld;
 use super::{Check, LeakFinder, Options, Reach, RepairError, allocations, machine_reader};
 use crate::config::Paths;
-use crate::history::History;
 use crate::metrics::{Kind, Metrics};
 use crate::operations::Operations;
 use crate::{StoreLocation, node_lock, stores};
@@ -170,6 +170,11 @@ impl Repairs {
 
     /// What this node checks now.
     async fn reach(&self) -> Result<Reach, RepairError> {
+        if !self.finder.store.claims().atomic {
+            // In the Kubernetes API the handles of all nodes are the controller's (kubernetes.md
+            // section 3.2, G1 and G8).
+            return Ok(Reach::OwnBlocks);
+        }
         let hour = self.finder.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
             / HANDLE_CHECK_INTERVAL.as_secs();
         let nodes = allocations::node_names(&*self.finder.store).await?;

@@ -60,7 +60,7 @@ impl Repairs {
     }
 
     async fn stale(&self, requested: &BTreeSet<String>) -> Result<Stale, RepairError> {
-        let wiring = &self.node.wiring;
+        let wiring = &self.node.host.wiring;
         // Before the machine's state, so that a container that is added meanwhile is seen there.
         let labelled = wiring.labelled().await?;
         let shaped = wiring.shaped().await?;
@@ -88,18 +88,18 @@ impl Repairs {
         };
         for link in stale.links {
             let subject = format!("{} of {}", link.name, link.owner);
-            let done = node.wiring.detach_owned(link, node.teardown.removal()).await;
+            let done = node.host.wiring.detach_owned(link, node.host.teardown.removal()).await;
             note("attachment", subject, done);
         }
-        node.teardown.doomed();
+        node.host.teardown.doomed();
         for (device, owner) in stale.shaped {
             let subject = format!("{device} of {owner}");
-            note("shape", subject, node.wiring.unshape(device).await);
+            note("shape", subject, node.host.wiring.unshape(device).await);
         }
         let labels: BTreeSet<String> = stale.labelled.into_iter().map(|it| it.label).collect();
         if !labels.is_empty() {
             let subject = labels.iter().cloned().collect::<Vec<_>>().join(", ");
-            let done = node.wiring.forget(move |nft| nat::forget_labelled(nft, &labels)).await;
+            let done = node.host.wiring.forget(move |nft| nat::forget_labelled(nft, &labels)).await;
             note("translation", subject, done);
         }
         failed.map_or(Ok(()), |error| Err(error.into()))
@@ -161,12 +161,12 @@ impl Stale {
 
 #[cfg(test)]
 mod tests {
-    use russet_runtime::{Attached, AttachedOwner};
+    use russet_runtime::Attached;
 
     use super::*;
 
     fn owner(container: &str) -> Owner {
-        Owner::new(&"net".parse().unwrap(), &container.parse().unwrap(), &"eth0".parse().unwrap())
+        Owner::new(&format!("net/{container}/eth0").parse().unwrap())
     }
 
     fn link(ifindex: u32, name: &str, container: &str) -> OwnedLink {
@@ -175,11 +175,7 @@ mod tests {
     }
 
     fn cached(network: &str, container: &str) -> Attached {
-        let owner = AttachedOwner {
-            network: network.parse().unwrap(),
-            container: container.parse().unwrap(),
-            ifname: "eth0".parse().unwrap(),
-        };
+        let owner = format!("{network}/{container}/eth0").parse().unwrap();
         Attached { path: "/cache".into(), owner: Some(owner), addresses: Vec::new() }
     }
 

@@ -111,10 +111,8 @@ impl World {
                 for (container, (address, ours)) in live.borrow().iter() {
                     machine.routes.insert(*address);
                     if *ours {
-                        let network = "net".parse().unwrap();
-                        let ifname = "eth0".parse().unwrap();
-                        let owner = russet_attach::Owner::new(&network, &container.parse().unwrap(), &ifname);
-                        machine.links.push(owner);
+                        let id = format!("net/{container}/eth0").parse().unwrap();
+                        machine.links.push(russet_attach::Owner::new(&id));
                     }
                 }
                 pause().await;

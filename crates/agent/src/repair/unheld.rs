@@ -183,15 +183,7 @@ mod tests {
     }
 
     fn owner() -> Owner {
-        let name = "net".parse().unwrap();
-        let new = russet_attach::Attachment::new(
-            russet_attach::Dialect::Native,
-            name,
-            "abc".parse().unwrap(),
-            "eth0".parse().unwrap(),
-            None,
-        );
-        new.owner()
+        Owner::new(&"net/abc/eth0".parse().unwrap())
     }
 
     #[test]

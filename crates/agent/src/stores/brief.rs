@@ -9,16 +9,14 @@ use std::time::Duration;
 
 use russet_model::{Key, Prefix};
 use russet_store::{
-    Access, BoxFuture, Claims, CommitError, Event, LeaseId, Locked, Record, Revision, Snapshot, Step, Store,
-    StoreError, Tenure, Watch,
+    Access, BoxFuture, Claims, CommitError, Event, LeaseId, Locked, Record, Remote, Revision, Snapshot, Step,
+    Store, StoreError, Tenure, Watch,
 };
 use tokio::sync::{Mutex, oneshot};
+use tokio::time::Instant;
 
 use super::{OWNER_TIMEOUT, Service, store_dir};
 use crate::config::Paths;
-
-/// How often an operation is tried again whose owner left before it was done.
-const REJOIN_MAX: usize = 5;
 
 /// The scheduling priority of a thread that serves other processes; it ends with its request.
 const OWNER_NICENESS: i32 = -10;
@@ -35,7 +33,7 @@ enum Joined {
     /// It has the file open.
     Owner(Rc<Locked>),
     /// Another process has.
-    Guest(Box<dyn Store>),
+    Guest(Remote),
 }
 
 /// The service for other processes, while this one has the file open.
@@ -58,8 +56,13 @@ impl Joined {
     fn store(&self) -> &dyn Store {
         match self {
             Self::Owner(locked) => locked.store(),
-            Self::Guest(store) => &**store,
+            Self::Guest(remote) => remote,
         }
+    }
+
+    /// Whether the process that had the store open has left. What it answered before is final.
+    fn is_left(&self) -> bool {
+        matches!(self, Self::Guest(remote) if remote.is_left())
     }
 }
 
@@ -127,7 +130,7 @@ impl BriefStore {
         }
         let dir = store_dir(&self.paths)?;
         let fresh = match russet_store::join(&dir, OWNER_TIMEOUT).await? {
-            Access::Remote(remote) => Joined::Guest(Box::new(remote)),
+            Access::Remote(remote) => Joined::Guest(remote),
             Access::Locked(locked) => {
                 let locked = Rc::new(locked);
                 self.host(&locked);
@@ -162,7 +165,7 @@ impl BriefStore {
         *self.hosting.borrow_mut() = Some(Hosting { service, leave: Some(leave) });
     }
 
-    /// Does an operation, and does it again where the process that had the store open left before it had done anything.
+    /// Does an operation, and does it again where the process that had the store open left before it had done anything, for at most [`OWNER_TIMEOUT`].
     async fn with_store<T, E: AsRef<StoreError>>(
         &self,
         operation: impl AsyncFn(&dyn Store) -> Result<T, E>,
@@ -170,14 +173,13 @@ impl BriefStore {
     where
         StoreError: Into<E>,
     {
-        let mut tries = 0;
+        let end = Instant::now() + OWNER_TIMEOUT;
         loop {
             let joined = self.joined().await.map_err(Into::into)?;
             let result = operation(joined.store()).await;
-            let is_left =
+            let is_undone =
                 matches!(&result, Err(error) if matches!(error.as_ref(), StoreError::Unavailable { .. }));
-            tries += 1;
-            if !is_left || matches!(*joined, Joined::Owner(_)) || tries > REJOIN_MAX {
+            if !is_undone || !joined.is_left() || Instant::now() >= end {
                 return result;
             }
             drop(joined);

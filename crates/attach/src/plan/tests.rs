@@ -5,10 +5,9 @@ use crate::attachment::{Pod, PodRoutes};
 
 fn attachment(dialect: Dialect, ifname: &str, addresses: &[&str]) -> Attachment {
     let pod = Pod { namespace: "shop".into(), name: "web-0".into() };
-    let (network, container) = ("net1".parse().unwrap(), "abc123".parse().unwrap());
     Attachment {
         addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
-        ..Attachment::new(dialect, network, container, ifname.parse().unwrap(), Some(pod))
+        ..Attachment::new(dialect, format!("net1/abc123/{ifname}").parse().unwrap(), Some(pod))
     }
 }
 

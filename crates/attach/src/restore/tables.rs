@@ -27,12 +27,10 @@ pub struct Tables {
 // === impl Tables ===
 
 impl Tables {
-    /// Reads them: one dump for each, whatever the number of pods.
+    /// Reads them: one dump for each, whatever the number of pods. Links come last: one that exists
+    /// then existed all the time, so what it lacks was not missing because it was being removed.
     pub fn read(host: &mut Socket) -> Result<Self, NetlinkError> {
         let mut tables = Self::default();
-        for link in host.links()? {
-            tables.links.insert(link.name.clone(), link);
-        }
         for address in host.addresses()? {
             tables.addresses.entry(address.ifindex).or_default().insert(address.net);
         }
@@ -53,6 +51,9 @@ impl Tables {
                     tables.confs.insert((family, ifindex), conf);
                 }
             }
+        }
+        for link in host.links()? {
+            tables.links.insert(link.name.clone(), link);
         }
         Ok(tables)
     }

@@ -62,18 +62,16 @@ pub fn interface(
     addresses: &[&str],
 ) -> Attachment {
     let pod = (!pod.is_empty()).then(|| Pod { namespace: "shop".into(), name: pod.into() });
-    let (network, container) = ("net1".parse().unwrap(), container.parse().unwrap());
     Attachment {
         addresses: addresses.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect(),
-        ..Attachment::new(dialect, network, container, ifname.parse().unwrap(), pod)
+        ..Attachment::new(dialect, format!("net1/{container}/{ifname}").parse().unwrap(), pod)
     }
 }
 
 /// The DEL for an ADD.
 pub fn detachment(attachment: &Attachment, removal: Removal) -> Detachment {
     Detachment {
-        container: attachment.container.clone(),
-        ifname: attachment.ifname.clone(),
+        id: attachment.id.clone(),
         by_name_alone: false,
         host_name: Some(attachment.host_name.clone()),
         dialect: attachment.dialect,
@@ -86,14 +84,6 @@ pub fn detachment(attachment: &Attachment, removal: Removal) -> Detachment {
 pub fn ip(netns: Option<&str>, args: &[&str]) -> Value {
     let inside: Vec<&str> = netns.iter().flat_map(|name| ["-n", *name]).collect();
     testkit::ip_json(&[&inside[..], args].concat())
-}
-
-/// The names of all links, sorted.
-pub fn links(netns: Option<&str>) -> Vec<String> {
-    let mut names: Vec<String> =
-        array(&ip(netns, &["link"])).iter().map(|link| text(&link["ifname"])).collect();
-    names.sort();
-    names
 }
 
 /// The main table of a family, in `ip`'s words, sorted.
@@ -144,14 +134,7 @@ pub fn snapshot(pod: &str) -> Vec<String> {
 /// Sends one packet from a pod and panics unless it is answered.
 #[track_caller]
 pub fn ping(from: &str, to: &str) {
-    testkit::run("ip", &["netns", "exec", from, "ping", "-n", "-c", "1", "-W", "1", to]);
-}
-
-/// Whether a packet from a pod is answered.
-pub fn pings(from: &str, args: &[&str]) -> bool {
-    let all = [&["netns", "exec", from, "ping", "-n", "-c", "1", "-W", "1"][..], args].concat();
-    let output = std::process::Command::new(testkit::require_tool("ip")).args(all).output().unwrap();
-    output.status.success()
+    testkit::inside(from, &["ping", "-n", "-c", "1", "-W", "1", to]);
 }
 
 /// A JSON array's elements.

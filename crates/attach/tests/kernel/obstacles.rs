@@ -4,11 +4,9 @@ use russet_attach::{
     Attachment, Dialect, Executor, Hooks, Refusal, Removal, Step, check, detach, list, plan,
 };
 use russet_linux::NetNs;
-use russet_testkit::run;
+use russet_testkit::{links, run};
 
-use crate::bench::{
-    attachment, detachment, interface, ip, links, namespace, on_a_node, ping, routes, snapshot,
-};
+use crate::bench::{attachment, detachment, interface, ip, namespace, on_a_node, ping, routes, snapshot};
 
 #[test]
 #[ignore = "kernel: root"]
@@ -99,7 +97,7 @@ fn the_link_of_an_old_sandbox_of_the_same_pod_is_removed() {
         let mut owned = list(&mut node.socket).unwrap();
         owned.retain(|link| link.doomed);
         assert_eq!(owned.len(), 1);
-        assert!(owned[0].owner.is(&first.container, &first.ifname));
+        assert!(owned[0].owner.is(&first.id));
         // The late DEL of the old sandbox leaves the new one alone.
         detach(&mut node.socket, &detachment(&first, Removal::Synchronous), Some(&old)).unwrap();
         assert_eq!(check(&second, &mut node.socket, &new).unwrap(), []);

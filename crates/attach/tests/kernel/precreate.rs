@@ -2,8 +2,9 @@
 
 use russet_attach::{Executor, PrecreatedVeth, check, delete_precreated, plan, precreate_veth};
 use russet_linux::NetNs;
+use russet_testkit::links;
 
-use crate::bench::{Node, attachment, links, namespace, on_a_node, ping, snapshot};
+use crate::bench::{Node, attachment, namespace, on_a_node, ping, snapshot};
 
 fn precreated(node: &mut Node, netns: &NetNs) -> Option<PrecreatedVeth> {
     precreate_veth(&mut node.socket, &plan(&attachment("c1", "web-0", &[])).unwrap(), netns).unwrap()

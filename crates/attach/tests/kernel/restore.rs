@@ -159,10 +159,8 @@ fn a_bridge_and_its_ports_come_back() {
             mac: None,
         };
         let port = |container: &str, address: &str| Port {
-            network: "net1".parse().unwrap(),
-            container: container.parse().unwrap(),
-            ifname: "eth0".parse().unwrap(),
-            host_name: Port::default_host_name(&container.parse().unwrap(), &"eth0".parse().unwrap()),
+            id: format!("net1/{container}/eth0").parse().unwrap(),
+            host_name: Port::default_host_name(&format!("net1/{container}/eth0").parse().unwrap()),
             bridge: bridge.clone(),
             mode: BridgePort { hairpin: true, isolated: false },
             addresses: vec![address.parse().unwrap()],

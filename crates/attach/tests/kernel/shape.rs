@@ -3,9 +3,9 @@
 
 use russet_attach::{Attachment, Limit, Owner, Shape, check_shape, shape, unshape};
 use russet_linux::NetNs;
-use russet_testkit::run;
+use russet_testkit::{links, run};
 
-use crate::bench::{Node, array, attachment, ip, links, namespace, on_a_node, ping};
+use crate::bench::{Node, array, attachment, ip, namespace, on_a_node, ping};
 
 const DEVICE: &str = "bwp0123456789ab";
 const LIMIT: Limit = Limit { rate_bytes: 1_000_000, burst_bytes: 1_000_000 };
@@ -16,10 +16,10 @@ fn limited(node: &mut Node) -> (Attachment, NetNs, Shape) {
     let wanted = attachment("c1", "p", &["10.1.0.1"]);
     node.attach(&wanted, &pod);
     node.attach(&attachment("c2", "other", &["10.1.0.2"]), &namespace("other"));
-    let owner = Owner::new(&wanted.network, &wanted.container, &wanted.ifname);
+    let owner = Owner::new(&wanted.id);
     let limits = Shape {
         owner,
-        ifname: wanted.ifname.clone(),
+        ifname: wanted.id.ifname.clone(),
         device: DEVICE.parse().unwrap(),
         ingress: Some(LIMIT),
         egress: Some(LIMIT),

@@ -1,16 +1,15 @@
 //! DEL from every state, the reaper, and the owners of links.
 
+use russet_addr::EndpointId;
 use russet_attach::marked::{self, Mark, remove_link};
 use russet_attach::{
     DOOMED_GROUP, Detachment, Dialect, Removal, Step, check, detach, detach_owned, list, reap,
     reap_precreated,
 };
 use russet_linux::NetNs;
-use russet_testkit::{eventually, run};
+use russet_testkit::{eventually, links, pings, run};
 
-use crate::bench::{
-    Node, attachment, detachment, interface, ip, links, namespace, on_a_node, ping, pings, routes, text,
-};
+use crate::bench::{Node, attachment, detachment, interface, ip, namespace, on_a_node, ping, routes, text};
 
 #[test]
 #[ignore = "kernel: root and ping"]
@@ -32,7 +31,7 @@ fn a_deferred_del_disconnects_the_pod_and_frees_its_names() {
         let left = |table: &str| run("ip", &[table, "show", "dev", &name]);
         assert_eq!((left("route"), left("neigh")), (String::new(), String::new()));
         assert_eq!(run("ip", &["-6", "route", "show", "dev", &name]), "");
-        assert!(!pings("b", &["10.1.0.1"]));
+        assert!(!pings("b", "10.1.0.1"));
         assert_ne!(check(&wanted, &mut node.socket, &a).unwrap(), []);
         // The same pod again, at once; then the reaper deletes only what is doomed.
         node.attach(&wanted, &a);
@@ -254,9 +253,9 @@ fn del_touches_only_its_own_container_and_interface() {
         let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
         node.attach(&wanted, &pod);
         let other_container =
-            Detachment { container: "c2".parse().unwrap(), ..detachment(&wanted, Removal::Synchronous) };
+            Detachment { id: "net1/c2/eth0".parse().unwrap(), ..detachment(&wanted, Removal::Synchronous) };
         let other_interface =
-            Detachment { ifname: "eth1".parse().unwrap(), ..detachment(&wanted, Removal::Synchronous) };
+            Detachment { id: "net1/c1/eth1".parse().unwrap(), ..detachment(&wanted, Removal::Synchronous) };
         for what in [other_container, other_interface] {
             assert_eq!(detach(&mut node.socket, &what, Some(&pod)).unwrap().host_ifindexes, [0; 0]);
         }
@@ -264,7 +263,8 @@ fn del_touches_only_its_own_container_and_interface() {
         // Nor an interface that another network wired, even with our host name.
         let foreign = namespace("f");
         run("ip", &["link", "add", "veth9", "type", "veth", "peer", "name", "eth0", "netns", "f"]);
-        let what = Detachment { container: "c7".parse().unwrap(), ..detachment(&wanted, Removal::Deferred) };
+        let what =
+            Detachment { id: "net1/c7/eth0".parse().unwrap(), ..detachment(&wanted, Removal::Deferred) };
         detach(&mut node.socket, &what, Some(&foreign)).unwrap();
         assert_eq!(links(Some("f")), ["eth0", "lo"]);
     });
@@ -349,12 +349,15 @@ fn the_list_says_whose_each_link_is() {
         run("ip", &["link", "set", "russ0", "alias", "russet:not/ours"]);
         node.attach(&attachment("c1", "a", &["10.1.0.1"]), &a);
         let long = attachment(&"c".repeat(200), "b", &["10.1.0.2"]);
-        let long = russet_attach::Attachment { network: "n".repeat(200).parse().unwrap(), ..long };
+        let long = {
+            let network = "n".repeat(200).parse().unwrap();
+            russet_attach::Attachment { id: EndpointId { network, ..long.id.clone() }, ..long }
+        };
         node.attach(&long, &b);
         let owned = list(&mut node.socket).unwrap();
         assert_eq!(owned.len(), 2);
         assert_eq!(owned[0].owner.to_string(), "russet:net1/c1/eth0");
-        assert!(!owned[0].doomed && owned[1].owner.is(&long.container, &long.ifname));
+        assert!(!owned[0].doomed && owned[1].owner.is(&long.id));
         assert_eq!(check(&long, &mut node.socket, &b).unwrap(), []);
         detach(&mut node.socket, &detachment(&long, Removal::Synchronous), Some(&b)).unwrap();
         assert_eq!(list(&mut node.socket).unwrap().len(), 1);

@@ -4,11 +4,10 @@ use russet_attach::{
     Attachment, Dialect, Executor, Hooks, Pending, PodRoutes, Refusal, Removal, check, detach, loopback, plan,
 };
 use russet_linux::{NetNs, sysctl};
-use russet_testkit::run;
+use russet_testkit::{links, pings, pings_with, run};
 
 use crate::bench::{
-    array, attachment, detachment, interface, ip, links, namespace, on_a_node, ping, pings, pod_sysctl,
-    routes, text,
+    array, attachment, detachment, interface, ip, namespace, on_a_node, ping, pod_sysctl, routes, text,
 };
 
 #[test]
@@ -146,8 +145,8 @@ fn both_ends_have_the_requested_mtu_and_mac() {
         let inside = &ip(Some("a"), &["link", "show", "eth0"])[0];
         assert_eq!((&inside["mtu"], &inside["address"]), (&9000.into(), &"ca:fe:ca:fe:ca:fe".into()));
         node.attach(&Attachment { mtu: 9000, ..attachment("c2", "b", &["10.1.0.2"]) }, &b);
-        assert!(pings("a", &["-M", "do", "-s", "8972", "10.1.0.2"]));
-        assert!(!pings("a", &["-M", "do", "-s", "8973", "10.1.0.2"]));
+        assert!(pings_with("a", &["-M", "do", "-s", "8972", "10.1.0.2"]));
+        assert!(!pings_with("a", &["-M", "do", "-s", "8973", "10.1.0.2"]));
     });
 }
 
@@ -162,9 +161,9 @@ fn a_second_interface_is_wired_beside_the_first() {
         node.attach(&attachment("c2", "b", &["10.1.0.2", "fd00::2"]), &b);
         ping("a", "10.1.0.2");
         ping("a", "fd00::2");
-        assert!(pings("a", &["-I", "net1", "10.1.0.2"]), "out of the second interface");
-        assert!(pings("b", &["10.1.0.11"]), "to the second interface");
-        assert!(pings("b", &["fd00::11"]), "to the second interface");
+        assert!(pings_with("a", &["-I", "net1", "10.1.0.2"]), "out of the second interface");
+        assert!(pings("b", "10.1.0.11"), "to the second interface");
+        assert!(pings("b", "fd00::11"), "to the second interface");
         assert_eq!(check(&second, &mut node.socket, &a).unwrap(), []);
         assert!(node.attach(&second, &a).reused);
         let what = detachment(&second, Removal::Deferred);
@@ -172,7 +171,7 @@ fn a_second_interface_is_wired_beside_the_first() {
         assert_eq!(array(&ip(Some("a"), &["rule"])).len(), 3, "the kernel's own rules");
         ping("a", "10.1.0.2");
         node.attach(&second, &a);
-        assert!(pings("b", &["10.1.0.11"]), "to the second interface, again");
+        assert!(pings("b", "10.1.0.11"), "to the second interface, again");
     });
 }
 

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use rustix::fs::MemfdFlags;
 
-use super::{DIRECT_COMMAND, DIRECT_PLUGIN, Executable, path_setting};
+use super::{DIRECT_COMMAND, DIRECT_PLUGIN, Executable, agent_socket, path_setting};
 use crate::plugin::Request;
 use crate::{CniError, Verb};
 
@@ -34,7 +34,7 @@ pub(super) fn exec(plugin: &str, request: &Request, executable: Executable) -> C
             // the plugin again.
             command.arg0(COMMAND).arg(DIRECT_COMMAND).env(DIRECT_PLUGIN, plugin).stdin(stdin);
             let error = command.exec();
-            let msg = format!("the russet agent is not running, and {} cannot be executed", binary.display());
+            let msg = format!("{}, and {} cannot be executed", no_agent(request), binary.display());
             match error.kind() {
                 ErrorKind::ExecutableFileBusy => CniError::try_again_later(msg, error),
                 _ => CniError::io(msg, error),
@@ -75,8 +75,16 @@ fn command(request: &Request, executable: Executable) -> Result<PathBuf, CniErro
             "{} has no russet beside it, russet_path names none, and there is neither {first} nor {second}",
             own.display()
         );
-        CniError::io("the russet agent is not running, and the russet command was not found", details)
+        CniError::io(format!("{}, and the russet command was not found", no_agent(request)), details)
     })
+}
+
+/// Names the socket, because an agent of another root may run on this machine.
+fn no_agent(request: &Request) -> String {
+    match agent_socket(&request.config) {
+        Ok(socket) => format!("no russet agent listens at {}", socket.display()),
+        Err(error) => error.to_string(),
+    }
 }
 
 /// The plugin itself may be installed as `russet`, too. It and its copies, which have its size, are

@@ -1,4 +1,4 @@
-//! The running backend `udp`: connects `overlay`'s proxy with the daemon's loop. The proxy has
+//! The running backend `udp`: connects the proxy ([`crate::udp`]) with the daemon's loop. The proxy has
 //! threads of its own; this passes it leases, and starts it again when its device was deleted.
 
 use std::net::Ipv4Addr;
@@ -9,12 +9,12 @@ use russet_addr::Ipv4Net;
 use russet_lease::Lease;
 use russet_model::flannel::{NetworkConfig, SubnetKey};
 use russet_netlink::{Monitor, Topic};
-use russet_overlay::udp::{DEVICE, OVERHEAD_BYTES, Offloads, Options, Proxy, UdpError};
 
 use super::CarrierError;
 use crate::health::Status;
 use crate::interface::External;
 use crate::readable_fd::ReadableFd;
+use crate::udp::{DEVICE, OVERHEAD_BYTES, Offloads, Options, Proxy, UdpError};
 
 /// The proxy and its routes.
 pub struct Relay {

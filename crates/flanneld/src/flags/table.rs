@@ -1,7 +1,9 @@
 //! All flags with name, kind, default, origin, help, and the function that sets them.
 
+use russet_http::Secret;
+
 use super::value::{boolean, integer};
-use super::{EtcdApi, FirewallKind, LeaseLost, Options, Password};
+use super::{EtcdApi, FirewallKind, LeaseLost, Options};
 
 /// One flag.
 pub struct Flag {
@@ -74,7 +76,7 @@ flags! {
     "etcd-username" Text "" V010
         "etcd user" |to, value| to.etcd_username = value.to_owned();
     "etcd-password" Text "" V010
-        "the etcd user's password" |to, value| to.etcd_password = Password::new(value);
+        "the etcd user's password" |to, value| to.etcd_password = Secret::new(value);
     "iface" Many "" V010
         "interface towards the other nodes, by name or address; the first use that matches counts" |to, value| to.iface.push(value.to_owned());
     "iface-regex" Many "" V010
@@ -94,7 +96,7 @@ flags! {
     "ip-masq-fully-random-disable" Bool "false" Newer
         "masquerade without fully random source ports" |to, value| to.fully_random_disable = boolean(value)?;
     "iptables-resync" Int "5" Newer
-        "seconds between looks at the rules, which are repaired at once besides" |to, value| to.resync_s = integer(value)?;
+        "seconds between comparisons of the rules; changes that the kernel reports are repaired at once" |to, value| to.resync_s = integer(value)?;
     "iptables-forward-rules" Bool "true" Newer
         "accept forwarded packets from and to the network" |to, value| to.forward_rules = boolean(value)?;
     "ip-blackhole-route" Bool "false" Newer

@@ -69,7 +69,7 @@ fn the_whole_set_of_v0_10_0_is_accepted() {
     ]);
     assert!(read.ip_masq && read.kube_subnet_mgr);
     assert_eq!((read.renew_margin_min, read.healthz_port, read.verbosity), (30, 8081, 4));
-    assert!(!format!("{read:?}").contains("Password(\"p"), "{read:?}");
+    assert!(!format!("{read:?}").contains("Secret(\"p"), "{read:?}");
     assert_eq!(read.etcd_password.reveal(), "p");
 }
 
@@ -176,7 +176,7 @@ fn the_users_page_lists_every_flag_with_default_and_origin() {
             Origin::V010 => "flannel, v0.10.0 and newer",
             Origin::Newer => "flannel, newer",
             Origin::Dropped => "flannel, v0.21 to v0.22",
-            Origin::Ours => "**ours**",
+            Origin::Ours => "**Russet only**",
         };
         let row = format!("| `{}` | {default} | {origin} | {} |", flag.name, flag.help);
         assert!(page.contains(&row), "docs/flanneld.md lacks the row\n{row}");

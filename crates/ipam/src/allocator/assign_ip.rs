@@ -31,7 +31,7 @@ impl Allocator {
         let cidr = self.block_of(request, address).await?;
         // Without borrowing, an address of another node's block would not be routed to this one.
         let strict = !request.borrow || self.config().await?.strict_affinity;
-        let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
+        let owner = Owner::new(&request.handle, self.owner(request));
         let node = &request.node;
         let change = |block: &mut Block| {
             if (strict && !block.serves(node)) || !self.may_lend(block, node) {

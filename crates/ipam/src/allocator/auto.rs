@@ -6,11 +6,12 @@ use std::collections::BTreeSet;
 use russet_addr::{BlockCidr, Family, IpNet};
 use russet_model::{AddressUse, Affinity, Block, IpPool, IpamConfig, Key, Node};
 use russet_store::Record;
+use russet_sync::LockGuard;
 
-use super::cache::{Plan, RequestKind};
+use super::cache::{Plan, RequestKind, Waiting};
 use super::claim::Claimed;
 use super::existing::with_block_prefix;
-use super::fast::FastPath;
+use super::fast::{FastPath, SlowAdd};
 use super::take::Owner;
 use super::{Allocator, Stored};
 use crate::block_ops::{self, Freed, Reserved};
@@ -62,14 +63,37 @@ impl Allocator {
     /// ones for the rest. All or nothing for both families.
     pub async fn auto_assign(&self, request: &Request) -> Result<Assigned, IpamError> {
         check(request)?;
-        let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
+        let mut owner = Owner::new(&request.handle, self.owner(request));
         let waiting = self.cache.wait();
-        let turn = match self.assign_fast(request, &owner).await {
+        let SlowAdd { turn, raised, is_new } = match self.assign_fast(request, &owner).await {
             FastPath::Done(addresses) => return Ok(Assigned { addresses, existing: false }),
-            FastPath::SlowPath(turn) => turn,
+            FastPath::SlowPath(slow) => slow,
         };
+        owner.is_in_doubt = !raised.is_empty();
+        let result = self.assign_slowly(request, &owner, turn, waiting).await;
+        // An earlier ADD of this container would keep its addresses: its pod may run.
+        if result.is_err() && is_new {
+            self.in_grace().give_back(&owner, &raised).await;
+        }
+        for cidr in raised {
+            if let Err(error) = self.in_grace().settle(&owner.handle, cidr).await {
+                tracing::warn!(handle = %owner.handle, block = %cidr, %error, "handle counts too many");
+            }
+        }
+        result
+    }
+
+    /// `waiting` is when the request began to wait for `turn`.
+    async fn assign_slowly(
+        &self,
+        request: &Request,
+        owner: &Owner,
+        turn: Option<LockGuard>,
+        waiting: Waiting,
+    ) -> Result<Assigned, IpamError> {
         let attempt = self.cache.attempt();
         let existing = self.existing(request).await?;
+        let owner = &Owner { found: existing.clone(), ..owner.clone() };
         let is_sharing = turn.is_some() && existing.is_empty();
         if let Some(error) = self.cache.refusal(request, waiting).filter(|_| is_sharing) {
             return Err(error);
@@ -87,10 +111,10 @@ impl Allocator {
                 Some(facts) => facts,
                 None => facts.insert(self.facts(request).await?),
             };
-            match self.assign_family(request, facts, &owner, (family, wanted), &mut touched).await {
+            match self.assign_family(request, facts, owner, (family, wanted), &mut touched).await {
                 Ok(taken) => addresses.extend(taken),
                 Err(error) => {
-                    self.in_grace().give_back(&owner, &touched).await;
+                    self.in_grace().give_back(owner, &touched).await;
                     if is_sharing {
                         self.cache.refuse(request, attempt, &error);
                     }

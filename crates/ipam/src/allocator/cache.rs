@@ -5,7 +5,6 @@
 //! commit fails and the record is read. Pools, reservations, settings and labels are cached for a
 //! short time, as any process uses what it read at its start; the agent can drop them at once.
 
-mod locks;
 mod refusal;
 
 use std::cell::{Cell, RefCell};
@@ -14,14 +13,15 @@ use std::time::{Duration, SystemTime};
 
 use russet_addr::{BlockCidr, Family, IpNet, NodeName};
 use russet_model::{AddressUse, Block, Handle, HandleId};
+use russet_sync::KeyedLock;
 
 use super::Stored;
 use super::fast::Shared;
 use super::pool::PoolFamilies;
 use crate::Request;
 use crate::block_ops::Reserved;
-pub(super) use locks::{KeyedLock, LockGuard};
 use refusal::Refusal;
+pub(super) use refusal::Waiting;
 
 /// The cache, and the locks and queue of requests.
 #[derive(Default)]
@@ -40,8 +40,9 @@ pub(super) struct Cache {
     learned: Cell<u64>,
     /// Requests that share commits.
     pub(super) shared: Shared,
-    /// Releases that read and write a block.
-    pub(super) releases: KeyedLock,
+    /// Releases that read and write a block. This lock and the next one only keep requests from
+    /// conflicting with each other; guards decide.
+    pub(super) releases: KeyedLock<()>,
     /// Requests on the slow path.
     pub(super) slow_path: KeyedLock<Source>,
     /// The last failure of the slow path, for requests that waited meanwhile.
@@ -53,7 +54,7 @@ pub(super) struct Cache {
 
 /// The source of a request's addresses. Requests with the same source would compete on the slow
 /// path.
-#[derive(Clone, PartialEq)]
+#[derive(PartialEq, Eq, Hash)]
 pub(super) struct Source {
     node: NodeName,
     /// None: no address of this family.

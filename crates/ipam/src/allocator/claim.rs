@@ -23,6 +23,15 @@ pub(super) enum Claimed {
 // === impl Allocator ===
 
 impl Allocator {
+    /// Makes `cidr` a block of this node, for a caller that decides where blocks are. Fails if it
+    /// serves another node.
+    pub async fn claim_block(&self, node: &NodeName, cidr: BlockCidr) -> Result<(), IpamError> {
+        match self.claim(node, cidr).await? {
+            Claimed::Ours(_) => Ok(()),
+            Claimed::Foreign => Err(IpamError::ForeignBlock { block: cidr, owner: None }),
+        }
+    }
+
     /// Makes `cidr` the node's block, whatever is stored now.
     pub(super) async fn claim(&self, node: &NodeName, cidr: BlockCidr) -> Result<Claimed, IpamError> {
         let key = Key::block(cidr);

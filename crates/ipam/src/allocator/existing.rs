@@ -6,7 +6,7 @@ use russet_addr::{BlockCidr, Family, IpNet, NodeName};
 use russet_model::{Attribute, Block, DecodeError, HandleId, Prefix};
 
 use super::{Allocator, readable};
-use crate::{IpamError, Request};
+use crate::{IpamError, ReleaseOptions, Request, TIMESTAMP};
 
 /// One address of a handle.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +17,16 @@ pub struct Held {
     pub attribute: Attribute,
     /// The sequence number of its allocation, which guards a release.
     pub sequence_number: u64,
+}
+
+// === impl Held ===
+
+impl Held {
+    /// Releases this allocation for `handle`, but no later one of the same address.
+    fn guarded(&self, handle: &HandleId) -> ReleaseOptions {
+        let (address, sequence_number) = (self.address, Some(self.sequence_number));
+        ReleaseOptions { address, handle: Some(handle.clone()), sequence_number }
+    }
 }
 
 // === impl Allocator ===
@@ -32,6 +42,28 @@ impl Allocator {
     pub async fn ips_to_free(&self, handle: &HandleId) -> Result<Vec<Held>, IpamError> {
         let traces = self.traces(handle).await?;
         self.held_in(handle, traces.blocks).await
+    }
+
+    /// Releases allocations of a handle. One that was released meanwhile and allocated again is an
+    /// error and stays.
+    pub async fn release_held(
+        &self,
+        handle: &HandleId,
+        held: impl IntoIterator<Item = Held>,
+    ) -> Result<(), IpamError> {
+        let options: Vec<ReleaseOptions> = held.into_iter().map(|held| held.guarded(handle)).collect();
+        if options.is_empty() {
+            return Ok(());
+        }
+        self.release_ips(&options).await.map(drop)
+    }
+
+    /// Releases what the request with the attribute [`TIMESTAMP`] `timestamp` allocated for the
+    /// handle; allocations of other requests stay.
+    pub async fn release_of_request(&self, handle: &HandleId, timestamp: &str) -> Result<(), IpamError> {
+        let held = self.ips_by_handle(handle).await?;
+        let of_request = |held: &Held| held.attribute.get(TIMESTAMP) == Some(timestamp);
+        self.release_held(handle, held.into_iter().filter(of_request)).await
     }
 
     async fn held_in(

@@ -1,5 +1,5 @@
 //! The fast path: requests that wait together share one commit, built from cached blocks and
-//! handles, without a read. For atomic engines only.
+//! handles, without a read. Engines that apply steps one by one get it in [`waves`].
 //!
 //! The commit creates the handles of ADDs and lowers those of DELs at the revision that was read,
 //! so it fails for a container that has different state; and it is guarded by the blocks'
@@ -9,28 +9,43 @@
 
 mod batch;
 mod queue;
+mod waves;
 
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::net::IpAddr;
 use std::rc::Rc;
 
 use russet_addr::{BlockCidr, IfName, IpNet};
 use russet_model::{Block, HandleId, Key};
+use russet_sync::LockGuard;
 
-use super::cache::{LockGuard, Source};
+use super::cache::Source;
 use super::take::Owner;
 use super::{Allocator, Failure, Stored};
 use crate::{IpamError, Request};
 use batch::{CommitBatch, Target};
-use queue::{Answer, InFlightCommit, Job, QueuedRequest, StoreAnswer};
+use queue::{Answer, InFlightCommit, Job, QueuedRequest, Raised, StoreAnswer};
 
 pub(super) use queue::Shared;
+use waves::Wave;
 
 /// The result of the fast path.
 pub(super) enum FastPath<T, Rest = Vec<IpAddr>> {
     Done(T),
     /// The request has to take the slow path, with what is known so far.
     SlowPath(Rest),
+}
+
+/// What the slow path of an ADD has to know.
+#[derive(Default)]
+pub(super) struct SlowAdd {
+    /// The lock of the request's source.
+    pub(super) turn: Option<LockGuard>,
+    /// The blocks for which the handle was raised, and which may have the addresses already.
+    pub(super) raised: BTreeSet<BlockCidr>,
+    /// Whether this request created the handle, so that no earlier one has addresses in them.
+    pub(super) is_new: bool,
 }
 
 /// Attempts of a request in commits that fail because of other requests. Each costs all of them a
@@ -50,26 +65,35 @@ impl Allocator {
         &self,
         request: &Request,
         owner: &Owner,
-    ) -> FastPath<Vec<IpNet>, Option<LockGuard<'_, Source>>> {
-        if !self.cache.is_on() || !self.store.claims().atomic {
-            return FastPath::SlowPath(None);
+    ) -> FastPath<Vec<IpNet>, SlowAdd> {
+        if !self.cache.is_on() {
+            return FastPath::SlowPath(SlowAdd::default());
         }
+        let mut slow = SlowAdd::default();
         for hopes in 1.. {
             let learned = self.cache.learned();
             let job = Job::Add { request: Box::new(request.clone()), owner: owner.clone() };
             match self.share(job).await {
-                Answer::Added(addresses) => return FastPath::Done(addresses),
-                Answer::Cold => {}
-                _ => break,
+                (Answer::Added(addresses), _) => return FastPath::Done(addresses),
+                (Answer::Cold, None) => {}
+                (_, None) => break,
+                (_, Some(raised)) => {
+                    slow.is_new = raised.stored.is_some();
+                    slow.raised = raised.bases.into_keys().collect();
+                    break;
+                }
             }
-            let turn = self.cache.slow_path.lock(Source::of(request)).await;
+            let turn = self.cache.slow_path.lock([Source::of(request)]).await;
             if self.cache.learned() == learned || hopes >= WAITS_MAX {
-                return FastPath::SlowPath(Some(turn));
+                return FastPath::SlowPath(SlowAdd { turn: Some(turn), ..slow });
             }
         }
         // It is about to change, or has changed already.
         self.cache.drop_handle(&owner.handle);
-        FastPath::SlowPath(None)
+        // Requests whose blocks another program keeps changing come in dozens: one after the other,
+        // or each would also make the others fail.
+        slow.turn = Some(self.cache.slow_path.lock([Source::of(request)]).await);
+        FastPath::SlowPath(slow)
     }
 
     /// Releases the addresses of a handle, or of one interface of it: all its blocks and the handle
@@ -79,7 +103,7 @@ impl Allocator {
         handle: &HandleId,
         interface: Option<&IfName>,
     ) -> Result<FastPath<Vec<IpAddr>>, IpamError> {
-        if !self.store.claims().atomic {
+        if !self.store.claims().atomic && !self.cache.is_on() {
             return Ok(FastPath::SlowPath(Vec::new()));
         }
         let mut stored = None;
@@ -111,7 +135,7 @@ impl Allocator {
             }
         }
         let job = Job::Del { handle: handle.clone(), interface: interface.cloned(), stored, blocks: read };
-        Ok(match self.share(job).await {
+        Ok(match self.share(job).await.0 {
             Answer::Freed { addresses, emptied } => {
                 for cidr in emptied {
                     self.tidy_affinity(cidr).await;
@@ -123,12 +147,14 @@ impl Allocator {
         })
     }
 
-    /// Waits in the queue, and for the commit, until there is an answer.
-    async fn share(&self, job: Job) -> Answer {
+    /// Waits in the queue, and for the commit, until there is an answer. Also returns the handle that
+    /// was raised for an ADD that is not done.
+    async fn share(&self, job: Job) -> (Answer, Option<Raised>) {
         let ticket = self.cache.shared.enqueue(job);
         let next_commit = || self.next_commit();
         let distribute = |in_flight, answer| self.distribute(in_flight, answer);
-        poll_fn(|context| ticket.poll(context, next_commit, distribute)).await
+        let answer = poll_fn(|context| ticket.poll(context, next_commit, distribute)).await;
+        (answer, ticket.raised())
     }
 
     /// Starts one commit for the waiting requests. None if all of them have their answers.
@@ -146,6 +172,9 @@ impl Allocator {
         if batch.is_empty() {
             return None;
         }
+        if !self.store.claims().atomic {
+            return self.next_wave(batch, Wave::Raise);
+        }
         let (store, steps) = (self.store.clone(), batch.steps());
         let work = Box::pin(async move { StoreAnswer::Commit(store.commit(steps).await) });
         Some(InFlightCommit { work, batch: Some(batch) })
@@ -154,6 +183,9 @@ impl Allocator {
     /// Distributes the answers.
     fn distribute(&self, in_flight: InFlightCommit, answer: StoreAnswer) {
         match (answer, in_flight.batch) {
+            (StoreAnswer::Wave(wave, results, blocks), Some(batch)) => {
+                self.wave_ended(batch, wave, results, blocks);
+            }
             (StoreAnswer::Commit(Ok(revisions)), Some(batch)) => batch.succeed(&revisions, &self.cache),
             (StoreAnswer::Commit(Err(error)), Some(batch)) => {
                 let target = batch.target(error.failed);

@@ -2,7 +2,7 @@
 //! 3.9).
 
 use russet_addr::BlockCidr;
-use russet_model::{Handle, HandleId, Key, Prefix};
+use russet_model::{Block, Handle, HandleId, Key, Prefix};
 use russet_store::{Record, Step};
 
 use super::existing::decode_repaired;
@@ -32,8 +32,34 @@ pub(super) struct Lost {
     pub(super) block: BlockCidr,
     /// Number of released addresses.
     pub(super) freed: usize,
-    /// Number of its addresses that are left in the block.
-    pub(super) left: usize,
+    pub(super) left: Left,
+}
+
+/// What is left of a handle's addresses in a block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Left {
+    count: usize,
+    /// The block has addresses of a handle whose ID differs in case only. In Kubernetes both share
+    /// one record (kubernetes.md section 1.3), so a part of the count may be the other's.
+    is_shared: bool,
+}
+
+// === impl Left ===
+
+impl Left {
+    /// What a block has.
+    pub(super) fn within(block: &Block, id: &HandleId) -> Self {
+        let owners =
+            (0..block.cidr.size()).filter_map(|ordinal| block.attribute(ordinal)?.handle_id.as_deref());
+        let is_other = |owner: &str| owner != id.as_str() && owner.eq_ignore_ascii_case(id.as_str());
+        let is_shared = owners.map(HandleId::sanitized).any(is_other);
+        Self { count: block.ordinals_of(id).count(), is_shared }
+    }
+
+    /// A number that is known without the block.
+    pub(super) const fn counted(count: usize) -> Self {
+        Self { count, is_shared: false }
+    }
 }
 
 /// The handle after its losses. A count never falls below the number of addresses in the block; and
@@ -42,8 +68,8 @@ pub(super) fn after(stored: &Handle, lost: impl IntoIterator<Item = Lost>) -> Ha
     let mut handle = stored.clone();
     for Lost { block, freed, left } in lost {
         let count = match left {
-            0 => 0,
-            left => handle.count(block).saturating_sub(freed as u64).max(left as u64),
+            Left { count: 0, is_shared: false } => 0,
+            Left { count, .. } => handle.count(block).saturating_sub(freed as u64).max(count as u64),
         };
         handle.set(block, count);
     }
@@ -68,9 +94,18 @@ pub(super) fn lowered(
     stored: &Stored<Handle>,
     block: BlockCidr,
     freed: usize,
-    left: usize,
+    left: Left,
 ) -> Option<Step> {
     written(id, stored, &after(&stored.value, [Lost { block, freed, left }]))
+}
+
+/// The step that lowers the count for `block` to what is left there.
+pub(super) fn settled(id: &HandleId, stored: &Stored<Handle>, block: BlockCidr, left: Left) -> Option<Step> {
+    let mut handle = stored.value.clone();
+    if !left.is_shared {
+        handle.set(block, handle.count(block).min(left.count as u64));
+    }
+    written(id, stored, &handle)
 }
 
 /// Where a handle may have addresses.
@@ -158,14 +193,16 @@ impl Allocator {
     /// Subtracts `freed` from the count for `block`, in its own commit. `known` is the handle
     /// before the block was written, and the number of its addresses in the block afterwards: while
     /// the handle is unchanged, its count is set to exactly that. Otherwise, and without it,
-    /// `freed` is subtracted. If the outcome stays unknown, the count may stay too high, which is
-    /// safe.
+    /// `freed` is subtracted, down to what the block has: an ADD of the same container may have
+    /// subtracted the same addresses, if the answer to its write was lost. The block is read after
+    /// the handle, since an ADD raises that before it writes the block. If the outcome stays
+    /// unknown, the count may stay too high, which is safe.
     pub(super) async fn lower(
         &self,
         id: &HandleId,
         block: BlockCidr,
         freed: usize,
-        known: Option<(Stored<Handle>, usize)>,
+        known: Option<(Stored<Handle>, Left)>,
     ) -> Result<(), IpamError> {
         let key = Key::handle(id);
         let mut next = known;
@@ -177,8 +214,9 @@ impl Allocator {
                 None => match self.handle(id).await? {
                     None => return Ok(()),
                     Some(stored) => {
-                        let left = usize::try_from(stored.value.count(block)).unwrap_or(usize::MAX);
-                        (stored, left.saturating_sub(freed))
+                        let count = usize::try_from(stored.value.count(block)).unwrap_or(usize::MAX);
+                        let held = self.held_count(id, block).await?;
+                        (stored, Left::counted(count.saturating_sub(freed).max(held)))
                     }
                 },
             };
@@ -197,6 +235,15 @@ impl Allocator {
                 },
             }
             self.again(&mut tries, "lower handle", &key).await?;
+        }
+    }
+
+    /// The number of a handle's addresses in a block; 0 if that cannot be decoded.
+    async fn held_count(&self, id: &HandleId, block: BlockCidr) -> Result<usize, IpamError> {
+        match self.repaired_block(block).await {
+            Ok(stored) => Ok(stored.map_or(0, |stored| stored.value.ordinals_of(id).count())),
+            Err(IpamError::Corrupt { .. }) => Ok(0),
+            Err(error) => Err(error),
         }
     }
 }

@@ -8,7 +8,7 @@ use russet_model::{Block, Handle, HandleId, Key};
 use russet_store::{Revision, Step};
 
 use super::fast::FastPath;
-use super::handles::{self, Traces};
+use super::handles::{self, Left, Traces};
 use super::{Allocator, Failure, Stored};
 use crate::block_ops::{self, Freed};
 use crate::{IpamError, Released};
@@ -22,7 +22,7 @@ struct Holder {
     id: HandleId,
     stored: Stored<Handle>,
     freed: usize,
-    left: usize,
+    left: Left,
 }
 
 /// A write whose outcome is unknown.
@@ -104,13 +104,17 @@ impl Allocator {
         known: Option<(&HandleId, &Stored<Handle>)>,
         mut change: impl FnMut(&mut Block) -> Result<Freed, IpamError>,
     ) -> Result<Freed, IpamError> {
-        let _turn = if self.cache.is_on() { Some(self.cache.releases.lock(()).await) } else { None };
+        let _turn = if self.cache.is_on() { Some(self.cache.releases.lock([()]).await) } else { None };
         let key = Key::block(cidr);
         let mut doubt: Option<Doubt> = None;
         let mut tries = 0;
         loop {
             let current = self.repaired_block(cidr).await?;
             if let Some(doubt) = doubt.as_ref().filter(|doubt| doubt.happened(current.as_ref())) {
+                // Where a handle is written after the block, the lost answer was the last write.
+                for handle in doubt.freed.handles() {
+                    self.settle(&handle, cidr).await?;
+                }
                 return Ok(doubt.freed.clone());
             }
             // A missing block has no allocations.
@@ -152,7 +156,7 @@ impl Allocator {
                 None => self.readable_handle(&id).await?,
             };
             if let Some(stored) = stored {
-                let left = block.ordinals_of(&id).count();
+                let left = Left::within(block, &id);
                 holders.push(Holder { id, stored, freed, left });
             }
         }
@@ -205,18 +209,16 @@ impl Allocator {
         Ok(None)
     }
 
-    /// Removes a handle's count for a block without its addresses. The block is written, too, so
-    /// that a process that has raised the handle and is about to write the block must start again.
+    /// Lowers a handle's count for a block to the number of its addresses there. The block is
+    /// written, too, so that a process that has raised the handle and is about to write the block
+    /// must start again.
     pub(super) async fn settle(&self, handle: &HandleId, cidr: BlockCidr) -> Result<(), IpamError> {
         let mut tries = 0;
         loop {
             let Some(stored) = self.readable_handle(handle).await? else { return Ok(()) };
             let block = self.repaired_block(cidr).await?;
-            let left = block.as_ref().map_or(0, |block| block.value.ordinals_of(handle).count());
-            if left > 0 {
-                return Ok(());
-            }
-            let Some(lower) = handles::lowered(handle, &stored, cidr, 0, 0) else { return Ok(()) };
+            let left = block.as_ref().map_or(Left::counted(0), |block| Left::within(&block.value, handle));
+            let Some(lower) = handles::settled(handle, &stored, cidr, left) else { return Ok(()) };
             let touch = block.map(|block| {
                 let mut touched = block.value;
                 block_ops::touch(&mut touched);

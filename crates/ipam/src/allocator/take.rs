@@ -1,7 +1,7 @@
 //! Allocates addresses of one existing block: handle first, then block, and the block alone decides
 //! (calico-ipam.md section 3.7).
 
-use russet_addr::BlockCidr;
+use russet_addr::{BlockCidr, IpNet};
 use russet_model::{Attribute, Block, HandleId, Key};
 use russet_store::{Revision, Step};
 
@@ -13,6 +13,10 @@ use crate::{IpamError, block_ops};
 pub(super) struct Owner {
     pub(super) handle: HandleId,
     pub(super) attribute: Attribute,
+    /// A block may have these addresses already: an earlier write has no answer.
+    pub(super) is_in_doubt: bool,
+    /// The addresses among them that the caller has found, and that are not new.
+    pub(super) found: Vec<IpNet>,
 }
 
 /// The result of one attempt to write a block.
@@ -34,7 +38,26 @@ struct Doubt {
 /// What this call has added to the handle's count for a block, as far as the block does not have it
 /// yet. Always 0 on atomic engines.
 #[derive(Default)]
-struct Counted(usize);
+struct Counted {
+    addresses: usize,
+    /// The revision of the block before the handle was raised for it. A DEL that finds no address
+    /// changes the block before it removes the handle's count. So a write that is guarded by this
+    /// revision fails if the count may be gone, and one that is guarded by a later revision must
+    /// raise the handle again.
+    base: Option<Revision>,
+    /// The handle was raised more than once, and `addresses` may exceed what is left of that.
+    is_inexact: bool,
+    /// The block has addresses of this call.
+    has_written: bool,
+}
+
+// === impl Owner ===
+
+impl Owner {
+    pub(super) fn new(handle: &HandleId, attribute: Attribute) -> Self {
+        Self { handle: handle.clone(), attribute, is_in_doubt: false, found: Vec::new() }
+    }
+}
 
 // === impl Allocator ===
 
@@ -54,15 +77,23 @@ impl Allocator {
         // What is still counted now never reached the block. After an unknown outcome it stays: too
         // high a count is safe, too low a one causes a leak.
         let unknown = matches!(&result, Err(IpamError::Store { source, .. }) if source.outcome_unknown());
-        if counted.0 > 0 && !unknown {
-            let lowered = self.in_grace().lower(&owner.handle, cidr, counted.0, None).await;
+        if counted.addresses > 0 && !unknown {
             // The caller needs the reason why there is no address; the release that follows
             // corrects too high a count.
-            if let Err(error) = lowered {
+            if let Err(error) = self.in_grace().uncount(&owner.handle, cidr, &counted).await {
                 tracing::warn!(handle = %owner.handle, block = %cidr, %error, "handle counts too many");
             }
         }
         result
+    }
+
+    /// Subtracts what is still counted from the handle.
+    async fn uncount(&self, handle: &HandleId, cidr: BlockCidr, counted: &Counted) -> Result<(), IpamError> {
+        if counted.is_inexact && !counted.has_written {
+            // A part of the count may be another request's: only the block says how much.
+            return self.settle(handle, cidr).await;
+        }
+        self.lower(handle, cidr, counted.addresses, None).await
     }
 
     async fn take_counting(
@@ -84,13 +115,17 @@ impl Allocator {
                 None => self.read_after(cidr, doubt.as_ref()).await?,
             };
             let Some(current) = current else { return Ok(None) };
-            if let Some(doubt) = &doubt {
-                let ours = block_ops::ordinals_with(&current.value, &owner.attribute);
+            if doubt.is_some() || owner.is_in_doubt {
+                let mut ours = block_ops::ordinals_with(&current.value, &owner.attribute);
+                ours.retain(|ordinal| {
+                    let address = cidr.address(*ordinal);
+                    !owner.found.iter().any(|found| Some(found.addr()) == address)
+                });
                 if !ours.is_empty() {
-                    counted.0 = counted.0.saturating_sub(ours.len());
+                    counted.reached(ours.len());
                     return Ok(Some(ours));
                 }
-                if let Some(late) = late {
+                if let (Some(doubt), Some(late)) = (&doubt, late) {
                     return Err(if doubt.may_yet_happen(&current) { doubt.error(cidr) } else { late });
                 }
             }
@@ -99,10 +134,10 @@ impl Allocator {
             if taken.is_empty() {
                 return Ok(Some(taken));
             }
-            let step = Step::update(key.clone(), block.encode(), current.revision);
-            match self.attempt(cidr, owner, counted, taken.len(), step).await? {
+            let wanted = Stored { value: block, revision: current.revision };
+            match self.attempt(owner, counted, taken.len(), &wanted).await? {
                 Attempt::Done(revision) => {
-                    self.cache.keep_block(Stored { value: block, revision });
+                    self.cache.keep_block(Stored { revision, ..wanted });
                     return Ok(Some(taken));
                 }
                 Attempt::Lost => {}
@@ -130,33 +165,58 @@ impl Allocator {
         }
     }
 
+    /// Writes `wanted`, with `addresses` new ones, under the guard of the revision that it was read
+    /// at.
     async fn attempt(
         &self,
-        cidr: BlockCidr,
         owner: &Owner,
         counted: &mut Counted,
         addresses: usize,
-        block: Step,
+        wanted: &Stored<Block>,
     ) -> Result<Attempt, IpamError> {
+        let (cidr, base) = (wanted.value.cidr, wanted.revision);
+        let block = Step::update(Key::block(cidr), wanted.value.encode(), base);
         let steps = if self.store.claims().atomic {
             let handle = self.handle(&owner.handle).await?;
             vec![handles::raised(&owner.handle, handle, cidr, addresses), block]
         } else {
-            if counted.0 < addresses {
-                self.raise(&owner.handle, cidr, addresses - counted.0).await?;
-                counted.0 = addresses;
+            let missing = counted.missing(addresses, base);
+            if missing > 0 {
+                self.raise(&owner.handle, cidr, missing).await?;
+                counted.raised(missing, base);
             }
             vec![block]
         };
         match self.store.commit(steps).await.map_err(|error| Failure::from(error.error)) {
             Ok(revisions) => {
-                counted.0 = counted.0.saturating_sub(addresses);
+                counted.reached(addresses);
                 Ok(Attempt::Done(revisions.last().copied().unwrap_or_default()))
             }
             Err(Failure::Lost) => Ok(Attempt::Lost),
             Err(Failure::Unknown(error)) => Ok(Attempt::Unknown(error)),
             Err(Failure::Fatal(error)) => Err(IpamError::store(format!("write {}", Key::block(cidr)), error)),
         }
+    }
+}
+
+// === impl Counted ===
+
+impl Counted {
+    /// What the handle must be raised by before `addresses` may be written to the block at `base`.
+    fn missing(&self, addresses: usize, base: Revision) -> usize {
+        if self.base == Some(base) { addresses.saturating_sub(self.addresses) } else { addresses }
+    }
+
+    fn raised(&mut self, addresses: usize, base: Revision) {
+        self.is_inexact |= self.base.is_some_and(|before| before != base);
+        self.addresses += addresses;
+        self.base = Some(base);
+    }
+
+    /// The block has these addresses now.
+    fn reached(&mut self, addresses: usize) {
+        self.addresses = self.addresses.saturating_sub(addresses);
+        self.has_written = true;
     }
 }
 

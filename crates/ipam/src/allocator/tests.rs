@@ -8,7 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use russet_model::IpPoolSpec;
 use russet_store::sim::Fault;
-use russet_store::{BoxFuture, Claims, CommitError, Sim, Snapshot, Step, Watch};
+use russet_store::{BoxFuture, Claims, CommitError, Sim, Snapshot, Step};
+use russet_testkit::forward_store;
 
 use super::*;
 use crate::Assigned;
@@ -20,6 +21,7 @@ mod full;
 mod limits;
 mod memory;
 mod operator;
+mod pairs;
 mod published;
 mod races;
 mod rules;
@@ -53,17 +55,7 @@ impl Clock for TestClock {
 }
 
 impl Store for Recorder {
-    fn claims(&self) -> Claims {
-        self.sim.claims()
-    }
-
-    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
-        self.sim.get(key)
-    }
-
-    fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        self.sim.list(prefix)
-    }
+    forward_store!(self.sim: claims get list watch);
 
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         Box::pin(async move {
@@ -74,10 +66,6 @@ impl Store for Recorder {
             }
             result
         })
-    }
-
-    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
-        self.sim.watch(prefix)
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) struct Named {
 
 /// Which record, if any, should name an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Owner {
+pub enum Owner {
     /// A pod's, or of unknown origin: an endpoint names it.
     Pod,
     /// A node's tunnel: the node's record names it.
@@ -50,7 +50,8 @@ pub(super) enum Owner {
 // === impl Owner ===
 
 impl Owner {
-    pub(super) fn of(attribute: &Attribute) -> Self {
+    /// The owner of an allocation, by its attribute.
+    pub fn of(attribute: &Attribute) -> Self {
         let handle = attribute.handle_id.as_deref().map(HandleId::sanitized);
         let virtual_machine = !attribute.alternate_owner.is_empty()
             || handle.is_some_and(|handle| handle.contains(".vmi."))

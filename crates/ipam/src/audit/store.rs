@@ -5,11 +5,11 @@ use std::cell::RefCell;
 use russet_model::{Key, Prefix, ResourceKind};
 use russet_store::{MARKED_RECORDS, Record, Revision, Store, StoreError};
 
-use super::{Audit, Auditor};
+use super::{Audit, Auditor, live};
 use crate::IpamError;
 
-/// The prefix of the allocator's records. All of them are read at one revision: a handle and its
-/// block are written together.
+/// The prefix of the allocator's records. All of them are read at one revision, where the store
+/// writes a handle and its block together; on other stores findings are looked at again.
 const IPAM: &str = "/calico/ipam/v2/";
 /// Attempts of a scan, if the store compacts its revision meanwhile. Compactions are minutes apart,
 /// a scan takes seconds.
@@ -43,7 +43,18 @@ pub async fn audit_store(store: &dyn Store) -> Result<(Audit, Revision), IpamErr
             let record = record.map_err(|error| IpamError::store(format!("read {key}"), error))?;
             record.iter().for_each(|record| auditor.again(record));
         }
-        return Ok((auditor.finish(), revision));
+        let mut audit = auditor.finish();
+        if !store.claims().atomic {
+            // What is written step by step may also be seen so.
+            let mut findings = Vec::new();
+            for finding in audit.findings {
+                if live::holds(store, &finding).await? {
+                    findings.push(finding);
+                }
+            }
+            audit.findings = findings;
+        }
+        return Ok((audit, revision));
     }
 }
 

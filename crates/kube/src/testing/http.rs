@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::net::TcpListener;
 use std::sync::Arc;
 
-use http_body_util::channel::{Channel, Sender};
+use http_body_util::channel::Channel;
 use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
@@ -22,9 +22,13 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use super::answers::Answer;
-use super::{Seen, Shared, State};
+use super::cluster::Part;
+use super::kinds::Kind;
+use super::query::{Query, unescape};
+use super::select::Selection;
+use super::{Fault, Seen, Shared, State, validate, watches};
 
-type Body = Either<Full<Bytes>, Channel<Bytes, Infallible>>;
+pub(super) type Body = Either<Full<Bytes>, Channel<Bytes, Infallible>>;
 
 /// The certificates of a server, PEM.
 pub struct Tls {
@@ -37,8 +41,8 @@ pub struct Tls {
 }
 
 /// The parsed path of a request.
-struct Route {
-    kind: &'static str,
+pub(super) struct Route {
+    pub(super) kind: Kind,
     /// `pods`, `pods/status`, ...
     resource: String,
     namespace: String,
@@ -46,16 +50,15 @@ struct Route {
     name: String,
 }
 
-/// An open watch.
-struct Follower {
-    /// The revision up to which events have been sent.
-    known: u64,
-    generation: u64,
-    /// Number of bookmarks requested so far.
-    marked: u64,
-    /// Whether the client wants bookmarks.
-    bookmarks: bool,
-}
+/// A connection ends without an answer.
+#[derive(Debug)]
+struct Lost;
+
+/// Patches by operations are sent by the controller only, whose account may patch whole nodes.
+const JSON_PATCH: &str = "application/json-patch+json";
+/// Limit of a request's body, and of what etcd stores.
+const MAX_BODY_BYTES: usize = 3 << 20;
+const MAX_STORED_BYTES: usize = 2 << 20;
 
 /// The server's thread.
 pub(super) fn run(
@@ -90,7 +93,7 @@ async fn accept(
         let (shared, acceptor) = (shared.clone(), acceptor.clone());
         let service = service_fn(move |request| {
             let shared = shared.clone();
-            async move { Ok::<_, Infallible>(answer(&shared, request, by_certificate).await) }
+            async move { answer(&shared, request, by_certificate).await }
         });
         // A client that hangs up is ignored.
         tokio::spawn(async move {
@@ -134,7 +137,11 @@ fn acceptor(tls: Tls) -> TlsAcceptor {
     TlsAcceptor::from(Arc::new(built().unwrap_or_else(|error| panic!("TLS of the test server: {error}"))))
 }
 
-async fn answer(shared: &Arc<Shared>, request: Request<Incoming>, by_certificate: bool) -> Response<Body> {
+async fn answer(
+    shared: &Arc<Shared>,
+    request: Request<Incoming>,
+    by_certificate: bool,
+) -> Result<Response<Body>, Lost> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let text =
@@ -144,6 +151,7 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>, by_certificate
         path: head.uri.to_string(),
         content_type: text(header::CONTENT_TYPE),
         body: String::from_utf8_lossy(&body).into_owned(),
+        at: std::time::Instant::now(),
     };
     let (delay, allowed) = {
         let mut state = shared.lock();
@@ -154,138 +162,200 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>, by_certificate
         tokio::time::sleep(delay).await;
     }
     if !allowed {
-        return whole(Answer::unauthorized());
+        return Ok(whole(Answer::unauthorized()));
     }
-    match dispatch(shared, &seen) {
-        Ok(response) => response,
-        Err(answer) => whole(answer),
+    let is_write = seen.method != "GET";
+    let is_last = match is_silenced(shared, is_write) {
+        None => return silent(shared).await,
+        Some(is_last) => is_last,
+    };
+    let fault = shared.lock().next_fault(is_write);
+    if fault == Some(Fault::Unexecuted) {
+        return Err(Lost);
     }
+    let answer = dispatch(shared, &seen).unwrap_or_else(whole);
+    if is_last {
+        return silent(shared).await;
+    }
+    if fault == Some(Fault::Unanswered) { Err(Lost) } else { Ok(answer) }
+}
+
+/// None for a request that gets no answer; else whether it is the last one that is executed.
+fn is_silenced(shared: &Arc<Shared>, is_write: bool) -> Option<bool> {
+    let mut state = shared.lock();
+    match &mut state.writes_left {
+        None => Some(false),
+        Some(0) => None,
+        Some(left) => {
+            *left -= usize::from(is_write);
+            Some(*left == 0)
+        }
+    }
+}
+
+/// Waits until the server serves again, and ends the connection.
+async fn silent(shared: &Arc<Shared>) -> Result<Response<Body>, Lost> {
+    let mut changed = shared.changed.subscribe();
+    while shared.lock().writes_left.is_some() && changed.changed().await.is_ok() {}
+    Err(Lost)
 }
 
 fn dispatch(shared: &Arc<Shared>, seen: &Seen) -> Result<Response<Body>, Answer> {
     let (path, query) = seen.path.split_once('?').unwrap_or((&seen.path, ""));
-    let parameter = |name: &str| {
-        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-        pairs.filter(|(key, _)| *key == name).map(|(_, value)| unescape(value)).next()
-    };
-    let route = Route::of(path).ok_or_else(Answer::no_page)?;
-    let verb = match (seen.method.as_str(), route.name.is_empty()) {
-        ("GET", true) if parameter("watch").as_deref() == Some("true") => "watch",
-        ("GET", true) => "list",
-        ("GET", false) => "get",
-        ("PATCH", false) => "patch",
-        _ => return Err(Answer::bad_request("the test server does not know this verb")),
-    };
+    let query = Query::parse(query);
     let mut state = shared.lock();
     if state.failing.0 > 0 {
         state.failing.0 -= 1;
         return Err(Answer::failure(state.failing.1));
     }
+    if let Some(group) = group_of_discovery(path).filter(|group| state.serves(group)) {
+        return Ok(whole(Answer::object(&Kind::discovery(group, |kind| state.defines(kind)))));
+    }
+    let route = Route::of(path).filter(|route| state.defines(&route.kind));
+    let route = route.ok_or_else(|| match group_of(path).is_some_and(|group| state.serves(group)) {
+        true => Answer::no_resource(),
+        false => Answer::no_page(),
+    })?;
+    let verb = match (seen.method.as_str(), route.name.is_empty()) {
+        ("GET", true) if query.is("watch") => "watch",
+        ("GET", true) => "list",
+        ("GET", false) => "get",
+        ("POST", true) => "create",
+        ("PUT", false) => "update",
+        ("DELETE", false) => "delete",
+        ("PATCH", false) => "patch",
+        _ => return Err(Answer::bad_request("the test server does not know this verb")),
+    };
     // The permissions of the accounts of Calico's plugin and of flannel (calico-cni.md section 1.9,
     // flannel.md section 5).
-    let by_role = verb != "patch" || route.resource.ends_with("/status");
+    let by_operations = seen.content_type == JSON_PATCH;
+    let by_role =
+        verb != "patch" || by_operations || route.kind.is_custom() || route.resource.ends_with("/status");
     let this = format!("{verb} {}", route.resource);
     if !by_role || state.forbidden.contains(&this) {
         return Err(Answer::forbidden(verb, &route.resource, &route.namespace, &route.name));
     }
-    let id = (route.kind, route.namespace.as_str(), route.name.as_str());
-    let object = match verb {
-        "watch" => {
-            drop(state);
-            return watch(shared, parameter("resourceVersion"), parameter("allowWatchBookmarks"));
+    if verb == "watch" {
+        drop(state);
+        return watches::open(shared, &route, &query);
+    }
+    let mut answer = match verb {
+        "list" => Answer::object(&list(&state, &route, &query)?),
+        "get" => {
+            let id = route.kind.id();
+            let found = state.cluster.get(&id, &route.namespace, &route.name);
+            Answer::object(found.ok_or_else(|| Answer::not_found(&id, &route.name))?)
         }
-        "list" => list(&state.cluster, &route, parameter)?,
-        "get" => state.cluster.get(id.0, id.1, id.2).cloned().ok_or_else(|| Answer::not_found(id.0, id.2))?,
-        _ => patch(&mut state.cluster, id, seen)?,
+        _ => write(&mut state, &route, verb, seen)?,
     };
-    let mut answer = Answer::object(&object);
     if let Some(body) = state.body_instead.take() {
         answer.body = body;
     }
     drop(state);
-    if verb == "patch" {
+    if !matches!(verb, "list" | "get") {
         shared.changed.send_modify(|count| *count += 1);
     }
     Ok(whole(answer))
 }
 
-fn patch(cluster: &mut super::Cluster, id: (&str, &str, &str), seen: &Seen) -> Result<Value, Answer> {
-    let strategic = match seen.content_type.as_str() {
-        "application/strategic-merge-patch+json" => true,
-        "application/merge-patch+json" => false,
-        _ => return Err(Answer::unsupported_media_type()),
-    };
-    let patch: Value =
-        serde_json::from_str(&seen.body).map_err(|error| Answer::bad_request(&error.to_string()))?;
-    cluster.patch_status(id, &patch, strategic)
+/// The group whose resources a path of discovery lists.
+fn group_of_discovery(path: &str) -> Option<&str> {
+    let (group, version) = path.strip_prefix("/apis/")?.split_once('/')?;
+    Kind::all(group).any(|kind| kind.version == version).then_some(group)
 }
 
-fn list(
-    cluster: &super::Cluster,
-    route: &Route,
-    parameter: impl Fn(&str) -> Option<String>,
-) -> Result<Value, Answer> {
-    let mut items: Vec<&Value> = cluster.list(route.kind);
+/// The group of a path with a resource.
+fn group_of(path: &str) -> Option<&str> {
+    if path.starts_with("/api/v1/") {
+        return Some("");
+    }
+    let mut parts = path.strip_prefix("/apis/")?.splitn(3, '/');
+    let (group, version) = (parts.next()?, parts.next()?);
+    Kind::all(group).any(|kind| kind.version == version).then_some(group)
+}
+
+fn write(state: &mut State, route: &Route, verb: &str, seen: &Seen) -> Result<Answer, Answer> {
+    if seen.body.len() > MAX_STORED_BYTES {
+        return Err(Answer::too_big(if seen.body.len() > MAX_BODY_BYTES { 413 } else { 500 }));
+    }
+    let Route { kind, namespace, name, resource } = route;
+    let body = if seen.body.is_empty() && verb == "delete" { "{}" } else { &seen.body };
+    let mut object: Value =
+        serde_json::from_str(body).map_err(|error| Answer::bad_request(&error.to_string()))?;
+    let part = if resource.ends_with("/status") { Part::Status } else { Part::Whole };
+    let cluster = &mut state.cluster;
+    if verb == "delete" {
+        return cluster.remove(*kind, (namespace, name), &object);
+    }
+    if verb == "patch" && seen.content_type == JSON_PATCH {
+        let patched = cluster.patch_by_operations((*kind, namespace, name), &object)?;
+        return Ok(Answer::object(&patched));
+    }
+    if verb == "patch" {
+        let strategic = match seen.content_type.as_str() {
+            "application/strategic-merge-patch+json" if !kind.is_custom() => true,
+            "application/merge-patch+json" => false,
+            _ => return Err(Answer::unsupported_media_type()),
+        };
+        let patched = cluster.patch((&kind.id(), namespace, name), &object, strategic, part)?;
+        return Ok(Answer::object(&patched));
+    }
+    if verb == "update" && state.overtaken.1 > 0 && state.overtaken.0 == kind.plural {
+        state.overtaken.1 -= 1;
+        cluster.touch(*kind, (namespace, name));
+    }
+    let warnings = validate::prune(&state.lacking, *kind, &mut object);
+    let answer = match verb {
+        "create" => Answer { code: 201, ..Answer::object(&cluster.create(*kind, namespace, object)?) },
+        _ => Answer::object(&cluster.replace(*kind, (namespace, name), object, part)?),
+    };
+    Ok(Answer { warnings, ..answer })
+}
+
+/// What a list or watch selects.
+pub(super) fn selection(route: &Route, query: &Query) -> Result<Selection, Answer> {
+    Selection::of(route.kind, &route.namespace, query.get("labelSelector"), query.get("fieldSelector"))
+}
+
+fn list(state: &State, route: &Route, query: &Query) -> Result<Value, Answer> {
+    let cluster = &state.cluster;
+    query.check_list(cluster.revision())?;
+    let selection = selection(route, query)?;
+    let wanted = query.get("resourceVersion");
+    let is_exact = query.get("resourceVersionMatch") == Some("Exact");
+    let (at, last) = match query.get("continue") {
+        None => {
+            let exact = wanted.filter(|_| is_exact).and_then(|wanted| wanted.parse().ok());
+            let cache = state.cache.filter(|_| wanted == Some("0"));
+            (exact.or(cache).unwrap_or(cluster.revision()), "")
+        }
+        Some(token) => {
+            let parts = token.split_once('/').and_then(|(at, last)| Some((at.parse().ok()?, last)));
+            parts.ok_or_else(|| Answer::bad_request("continue key is not valid"))?
+        }
+    };
+    let expired = "The provided continue parameter is too old to display a consistent list result.";
+    let mut items = cluster.list(&selection, at).ok_or_else(|| Answer::expired(expired))?;
+    let place = |item: &Value| {
+        let text = |member: &str| item["metadata"][member].as_str().unwrap_or_default().to_owned();
+        format!("{}/{}", text("namespace"), text("name"))
+    };
+    items.retain(|item| last.is_empty() || place(item).as_str() > last);
     // A list at revision 0 comes from the cache, which has no pages.
-    let paged = parameter("resourceVersion").as_deref() != Some("0");
-    let limit = parameter("limit").and_then(|limit| limit.parse().ok()).filter(|_| paged);
-    if let Some(token) = parameter("continue") {
-        let (revision, last) = token.split_once('/').unwrap_or(("0", ""));
-        if cluster.events_after(revision.parse().unwrap_or(0)).is_none() {
-            return Err(Answer::expired(
-                "The provided continue parameter is too old to display a consistent list result.",
-            ));
-        }
-        items.retain(|item| item["metadata"]["name"].as_str() > Some(last));
-    }
-    let mut metadata = json!({ "resourceVersion": cluster.revision().to_string() });
-    if let Some(limit) = limit.filter(|limit| *limit < items.len()) {
+    let paged = wanted != Some("0");
+    let limit = query.get("limit").and_then(|limit| limit.parse().ok()).filter(|_| paged);
+    let mut metadata = json!({ "resourceVersion": at.to_string() });
+    if let Some(limit) = limit.filter(|limit| *limit > 0 && *limit < items.len()) {
+        metadata["remainingItemCount"] = json!(items.len() - limit);
         items.truncate(limit);
-        let last = items.last().and_then(|item| item["metadata"]["name"].as_str()).unwrap_or_default();
-        metadata["continue"] = json!(format!("{}/{last}", cluster.revision()));
+        let last = items.last().map(|item| place(item)).unwrap_or_default();
+        metadata["continue"] = json!(format!("{at}/{last}"));
     }
+    let kind = route.kind;
+    let items: Vec<&Value> = items.iter().map(|item| &**item).collect();
     Ok(
-        json!({ "kind": format!("{}List", route.kind), "apiVersion": "v1", "metadata": metadata, "items": items }),
+        json!({ "kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(), "metadata": metadata, "items": items }),
     )
-}
-
-fn watch(
-    shared: &Arc<Shared>,
-    revision: Option<String>,
-    bookmarks: Option<String>,
-) -> Result<Response<Body>, Answer> {
-    let revision = revision.unwrap_or_default().parse();
-    let known = revision.map_err(|_| Answer::bad_request("resourceVersion: Invalid value"))?;
-    let (sender, channel) = Channel::new(16);
-    let (generation, marked) = {
-        let state = shared.lock();
-        (state.generation, state.bookmarks)
-    };
-    let bookmarks = bookmarks.as_deref() == Some("true");
-    tokio::spawn(follow(shared.clone(), sender, Follower { known, generation, marked, bookmarks }));
-    let mut response = Response::new(Either::Right(channel));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Ok(response)
-}
-
-/// Sends events after a revision until the client or the test ends the watch.
-async fn follow(shared: Arc<Shared>, mut sender: Sender<Bytes, Infallible>, mut follower: Follower) {
-    let mut changed = shared.changed.subscribe();
-    loop {
-        let (lines, goes_on) = follower.news(&shared.lock());
-        for line in lines {
-            if sender.send_data(line).await.is_err() {
-                return;
-            }
-        }
-        if !goes_on || changed.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-fn line(kind: &str, object: &Value) -> Bytes {
-    format!("{}\n", json!({ "type": kind, "object": object })).into()
 }
 
 fn whole(answer: Answer) -> Response<Body> {
@@ -293,71 +363,54 @@ fn whole(answer: Answer) -> Response<Body> {
     *response.status_mut() = StatusCode::from_u16(answer.code).unwrap_or(StatusCode::IM_A_TEAPOT);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(answer.content_type));
+    for warning in &answer.warnings {
+        headers.extend(HeaderValue::from_str(warning).map(|value| (header::WARNING, value)));
+    }
     if answer.retry_after {
         headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
     response
 }
 
-fn unescape(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let code = after.get(..2).and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
-        match code.filter(|_| *first == b'%') {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
+// === impl Lost ===
 
-// === impl Follower ===
-
-impl Follower {
-    /// The lines to send now, and whether more may follow.
-    fn news(&mut self, state: &State) -> (Vec<Bytes>, bool) {
-        let Some(events) = state.cluster.events_after(self.known) else {
-            let message = format!("too old resource version: {} ({})", self.known, state.cluster.revision());
-            let status: Value = serde_json::from_slice(&Answer::expired(&message).body).unwrap_or_default();
-            return (vec![line("ERROR", &status)], false);
-        };
-        let mut lines: Vec<Bytes> = events.iter().map(|event| line(event.kind, &event.object)).collect();
-        self.known = state.cluster.revision();
-        if self.bookmarks && state.bookmarks != self.marked {
-            self.marked = state.bookmarks;
-            let metadata = json!({ "resourceVersion": self.known.to_string(), "creationTimestamp": null });
-            lines
-                .push(line("BOOKMARK", &json!({ "kind": "Node", "apiVersion": "v1", "metadata": metadata })));
-        }
-        (lines, state.generation == self.generation)
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the test wants the connection to end")
     }
 }
+
+impl std::error::Error for Lost {}
 
 // === impl Route ===
 
 impl Route {
     fn of(path: &str) -> Option<Self> {
-        let parts: Vec<String> = path.strip_prefix("/api/v1/")?.split('/').map(unescape).collect();
+        let parts: Vec<String> = path.strip_prefix('/')?.split('/').map(unescape).collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-        let route = |kind, resource: &str, namespace: &str, name: &str| {
-            let (resource, namespace, name) = (resource.to_owned(), namespace.to_owned(), name.to_owned());
-            Some(Self { kind, resource, namespace, name })
+        let (group, rest) = match parts[..] {
+            ["api", "v1", ref rest @ ..] => ("", rest),
+            ["apis", group, version, ref rest @ ..]
+                if Kind::all(group).any(|kind| kind.version == version) =>
+            {
+                (group, rest)
+            }
+            _ => return None,
         };
-        match parts[..] {
-            ["nodes"] => route("Node", "nodes", "", ""),
-            ["nodes", name] => route("Node", "nodes", "", name),
-            ["nodes", name, "status"] => route("Node", "nodes/status", "", name),
-            ["namespaces", name] => route("Namespace", "namespaces", "", name),
-            ["namespaces", namespace, "pods", name] => route("Pod", "pods", namespace, name),
-            ["namespaces", namespace, "pods", name, "status"] => route("Pod", "pods/status", namespace, name),
-            _ => None,
-        }
+        // A namespace is an object itself, too.
+        let (namespace, rest) = match rest {
+            ["namespaces", namespace, plural, rest @ ..] => (*namespace, [&[*plural][..], rest].concat()),
+            rest => ("", rest.to_vec()),
+        };
+        let kind = Kind::of_plural(group, rest.first()?)?;
+        let (name, resource) = match rest[1..] {
+            [] => ("", kind.plural.to_owned()),
+            [name] => (name, kind.plural.to_owned()),
+            [name, "status"] => (name, format!("{}/status", kind.plural)),
+            _ => return None,
+        };
+        // Objects of a namespace can be listed without naming it, but not addressed.
+        let addressed = namespace.is_empty() != kind.namespaced || name.is_empty() && namespace.is_empty();
+        addressed.then(|| Self { kind, resource, namespace: namespace.to_owned(), name: name.to_owned() })
     }
 }

@@ -1,10 +1,14 @@
-//! The client against the test server over real HTTP: plain on the loopback interface, and with certificates that openssl makes.
+//! The client against the test server over real HTTP: plain on the loopback interface, and with certificates that openssl makes; and against real API
+//! servers (`conformance`).
 
 #![allow(clippy::unwrap_used, reason = "this is a test, outside its #[test] functions, too")]
 
 mod calls;
+mod conformance;
 mod credentials;
 mod failures;
+mod pieces;
+mod rest;
 mod tls;
 mod watch;
 
@@ -23,7 +27,7 @@ fn client(server: &Server) -> Client {
 
 fn pod(name: &str) -> Value {
     json!({ "kind": "Pod", "metadata": { "namespace": "shop", "name": name, "labels": { "app": "web" } },
-        "spec": { "nodeName": "n1", "serviceAccountName": "default", "containers": [] }, "status": { "phase": "Pending" } })
+        "spec": { "nodeName": "n1", "serviceAccountName": "default", "containers": [{ "name": "web", "image": "web" }] }, "status": { "phase": "Pending" } })
 }
 
 fn node(name: &str, range: &str) -> Value {

@@ -1,53 +1,13 @@
-//! TLS with an authority of its own, created by the openssl program as an operator would.
+//! TLS with an authority of its own.
 
 use std::path::Path;
 use std::time::Duration;
 
 use russet_kube::testing::{Server, TOKEN, Tls};
 use russet_kube::{Client, ConfigError, Kubernetes, Overrides, Secret, Source};
-use russet_testkit::run;
+use russet_testkit::certificates::{certificates, sign};
 
 use crate::{node, words};
-
-fn path(directory: &Path, name: &str) -> String {
-    directory.join(name).display().to_string()
-}
-
-/// An authority of its own: `NAME.pem`, `NAME.key`.
-fn authority(directory: &Path, name: &str) {
-    let (cert, key) = (path(directory, &format!("{name}.pem")), path(directory, &format!("{name}.key")));
-    let subject = format!("/CN={name}");
-    let new =
-        ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"];
-    run("openssl", &[&new[..], &["-subj", &subject, "-keyout", &key, "-out", &cert]].concat());
-}
-
-/// A certificate that `authority` signed, for servers on 127.0.0.1 and clients alike.
-fn certificate(directory: &Path, authority: &str, name: &str) {
-    let at = |name: &str| path(directory, name);
-    let (key, request) = (at(&format!("{name}.key")), at(&format!("{name}.csr")));
-    let (cert, extensions) = (at(&format!("{name}.pem")), at(&format!("{name}.ext")));
-    let subject = format!("/CN={name}");
-    let new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
-    run("openssl", &[&new[..], &["-subj", &subject, "-keyout", &key, "-out", &request]].concat());
-    let text = "subjectAltName=IP:127.0.0.1,DNS:kubernetes\nextendedKeyUsage=serverAuth,clientAuth\n";
-    std::fs::write(&extensions, text).unwrap();
-    let (ca, ca_key) = (at(&format!("{authority}.pem")), at(&format!("{authority}.key")));
-    let sign =
-        ["x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request, "-CA", &ca, "-CAkey", &ca_key];
-    run("openssl", &[&sign[..], &["-extfile", &extensions, "-out", &cert]].concat());
-}
-
-/// Two authorities, a server's and two clients' certificates.
-fn certificates() -> tempfile::TempDir {
-    let directory = tempfile::tempdir().unwrap();
-    authority(directory.path(), "ca");
-    authority(directory.path(), "stranger");
-    for (authority, name) in [("ca", "server"), ("ca", "client"), ("stranger", "intruder")] {
-        certificate(directory.path(), authority, name);
-    }
-    directory
-}
 
 fn server(at: &Path, client_authority: Option<&str>) -> Server {
     let read = |name: &str| std::fs::read(at.join(name)).unwrap();
@@ -69,13 +29,14 @@ fn kubeconfig(at: &Path, server: &Server, cluster: &str, user: &str) -> Client {
     );
     let path = at.join("kubeconfig");
     std::fs::write(&path, text).unwrap();
-    Client::with_deadline(Source::kubeconfig(path), Duration::from_secs(1)).unwrap()
+    // Long enough for a handshake on a busy machine.
+    Client::with_deadline(Source::kubeconfig(path), Duration::from_secs(10)).unwrap()
 }
 
 #[tokio::test]
 #[ignore = "tool: openssl"]
 async fn the_servers_certificate_is_checked_against_the_clusters_authority() {
-    let certificates = certificates();
+    let certificates = certificates("kubernetes");
     let at = certificates.path();
     let server = server(at, None);
     let token = format!("token: {TOKEN:?}");
@@ -87,7 +48,7 @@ async fn the_servers_certificate_is_checked_against_the_clusters_authority() {
     reach("certificate-authority: ca.pem, tls-server-name: kubernetes").node("n1").await.unwrap();
     reach("insecure-skip-tls-verify: true").node("n1").await.unwrap();
 
-    let unknown = reach("certificate-authority: stranger.pem").node("n1").await.unwrap_err();
+    let unknown = reach("certificate-authority: unknown.pem").node("n1").await.unwrap_err();
     assert!(unknown.retryable() && words(&unknown).contains("certificate"), "{unknown}");
     let misnamed = reach("certificate-authority: ca.pem, tls-server-name: other.example").node("n1").await;
     let misnamed = misnamed.unwrap_err();
@@ -99,7 +60,7 @@ async fn the_servers_certificate_is_checked_against_the_clusters_authority() {
 #[tokio::test]
 #[ignore = "tool: openssl"]
 async fn a_client_certificate_logs_in() {
-    let certificates = certificates();
+    let certificates = certificates("kubernetes");
     let at = certificates.path();
     let server = server(at, Some("ca.pem"));
     let reach = |user: &str| kubeconfig(at, &server, "certificate-authority: ca.pem", user);
@@ -113,13 +74,9 @@ async fn a_client_certificate_logs_in() {
 #[tokio::test]
 #[ignore = "tool: openssl"]
 async fn a_client_certificate_of_version_1_is_presented_and_left_to_the_server() {
-    let certificates = certificates();
+    let certificates = certificates("kubernetes");
     let at = certificates.path();
-    let (ca, key) = (path(at, "ca.pem"), path(at, "ca.key"));
-    // Without extensions openssl makes version 1.
-    let sign = ["x509", "-req", "-days", "2", "-CAcreateserial", "-CA", &ca, "-CAkey", &key];
-    let (request, old) = (path(at, "client.csr"), path(at, "old.pem"));
-    run("openssl", &[&sign[..], &["-in", &request, "-out", &old]].concat());
+    sign(at, "ca", "client", "old", &[]);
     let server = server(at, None);
     let reach = |user: &str| kubeconfig(at, &server, "certificate-authority: ca.pem", user);
     reach(&format!("client-certificate: old.pem, client-key: client.key, token: {TOKEN:?}"))
@@ -131,7 +88,7 @@ async fn a_client_certificate_of_version_1_is_presented_and_left_to_the_server()
 #[tokio::test]
 #[ignore = "tool: openssl"]
 async fn invalid_certificates_are_named_before_anything_connects() {
-    let certificates = certificates();
+    let certificates = certificates("kubernetes");
     let at = certificates.path();
     let server = server(at, None);
     let overrides = |ca: &str| Overrides {

@@ -8,11 +8,11 @@ use russet_lease::{Event, LeaseWatch, Settings, StoreManager, SubnetManager};
 use russet_store::{Step, Store};
 use russet_store_etcd::{Etcd, Settings as EtcdSettings};
 use russet_testkit::etcd::{Cluster, Member, TIMEOUT};
+use russet_testkit::proxy::Proxy;
 
 use crate::bench::{
     DAY, PREFIX, V4, acquire, attributes, delete, key, keys, manager, path, put, stored, value, wish,
 };
-use crate::proxy::Proxy;
 use crate::watch::ObservedLeases;
 
 fn client(address: &str) -> Etcd {

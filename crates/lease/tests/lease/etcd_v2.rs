@@ -7,12 +7,12 @@ use russet_lease::{Event, Lost, SubnetManager};
 use russet_store::{Step, Store};
 use russet_store_etcd::{EtcdV2, Settings as EtcdSettings};
 use russet_testkit::etcd::{Cluster, TIMEOUT};
+use russet_testkit::proxy::Proxy;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::bench::{
     DAY, DUAL, PREFIX, V4, acquire, attributes, delete, key, keys, manager, path, put, stored, value, wish,
 };
-use crate::proxy::Proxy;
 use crate::watch::ObservedLeases;
 
 /// Changes that a member keeps.

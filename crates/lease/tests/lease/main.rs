@@ -9,8 +9,5 @@ mod costs;
 mod etcd;
 mod etcd_v2;
 mod keep;
-#[allow(dead_code, reason = "the relay is shared with the tests of the engine")]
-#[path = "../../../store-etcd/tests/etcd/proxy.rs"]
-mod proxy;
 mod renewing;
 mod watch;

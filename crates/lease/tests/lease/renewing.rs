@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use russet_lease::SubnetManager;
-use russet_model::{Key, Prefix};
-use russet_store::{
-    BoxFuture, Claims, CommitError, LeaseId, Record, Revision, Sim, Snapshot, Step, Store, StoreError,
-    Tenure, Watch,
-};
+use russet_model::Key;
+use russet_store::{BoxFuture, LeaseId, Record, Sim, Step, Store, StoreError, Tenure};
+use russet_testkit::forward_store;
 
 use crate::bench::{DAY, PREFIX, V4, acquire, manager, network, path, stored, value, wish};
 
@@ -16,25 +14,7 @@ use crate::bench::{DAY, PREFIX, V4, acquire, manager, network, path, stored, val
 struct Renewing(Sim);
 
 impl Store for Renewing {
-    fn claims(&self) -> Claims {
-        self.0.claims()
-    }
-
-    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
-        self.0.get(key)
-    }
-
-    fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        self.0.list(prefix)
-    }
-
-    fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
-        self.0.commit(steps)
-    }
-
-    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
-        self.0.watch(prefix)
-    }
+    forward_store!(self.0: claims get list commit watch);
 
     fn tenure<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<(Record, Tenure)>, StoreError>> {
         self.0.tenure(key)

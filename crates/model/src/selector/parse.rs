@@ -31,6 +31,26 @@ pub(super) fn parse(text: &str) -> Result<Expr, SelectorError> {
     if parser.rest().is_empty() { Ok(expr) } else { Err(parser.error("&&, || or the end is wanted")) }
 }
 
+/// A label for a selector that is not parsed from text. It must be one that text can have.
+pub(super) fn checked_label(label: &str) -> Result<String, SelectorError> {
+    match label.bytes().all(in_label) && (1..=LABEL_MAX_BYTES).contains(&label.len()) {
+        true => Ok(label.to_owned()),
+        false => Err(SelectorError { at: 0, problem: "a label is wanted: 1 to 512 of A-Z a-z 0-9 _ . / -" }),
+    }
+}
+
+/// A value for such a selector. Text has no escapes.
+pub(super) fn checked_value(value: &str) -> Result<String, SelectorError> {
+    match value.contains('\'') && value.contains('"') {
+        false => Ok(value.to_owned()),
+        true => Err(SelectorError { at: 0, problem: "a value cannot have both kinds of quotes" }),
+    }
+}
+
+fn in_label(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'/' | b'-')
+}
+
 // === impl Parser ===
 
 impl<'a> Parser<'a> {
@@ -100,8 +120,7 @@ impl<'a> Parser<'a> {
     }
 
     fn label(&mut self) -> Result<String, SelectorError> {
-        let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'/' | b'-');
-        let len = self.rest().bytes().take_while(|b| allowed(*b)).count();
+        let len = self.rest().bytes().take_while(|b| in_label(*b)).count();
         match len {
             0 => Err(self.error("a label is wanted")),
             _ if len > LABEL_MAX_BYTES => Err(self.error("the label is longer than 512 bytes")),
@@ -177,7 +196,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-fn one_or(mut parts: Vec<Expr>, many: fn(Vec<Expr>) -> Expr) -> Expr {
+pub(super) fn one_or(mut parts: Vec<Expr>, many: fn(Vec<Expr>) -> Expr) -> Expr {
     match (parts.len(), parts.pop()) {
         (1, Some(only)) => only,
         (_, last) => {

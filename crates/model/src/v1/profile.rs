@@ -117,6 +117,12 @@ fn wrong(at: &str, problem: &str) -> DecodeError {
     DecodeError { what: "v1 rule", at: at.to_owned(), problem: problem.to_owned() }
 }
 
+/// A rule of a v1 policy or profile in v3's form, with all conditions. `http` is v3's already; what
+/// is only informative is left out.
+pub fn rule_in_v3(rule: &Extra) -> Result<Value, DecodeError> {
+    rule_to_v3(rule).map(|rule| rule.to_value())
+}
+
 fn rule_to_v3(rule: &Extra) -> Result<ProfileRule, DecodeError> {
     let mut left = rule.clone();
     let action = match left.shift_remove("action").as_ref().and_then(Value::as_str) {
@@ -146,7 +152,10 @@ fn rule_to_v3(rule: &Extra) -> Result<ProfileRule, DecodeError> {
             extra.insert(to.to_owned(), Value::Object(icmp));
         }
     }
-    left.shift_remove("log_prefix");
+    extra.extend(
+        left.shift_remove("http").filter(|http| !http.is_null()).map(|http| ("http".to_owned(), http)),
+    );
+    left.retain(|name, _| !matches!(name.as_str(), "log_prefix" | "metadata") && !name.starts_with("orig_"));
     match left.keys().next() {
         None => Ok(ProfileRule { action: action.to_owned(), source, destination, extra }),
         Some(name) => Err(wrong(name, "this condition is not known, and must not get lost")),
@@ -168,17 +177,22 @@ fn protocol(value: Value) -> Value {
 /// One side of a rule. Tags and selectors are conjunctions, nets alternatives.
 fn side(left: &mut Extra, which: &str) -> Result<RuleSide, DecodeError> {
     let mut take = |negation: &str, name: &str| left.shift_remove(&format!("{negation}{which}_{name}"));
-    let text = |value: Option<Value>| value.and_then(|value| value.as_str().map(str::to_owned));
+    // A condition that is not text must not get lost.
+    let mut text = |negation: &str, name: &str| match take(negation, name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
+        Some(_) => Err(wrong(&format!("{negation}{which}_{name}"), "a string is wanted")),
+    };
     let mut selectors = Vec::new();
-    if let Some(tag) = text(take("", "tag")).filter(|tag| !tag.is_empty()) {
+    if let Some(tag) = text("", "tag")? {
         selectors.push(format!("has({tag})"));
     }
-    if let Some(selector) = text(take("", "selector")).filter(|selector| !selector.is_empty()) {
-        selectors.push(selector);
-    }
-    if let Some(tag) = text(take("!", "tag")).filter(|tag| !tag.is_empty()) {
+    selectors.extend(text("", "selector")?);
+    if let Some(tag) = text("!", "tag")? {
         selectors.push(format!("!has({tag})"));
     }
+    let not_selector = text("!", "selector")?;
+    let service = (text("", "service")?, text("", "service_ns")?);
     let selector = match selectors.as_slice() {
         [only] => only.clone(),
         all => all.iter().map(|one| format!("({one})")).collect::<Vec<_>>().join(" && "),
@@ -198,8 +212,10 @@ fn side(left: &mut Extra, which: &str) -> Result<RuleSide, DecodeError> {
             extra.insert(ports_name.to_owned(), ports);
         }
     }
-    if let Some(selector) = text(take("!", "selector")).filter(|selector| !selector.is_empty()) {
-        extra.insert("notSelector".to_owned(), selector.into());
+    extra.extend(not_selector.map(|selector| ("notSelector".to_owned(), selector.into())));
+    if let (Some(name), namespace) = service {
+        let service = Object::default().put("name", name).put_some("namespace", namespace);
+        extra.insert("services".to_owned(), service.finish(&Extra::new()));
     }
     Ok(RuleSide { selector, extra })
 }
@@ -262,7 +278,18 @@ mod tests {
         assert_eq!(rule.destination.extra["ports"], serde_json::json!([80, "100:200"]));
         assert_eq!(rule.destination.extra["notSelector"], "x");
         assert_eq!(rule.extra["notICMP"], serde_json::json!({"type": 8}));
-        for unknown in [r#"{"action":"allow","src_sa_selector":"x"}"#, r#"{"action":"perhaps"}"#] {
+        let service =
+            convert(r#"{"action":"allow","dst_service":"s","dst_service_ns":"n","orig_src_selector":"x"}"#);
+        assert_eq!(
+            service.unwrap().destination.extra["services"],
+            serde_json::json!({"name": "s", "namespace": "n"})
+        );
+        for unknown in [
+            r#"{"action":"allow","src_sa_selector":"x"}"#,
+            r#"{"action":"perhaps"}"#,
+            r#"{"action":"allow","src_selector":1}"#,
+            r#"{"action":"allow","!dst_tag":["a"]}"#,
+        ] {
             assert!(convert(unknown).is_err(), "{unknown}");
         }
     }

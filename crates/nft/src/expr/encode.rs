@@ -31,7 +31,8 @@ impl Expr {
         match self {
             Self::Meta { .. } | Self::SetMeta { .. } => "meta",
             Self::Payload { .. } => "payload",
-            Self::Ct { .. } | Self::CtOriginal { .. } => "ct",
+            Self::Ct { .. } | Self::CtOriginal { .. } | Self::SetCt { .. } => "ct",
+            Self::ToNetworkOrder { .. } => "byteorder",
             Self::Fib { .. } => "fib",
             Self::Bitwise { .. } => "bitwise",
             Self::Cmp { .. } => "cmp",
@@ -63,14 +64,14 @@ impl Expr {
                     .attr_be32(NFTA_PAYLOAD_OFFSET, *offset)
                     .attr_be32(NFTA_PAYLOAD_LEN, *len);
             }
-            Self::Ct { key, to } => {
-                data.attr_be32(NFTA_CT_DREG, to.number()).attr_be32(NFTA_CT_KEY, *key as u32);
-            }
-            Self::CtOriginal { key, to } => {
-                // IP_CT_DIR_ORIGINAL
-                data.attr_be32(NFTA_CT_DREG, to.number())
-                    .attr_be32(NFTA_CT_KEY, *key as u32)
-                    .attr_u8(NFTA_CT_DIRECTION, 0);
+            Self::Ct { .. } | Self::CtOriginal { .. } | Self::SetCt { .. } => self.encode_ct(data),
+            Self::ToNetworkOrder { from, to } => {
+                data.attr_be32(NFTA_BYTEORDER_SREG, from.number())
+                    .attr_be32(NFTA_BYTEORDER_DREG, to.number())
+                    // NFT_BYTEORDER_HTON
+                    .attr_be32(NFTA_BYTEORDER_OP, 1)
+                    .attr_be32(NFTA_BYTEORDER_LEN, 4)
+                    .attr_be32(NFTA_BYTEORDER_SIZE, 4);
             }
             Self::Fib { result, flags, to } => {
                 data.attr_be32(NFTA_FIB_DREG, to.number())
@@ -112,6 +113,24 @@ impl Expr {
                     None => data.attr_be32(NFTA_LOG_LEVEL, LOG_WARNING),
                 };
             }
+        }
+    }
+
+    fn encode_ct(&self, data: &mut MessageBuilder<'_>) {
+        match self {
+            Self::Ct { key, to } => {
+                data.attr_be32(NFTA_CT_DREG, to.number()).attr_be32(NFTA_CT_KEY, *key as u32);
+            }
+            Self::CtOriginal { key, to } => {
+                // IP_CT_DIR_ORIGINAL
+                data.attr_be32(NFTA_CT_DREG, to.number())
+                    .attr_be32(NFTA_CT_KEY, *key as u32)
+                    .attr_u8(NFTA_CT_DIRECTION, 0);
+            }
+            Self::SetCt { key, from } => {
+                data.attr_be32(NFTA_CT_SREG, from.number()).attr_be32(NFTA_CT_KEY, *key as u32);
+            }
+            _ => {}
         }
     }
 

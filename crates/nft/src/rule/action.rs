@@ -5,9 +5,10 @@ use std::ops::RangeInclusive;
 
 use russet_addr::Family;
 
-use super::Rule;
-use crate::expr::{Expr, MetaKey, NatKind, Register, Reject};
+use super::{Field, Rule};
+use crate::expr::{CtKey, Expr, MetaKey, NatKind, Register, Reject};
 use crate::kernel::{RANGE_MAP_IPS, RANGE_PROTO_RANDOM_FULLY, RANGE_PROTO_SPECIFIED};
+use crate::set::Set;
 use crate::verdict::Verdict;
 
 /// How ports are chosen for masquerading.
@@ -81,6 +82,11 @@ impl Rule {
         self.expr(Expr::Log { prefix: prefix.into(), group: None })
     }
 
+    /// `log prefix "..." group N`
+    pub fn log_to(self, prefix: impl Into<String>, group: u16) -> Self {
+        self.expr(Expr::Log { prefix: prefix.into(), group: Some(group) })
+    }
+
     /// `meta mark set (meta mark & ~mask) | value`
     pub fn set_mark(self, value: u32, mask: u32) -> Self {
         let register = Register::FIRST;
@@ -94,6 +100,30 @@ impl Rule {
             }),
         };
         loaded.expr(Expr::SetMeta { key: MetaKey::Mark, from: register })
+    }
+
+    /// `meta priority set 0:1`
+    pub fn set_priority(self, class_id: u32) -> Self {
+        self.expr(Expr::Immediate { to: Register::FIRST, value: class_id.to_ne_bytes().to_vec() })
+            .expr(Expr::SetMeta { key: MetaKey::Priority, from: Register::FIRST })
+    }
+
+    /// `meta priority set FIELD . FIELD map @map`; leaves the priority if the map has no value.
+    pub fn set_priority_by(self, fields: &[Field], map: &Set) -> Self {
+        self.look_up(fields, map).expr(Expr::SetMeta { key: MetaKey::Priority, from: Register::FIRST })
+    }
+
+    /// `ct mark set ct mark & ~mask | value`
+    pub fn set_ct_mark(self, value: u32, mask: u32) -> Self {
+        let register = Register::FIRST;
+        self.expr(Expr::Ct { key: CtKey::Mark, to: register })
+            .expr(Expr::Bitwise {
+                from: register,
+                to: register,
+                mask: (!mask).to_ne_bytes().to_vec(),
+                xor: (value & mask).to_ne_bytes().to_vec(),
+            })
+            .expr(Expr::SetCt { key: CtKey::Mark, from: register })
     }
 
     /// `masquerade`; in a nat chain at postrouting.

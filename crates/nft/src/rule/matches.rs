@@ -7,7 +7,7 @@ use russet_addr::{Family, IfName};
 
 use super::Rule;
 use crate::expr::{CmpOp, CtKey, Expr, FibResult, MetaKey, PayloadBase, Register, fib};
-use crate::set::KeyType;
+use crate::set::{KeyType, Set};
 use crate::table::TableFamily;
 
 /// A field of a set's key, alone or concatenated.
@@ -29,6 +29,8 @@ pub enum Field {
     OifName,
     /// `meta mark`
     Mark,
+    /// `meta priority`
+    Priority,
     /// `ct original ip saddr`: the initiator of the connection.
     CtOriginalSaddr,
     /// `ether saddr`
@@ -151,6 +153,12 @@ impl Rule {
         self.equals(Field::L4Proto, vec![protocol as u8])
     }
 
+    /// `meta l4proto != tcp`
+    pub fn protocol_not(self, protocol: L4) -> Self {
+        let value = vec![protocol as u8];
+        self.loading(Field::L4Proto).expr(Expr::Cmp { op: CmpOp::Neq, register: Register::FIRST, value })
+    }
+
     /// `th sport 53`
     pub fn sport(self, port: u16) -> Self {
         self.equals(Field::Sport, port.to_be_bytes().to_vec())
@@ -193,6 +201,18 @@ impl Rule {
         self.name_prefix(Field::IifName, prefix)
     }
 
+    /// `iifname != "cali*"`, for each of `prefixes`
+    pub fn iif_no_prefix(self, prefixes: &[&str]) -> Self {
+        if prefixes.is_empty() {
+            return self;
+        }
+        let differs = |prefix: &&str| {
+            let value = prefix.as_bytes().to_vec();
+            Expr::Cmp { op: CmpOp::Neq, register: Register::FIRST, value }
+        };
+        prefixes.iter().map(differs).fold(self.loading(Field::IifName), Self::expr)
+    }
+
     /// `oifname "cali*"`
     pub fn oif_prefix(self, prefix: &str) -> Self {
         self.name_prefix(Field::OifName, prefix)
@@ -206,6 +226,37 @@ impl Rule {
     /// `meta mark & mask != value`
     pub fn mark_not(self, value: u32, mask: u32) -> Self {
         self.masked_mark(value, mask, CmpOp::Neq)
+    }
+
+    /// `meta priority 0:1`
+    pub fn priority(self, class_id: u32) -> Self {
+        self.equals(Field::Priority, class_id.to_ne_bytes().to_vec())
+    }
+
+    /// `meta priority & ffff:8000 == ffff:8000`: all these bits are set.
+    pub fn priority_has(self, bits: u32) -> Self {
+        let (register, value) = (Register::FIRST, bits.to_ne_bytes().to_vec());
+        self.loading(Field::Priority).expr(masked(register, value.clone())).expr(Expr::Cmp {
+            op: CmpOp::Eq,
+            register,
+            value,
+        })
+    }
+
+    /// `ct mark & mask == @set`
+    pub fn ct_mark_in(self, mask: u32, set: impl Into<String>) -> Self {
+        let key = Register::FIRST;
+        self.expr(Expr::Ct { key: CtKey::Mark, to: key })
+            .expr(masked(key, mask.to_ne_bytes().to_vec()))
+            .expr(Expr::Lookup { set: set.into(), key, not: false })
+    }
+
+    /// `@nh,8,8 & mask == value`: some bits of the type of service of IPv4.
+    pub fn tos(self, value: u8, mask: u8) -> Self {
+        let register = Register::FIRST;
+        self.expr(Expr::Payload { base: PayloadBase::Network, offset: 1, len: 1, to: register })
+            .expr(masked(register, vec![mask]))
+            .expr(Expr::Cmp { op: CmpOp::Eq, register, value: vec![value] })
     }
 
     /// `ct state established,related`: any of the bits of [`ct_state`](crate::ct_state).
@@ -288,6 +339,21 @@ impl Rule {
         typed.expr(Expr::Cmp { op: CmpOp::Eq, register, value: vec![number] })
     }
 
+    /// `icmpv6 type 133-136 ip6 hoplimit 255`: neighbour discovery that no router has forwarded (RFC 4861
+    /// section 7.1).
+    pub fn neighbour_discovery(self) -> Self {
+        let register = Register::FIRST;
+        let load = |base, offset| Expr::Payload { base, offset, len: 1, to: register };
+        let cmp = |op, number| Expr::Cmp { op, register, value: vec![number] };
+        self.family(Family::V6)
+            .protocol(L4::IcmpV6)
+            .expr(load(PayloadBase::Transport, 0))
+            .expr(cmp(CmpOp::Gte, 133))
+            .expr(cmp(CmpOp::Lte, 136))
+            .expr(load(PayloadBase::Network, 7))
+            .expr(cmp(CmpOp::Eq, u8::MAX))
+    }
+
     fn address_type(self, flags: u32, op: CmpOp) -> Self {
         let register = Register::FIRST;
         self.expr(Expr::Fib { result: FibResult::AddressType, flags, to: register }).expr(Expr::Cmp {
@@ -338,6 +404,20 @@ impl Rule {
         self
     }
 
+    /// `FIELD . FIELD map @map` in register `Register::FIRST`; ends the rule if the map has no value.
+    pub(super) fn look_up(mut self, fields: &[Field], map: &Set) -> Self {
+        let key = self.load_all(fields);
+        let mut slot = key.0;
+        for kind in fields.iter().map(|field| field.key_type()) {
+            let register = Register(slot);
+            if map.converts(kind) {
+                self.expressions.push(Expr::ToNetworkOrder { from: register, to: register });
+            }
+            slot += kind.len_bytes().div_ceil(4) as u8;
+        }
+        self.expr(Expr::LookupMap { map: map.name.clone(), key, to: Register::FIRST })
+    }
+
     /// Loads the fields into consecutive registers; returns the first.
     fn load_all(&mut self, fields: &[Field]) -> Register {
         for field in fields {
@@ -385,6 +465,7 @@ impl Field {
             Self::Sport | Self::Dport => KeyType::InetService,
             Self::IifName | Self::OifName => KeyType::IfName,
             Self::Mark => KeyType::Mark,
+            Self::Priority => KeyType::ClassId,
             Self::CtOriginalSaddr | Self::ArpSender => KeyType::Ipv4Addr,
             Self::EtherSaddr | Self::ArpSenderMac => KeyType::EtherAddr,
             Self::NeighbourTarget => KeyType::Ipv6Addr,
@@ -404,6 +485,7 @@ impl Field {
             Self::IifName => Expr::Meta { key: MetaKey::IifName, to },
             Self::OifName => Expr::Meta { key: MetaKey::OifName, to },
             Self::Mark => Expr::Meta { key: MetaKey::Mark, to },
+            Self::Priority => Expr::Meta { key: MetaKey::Priority, to },
             Self::CtOriginalSaddr => Expr::CtOriginal { key: CtKey::Saddr4, to },
             Self::EtherSaddr => payload(PayloadBase::Link, 6, 6),
             Self::ArpSenderMac => payload(PayloadBase::Network, 8, 6),

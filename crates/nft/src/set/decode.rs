@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use russet_netlink::wire::{Attributes, Message};
 
-use super::element::predecessor;
+use super::element::{network_order, predecessor};
 use super::{Element, KEY_MAX_BYTES, KeyPart, KeyType, Set, SetInfo, TYPE_BITS, Value, ValueType};
 use crate::kernel::*;
 use crate::table::{Table, TableFamily};
@@ -126,7 +126,11 @@ fn split(set: &Set, first: &[u8], last: &[u8]) -> Vec<KeyPart> {
         let range = at..at + key.len_bytes() as usize;
         at += set.part_len(*key);
         if let (Some(first), Some(last)) = (first.get(range.clone()), last.get(range)) {
-            parts.push(KeyPart { first: first.to_vec(), last: last.to_vec() });
+            let bytes = |bytes: &[u8]| match set.converts(*key) {
+                true => network_order(bytes.to_vec()),
+                false => bytes.to_vec(),
+            };
+            parts.push(KeyPart { first: bytes(first), last: bytes(last) });
         }
     }
     parts

@@ -179,7 +179,8 @@ impl Element {
         let mut joined = Vec::new();
         for (part, key) in self.key.iter().zip(&set.key) {
             let end = joined.len() + set.part_len(*key);
-            joined.extend_from_slice(bytes(part));
+            let bytes = bytes(part).clone();
+            joined.extend(if set.converts(*key) { network_order(bytes) } else { bytes });
             joined.resize(end, 0);
         }
         joined
@@ -207,6 +208,11 @@ impl KeyPart {
     /// A mark.
     pub fn mark(mark: u32) -> Self {
         Self::single(mark.to_ne_bytes().to_vec())
+    }
+
+    /// A classid, with its major number in the upper 16 bits.
+    pub fn class_id(number: u32) -> Self {
+        Self::single(number.to_ne_bytes().to_vec())
     }
 
     /// The name of an interface.
@@ -284,6 +290,14 @@ pub(crate) fn predecessor(bytes: &[u8]) -> Option<Vec<u8>> {
         }
     }
     None
+}
+
+/// A number with its bytes in network order instead of host order, or the other way round.
+pub(crate) fn network_order(mut bytes: Vec<u8>) -> Vec<u8> {
+    if cfg!(target_endian = "little") {
+        bytes.reverse();
+    }
+    bytes
 }
 
 /// A name as in a register: 16 bytes, padded with NULs.

@@ -423,7 +423,7 @@ impl Fabric {
         report: &mut ReconcileReport,
     ) {
         let mut executor = Executor::new(devices, &self.owner);
-        if !plan.batches.iter().all(|ops| executor.run(&mut self.socket, ops, report)) {
+        if !executor.run(&mut self.socket, &plan.ops, report) {
             self.detector.everything();
         }
     }

@@ -6,7 +6,10 @@
 //!     set active { type inet_proto; timeout; elements = { udp timeout 5m } }
 //!     chain input   { type filter hook input priority filter;   udp dport 8472 goto tunnel }
 //!     chain forward { type filter hook forward priority filter; udp dport 8472 goto tunnel-on }
-//!     chain tunnel    { meta l4proto != @active accept; @th,96,24 != 1 accept; iifname @pods drop; ip saddr != @peers4 drop; (IPv6 likewise) }
+//!     chain tunnel {
+//!         ip saddr @peers4 iifname != "cni0" accept; (each link of pods; IPv6 likewise)
+//!         meta l4proto != @active accept; @th,96,24 != 1 accept; iifname @pods drop; ip saddr != @peers4 drop; (IPv6 likewise)
+//!     }
 //!     chain tunnel-on { meta l4proto != @active accept; iifname @pods drop; ip saddr OWN drop; (IPv6 likewise) }
 //! }
 //! ```
@@ -26,6 +29,7 @@ use russet_nft::{
 };
 
 use crate::report::OverlayError;
+use crate::ruleset::{ObservedTable, Ruleset};
 
 /// The table of one network, and the peers that were put into it.
 #[derive(Debug)]
@@ -62,17 +66,11 @@ pub(crate) struct Senders {
 
 /// How long the guard holds after the last comparison. The daemon compares every minute; one that is started again takes seconds.
 pub(super) const ACTIVE: Duration = Duration::from_secs(300);
+const COMMENT: &str = "russet: who may send to flannel's vxlan port";
 const INPUT: &str = "input";
 const FORWARD: &str = "forward";
 const TUNNEL: &str = "tunnel";
 const TUNNEL_ON: &str = "tunnel-on";
-
-/// Sets, chains and rules.
-pub(super) struct Ruleset {
-    pub(super) sets: Vec<(Set, Vec<Element>)>,
-    pub(super) chains: Vec<Chain>,
-    pub(super) rules: Vec<Rule>,
-}
 
 // === impl TunnelGuard ===
 
@@ -105,12 +103,7 @@ impl TunnelGuard {
 
     /// Takes the table away.
     pub(crate) fn withdraw(self) -> Result<(), OverlayError> {
-        let (table, Some(mut nft)) = (self.tunnel.table(), self.nft) else { return Ok(()) };
-        if nft.tables()?.iter().any(|info| info.table == table) {
-            let mut transaction = Transaction::new();
-            nft.commit(transaction.delete_table(&table))?;
-        }
-        Ok(())
+        withdraw(self.nft, &self.tunnel.table())
     }
 
     fn change(&mut self, peers: &[IpAddr], remove: bool) -> Result<(), OverlayError> {
@@ -141,26 +134,8 @@ impl TunnelGuard {
     pub(crate) fn ensure(&mut self, senders: &Senders) -> Result<bool, OverlayError> {
         let Some(nft) = &mut self.nft else { return Ok(false) };
         let wanted = self.tunnel.ruleset(senders);
-        let table = self.tunnel.table();
-        let in_force = is_in_force(nft, &table, &wanted)?;
-        let mut transaction = Transaction::new();
-        if !in_force {
-            disarm(nft, &table)?;
-            transaction.destroy_table(&table);
-            transaction.add_table_with_comment(&table, "russet: who may send to flannel's vxlan port");
-            transaction.add_set(&self.tunnel.active());
-            for (set, elements) in &wanted.sets {
-                transaction.add_set(set).add_elements(set, elements);
-            }
-            wanted.chains.iter().for_each(|chain| _ = transaction.add_chain(chain));
-            wanted.rules.iter().for_each(|rule| _ = transaction.add_rule(rule));
-        } else {
-            // What is there keeps its time unless it goes.
-            transaction.flush_set(&table, &self.tunnel.active().name);
-        }
         let active = Element::new(KeyPart::protocol(L4::Udp as u8)).timeout(ACTIVE);
-        transaction.add_elements(&self.tunnel.active(), &[active]);
-        nft.commit(&transaction)?;
+        let in_force = bring(nft, &self.tunnel.table(), COMMENT, &self.tunnel.active(), &[active], &wanted)?;
         self.known.clone_from(&senders.peers);
         let repaired = !in_force && self.ensured.as_ref() == Some(senders);
         self.ensured = Some(senders.clone());
@@ -177,39 +152,42 @@ pub(super) fn open_nft() -> Result<Option<Nft>, OverlayError> {
     }
 }
 
-/// Takes the rules away before the sets that they look into: within one transaction they would find nothing in them for a moment, and drop.
-pub(super) fn disarm(nft: &mut Nft, table: &Table) -> Result<(), OverlayError> {
-    let mut transaction = Transaction::new();
-    match nft.commit(transaction.flush_table(table)) {
-        Err(error) if error.is_not_found() => Ok(()),
-        done => Ok(done?),
+/// Deletes a guard's table.
+pub(super) fn withdraw(nft: Option<Nft>, table: &Table) -> Result<(), OverlayError> {
+    let Some(mut nft) = nft else { return Ok(()) };
+    if nft.tables()?.iter().any(|info| info.table == *table) {
+        nft.commit(Transaction::new().delete_table(table))?;
     }
+    Ok(())
 }
 
-pub(super) fn is_in_force(nft: &mut Nft, table: &Table, wanted: &Ruleset) -> Result<bool, OverlayError> {
-    let chains: Vec<Chain> = nft.chains(table)?.into_iter().map(|info| info.chain).collect();
-    if chains.len() != wanted.chains.len() || !wanted.chains.iter().all(|chain| chains.contains(chain)) {
-        return Ok(false);
-    }
-    let rules = nft.rules(table)?;
-    for chain in &wanted.chains {
-        let found = rules.iter().filter(|rule| rule.chain == chain.name).map(|rule| rule.digest);
-        if !found.eq(wanted.rules.iter().filter(|rule| rule.chain() == chain.name).map(Rule::digest)) {
-            return Ok(false);
+/// Brings a guard's table to exactly this, and fills its set `active` anew, whose elements run out. Returns whether the rest was in force.
+pub(super) fn bring(
+    nft: &mut Nft,
+    table: &Table,
+    comment: &str,
+    active: &Set,
+    elements: &[Element],
+    wanted: &Ruleset,
+) -> Result<bool, OverlayError> {
+    let mut found = ObservedTable::read(nft, table, "")?;
+    found.sets.retain(|(set, _)| set.name != active.name);
+    let in_force = wanted.is_in_force(&found);
+    let mut transaction = Transaction::new();
+    if in_force {
+        // What is there keeps its time unless it goes.
+        transaction.flush_set(table, &active.name);
+    } else {
+        // Rules before the sets that they look into: within one transaction they would find nothing in them for a moment, and drop.
+        match nft.commit(Transaction::new().flush_table(table)) {
+            Err(error) if error.is_not_found() => {}
+            done => done?,
         }
+        transaction.destroy_table(table).add_table_with_comment(table, comment).add_set(active);
+        wanted.add_to(&mut transaction);
     }
-    let sets = nft.sets(table)?;
-    for (set, elements) in &wanted.sets {
-        let same = |found: &Set| (&found.key, found.interval) == (&set.key, set.interval);
-        if !sets.iter().any(|info| info.set.name == set.name && same(&info.set)) {
-            return Ok(false);
-        }
-        let keys = |all: &[Element]| all.iter().map(|element| element.key.clone()).collect::<BTreeSet<_>>();
-        if keys(&nft.elements(set)?) != keys(elements) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    nft.commit(transaction.add_elements(active, elements))?;
+    Ok(in_force)
 }
 
 // === impl Tunnel ===
@@ -251,10 +229,10 @@ impl Tunnel {
             let elements = peers.map(|peer| Element::new(KeyPart::from(*peer))).collect();
             sets.push((self.peers(*family), elements));
         }
-        Ruleset { sets, chains, rules: self.rules(&senders.own) }
+        Ruleset { sets, chains, rules: self.rules(senders) }
     }
 
-    fn rules(&self, own: &[IpNet]) -> Vec<Rule> {
+    fn rules(&self, senders: &Senders) -> Vec<Rule> {
         let rule = |chain: &str| Rule::in_chain(&self.table(), chain);
         let enters = |chain: &str, to: &str| rule(chain).protocol(L4::Udp).dport(self.port).goto(to);
         let active = self.active().name;
@@ -264,7 +242,13 @@ impl Tunnel {
             let by_link = rule(chain).is_in(&[Field::IifName], self.pods().name);
             drops(by_link, crate::masquerade::POD_TUNNEL_DROP)
         };
-        let mut rules = vec![enters(INPUT, TUNNEL), enters(FORWARD, TUNNEL_ON), stale(TUNNEL)];
+        let mut rules = vec![enters(INPUT, TUNNEL), enters(FORWARD, TUNNEL_ON)];
+        // Nearly all packets leave here.
+        rules.extend(self.families.iter().map(|family| {
+            let peer = rule(TUNNEL).saddr_in(*family, self.peers(*family).name);
+            senders.pods.iter().fold(peer, Rule::iif_not).accept()
+        }));
+        rules.push(stale(TUNNEL));
         rules.push(other_network(rule(TUNNEL), self.vni).accept());
         rules.push(from_pod(TUNNEL));
         for family in &self.families {
@@ -273,7 +257,10 @@ impl Tunnel {
         }
         rules.extend([stale(TUNNEL_ON), from_pod(TUNNEL_ON)]);
         rules.extend(
-            own.iter().map(|own| drops(rule(TUNNEL_ON).saddr(*own), crate::masquerade::POD_TUNNEL_DROP)),
+            senders
+                .own
+                .iter()
+                .map(|own| drops(rule(TUNNEL_ON).saddr(*own), crate::masquerade::POD_TUNNEL_DROP)),
         );
         rules
     }

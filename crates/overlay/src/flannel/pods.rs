@@ -6,17 +6,22 @@
 //!     set bridges { type ifname; timeout; elements = { "cni0" timeout 5m } }
 //!     set nodes4 { type ipv4_addr }                                   # and nodes6: the addresses of the leases
 //!     set encapsulations { type inet_proto; elements = { 4, 41, 47 } }
-//!     chain prerouting { type filter hook prerouting priority raw; iifname @bridges goto guard }
+//!     chain prerouting { type filter hook prerouting priority raw; iifname "cni0" goto guard }     # for each bridge
 //!     chain guard {
-//!         meta l4proto @encapsulations ip daddr @nodes4 counter drop      # (IPv6 likewise)
-//!         meta l4proto @encapsulations fib daddr type local counter drop
+//!         meta l4proto != tcp meta l4proto @encapsulations jump guard-encapsulated
 //!         fib saddr . iif oif 0 goto guard-source
 //!     }
-//!     chain guard-source { ip6 saddr fe80::/10 accept; counter drop }
+//!     chain guard-encapsulated {
+//!         iifname != @bridges accept
+//!         ip daddr @nodes4 counter drop                                   # (IPv6 likewise)
+//!         fib daddr type local counter drop
+//!     }
+//!     chain guard-source { ip6 saddr fe80::/10 accept; iifname != @bridges accept; counter drop }
 //! }
 //! ```
 //!
-//! Pods on one bridge are kept apart by the plugin that made their ports, where it is ours. The elements of `bridges` run out some minutes after the
+//! Every packet of the node passes the first chain, so it compares names, which costs less than a lookup in a set; the set is for the few packets
+//! that would be dropped. Pods on one bridge are kept apart by the plugin that made their ports, where it is ours. The elements of `bridges` run out some minutes after the
 //! last comparison, and with them the guard: another daemon may take the node over.
 
 use std::collections::BTreeSet;
@@ -24,12 +29,13 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use russet_addr::{Family, IfName, IpNet, Ipv6Net};
 use russet_nft::{
-    Chain, ChainKind, Element, Field, Hook, KeyPart, KeyType, Nft, Rule, Set, Table, Transaction, priority,
+    Chain, ChainKind, Element, Field, Hook, KeyPart, KeyType, L4, Nft, Rule, Set, Table, priority,
 };
 
-use super::guard::{ACTIVE, Ruleset, disarm, is_in_force, open_nft};
+use super::guard::{ACTIVE, bring, open_nft, withdraw};
 use crate::masquerade::{ENCAPSULATIONS, POD_ENCAPSULATION_DROP};
 use crate::report::OverlayError;
+use crate::ruleset::Ruleset;
 
 /// The comment of the rule that drops packets from elsewhere.
 pub const POD_SOURCE_DROP: &str = "an address that is not behind the pod's bridge";
@@ -47,6 +53,7 @@ pub(super) struct PodGuard {
 const PREROUTING: &str = "prerouting";
 const GUARD: &str = "guard";
 const GUARD_SOURCE: &str = "guard-source";
+const GUARD_ENCAPSULATED: &str = "guard-encapsulated";
 /// `fe80::/10`
 const LINK_LOCAL: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10));
 
@@ -60,12 +67,7 @@ impl PodGuard {
 
     /// Takes the table away.
     pub(super) fn withdraw(self) -> Result<(), OverlayError> {
-        let Some(mut nft) = self.nft else { return Ok(()) };
-        if nft.tables()?.iter().any(|info| info.table == table()) {
-            let mut transaction = Transaction::new();
-            nft.commit(transaction.delete_table(&table()))?;
-        }
-        Ok(())
+        withdraw(self.nft, &table())
     }
 
     /// Guards exactly these bridges from now on, and keeps their pods' encapsulated packets from these nodes; true if the same had been in force
@@ -76,9 +78,9 @@ impl PodGuard {
         nodes: &BTreeSet<IpAddr>,
     ) -> Result<bool, OverlayError> {
         let Some(nft) = &mut self.nft else { return Ok(false) };
-        let repaired = match bring(nft, bridges, nodes, self.fib) {
+        let repaired = match ensure(nft, bridges, nodes, self.fib) {
             Err(OverlayError::Nft(error)) if self.fib && error.is_not_found() => {
-                bring(nft, bridges, nodes, false)?;
+                ensure(nft, bridges, nodes, false)?;
                 self.fib = false;
                 // Reported once: everything else is in force.
                 return Err(OverlayError::NoFib(error));
@@ -93,32 +95,16 @@ impl PodGuard {
 }
 
 /// True if the table was not as it should be.
-fn bring(
+fn ensure(
     nft: &mut Nft,
     bridges: &BTreeSet<IfName>,
     nodes: &BTreeSet<IpAddr>,
     fib: bool,
 ) -> Result<bool, OverlayError> {
-    let wanted = ruleset(nodes, fib);
-    let in_force = is_in_force(nft, &table(), &wanted)?;
-    let mut transaction = Transaction::new();
-    if in_force {
-        transaction.flush_set(&table(), &bridges_set().name);
-    } else {
-        disarm(nft, &table())?;
-        transaction.destroy_table(&table());
-        transaction.add_table_with_comment(&table(), "russet: what pods of flannel do not send");
-        transaction.add_set(&bridges_set());
-        for (set, elements) in &wanted.sets {
-            transaction.add_set(set).add_elements(set, elements);
-        }
-        wanted.chains.iter().for_each(|chain| _ = transaction.add_chain(chain));
-        wanted.rules.iter().for_each(|rule| _ = transaction.add_rule(rule));
-    }
     let active = bridges.iter().map(|name| Element::new(KeyPart::if_name(name)).timeout(ACTIVE));
-    transaction.add_elements(&bridges_set(), &active.collect::<Vec<_>>());
-    nft.commit(&transaction)?;
-    Ok(!in_force)
+    let (active, wanted) = (active.collect::<Vec<_>>(), ruleset(bridges, nodes, fib));
+    let comment = "russet: what pods of flannel do not send";
+    Ok(!bring(nft, &table(), comment, &bridges_set(), &active, &wanted)?)
 }
 
 fn table() -> Table {
@@ -141,7 +127,7 @@ fn encapsulations_set() -> Set {
     Set::new(&table(), "encapsulations", [KeyType::InetProto])
 }
 
-fn ruleset(nodes: &BTreeSet<IpAddr>, fib: bool) -> Ruleset {
+fn ruleset(bridges: &BTreeSet<IfName>, nodes: &BTreeSet<IpAddr>, fib: bool) -> Ruleset {
     let protocols = ENCAPSULATIONS.map(|number| Element::new(KeyPart::protocol(number)));
     let mut sets = vec![(encapsulations_set(), Vec::from(protocols))];
     for family in Family::BOTH {
@@ -149,25 +135,30 @@ fn ruleset(nodes: &BTreeSet<IpAddr>, fib: bool) -> Ruleset {
         sets.push((nodes_set(family), of_family.map(|node| Element::new(KeyPart::from(*node))).collect()));
     }
     let prerouting = Chain::base(&table(), PREROUTING, ChainKind::Filter, Hook::Prerouting, priority::RAW);
-    let chains = vec![Chain::new(&table(), GUARD_SOURCE), Chain::new(&table(), GUARD), prerouting];
-    Ruleset { sets, chains, rules: rules(fib) }
+    let mut chains =
+        [GUARD_SOURCE, GUARD_ENCAPSULATED, GUARD].map(|name| Chain::new(&table(), name)).to_vec();
+    chains.push(prerouting);
+    Ruleset { sets, chains, rules: rules(bridges, fib) }
 }
 
-fn rules(fib: bool) -> Vec<Rule> {
+fn rules(bridges: &BTreeSet<IfName>, fib: bool) -> Vec<Rule> {
     let rule = |chain: &str| Rule::in_chain(&table(), chain);
     let drops = |rule: Rule, why: &str| rule.counter().drop().comment(why);
-    let encapsulated = || rule(GUARD).is_in(&[Field::L4Proto], encapsulations_set().name);
-    let mut rules = vec![rule(PREROUTING).is_in(&[Field::IifName], bridges_set().name).goto(GUARD)];
+    let stale = |chain: &str| rule(chain).is_not_in(&[Field::IifName], bridges_set().name).accept();
+    let mut rules: Vec<Rule> =
+        bridges.iter().map(|bridge| rule(PREROUTING).iif(bridge).goto(GUARD)).collect();
+    let encapsulated = rule(GUARD).protocol_not(L4::Tcp).is_in(&[Field::L4Proto], encapsulations_set().name);
+    rules.extend([encapsulated.jump(GUARD_ENCAPSULATED), stale(GUARD_ENCAPSULATED)]);
     for family in Family::BOTH {
-        let to_node = encapsulated().daddr_in(family, nodes_set(family).name);
+        let to_node = rule(GUARD_ENCAPSULATED).daddr_in(family, nodes_set(family).name);
         rules.push(drops(to_node, POD_ENCAPSULATION_DROP));
     }
     if fib {
-        rules.push(drops(encapsulated().to_this_machine(), POD_ENCAPSULATION_DROP));
+        rules.push(drops(rule(GUARD_ENCAPSULATED).to_this_machine(), POD_ENCAPSULATION_DROP));
         rules.push(rule(GUARD).source_elsewhere().goto(GUARD_SOURCE));
     }
     // Neighbour discovery, and no router sends them on.
     rules.push(rule(GUARD_SOURCE).saddr(LINK_LOCAL).accept());
-    rules.push(drops(rule(GUARD_SOURCE), POD_SOURCE_DROP));
+    rules.extend([stale(GUARD_SOURCE), drops(rule(GUARD_SOURCE), POD_SOURCE_DROP)]);
     rules
 }

@@ -3,11 +3,9 @@
 use std::time::{Duration, Instant};
 
 use russet_overlay::firewall::{Firewall, FirewallError, Mode, Repair, Wanted};
-use russet_testkit::in_netns_with_loopback;
+use russet_testkit::{in_netns_with_loopback, sh};
 
-use crate::lab::{
-    Lab, OUTSIDE, POD, POD6, REMOTE, REMOTE6, apply, is_silent, open, seen, sh, wanted, with_lab,
-};
+use crate::lab::{Lab, OUTSIDE, POD, POD6, REMOTE, REMOTE6, apply, is_silent, open, seen, wanted, with_lab};
 
 const MARK: &str = "-m comment --comment \"russet-flannel forward\" -j ACCEPT";
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use russet_overlay::firewall::{Mode, Wanted};
-use russet_testkit::in_netns_with_loopback;
+use russet_testkit::{in_netns_with_loopback, sh};
 
-use crate::lab::{NODE, OUTSIDE, POD, REMOTE, apply, is_silent, open, seen, sh, wanted, with_lab};
+use crate::lab::{NODE, OUTSIDE, POD, REMOTE, apply, is_silent, open, seen, wanted, with_lab};
 
 /// What `iptables-save` shows of flannel, by table.
 pub fn shown(program: &str) -> String {

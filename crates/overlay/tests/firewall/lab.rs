@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use russet_linux::NetNs;
 use russet_overlay::firewall::{Firewall, FirewallReport, Mode, Wanted};
-use russet_testkit::{in_netns_with_loopback, run};
+use russet_testkit::{in_netns_with_loopback, sh};
 
 /// The node's pod.
 pub const POD: &str = "10.5.1.2";
@@ -26,13 +26,6 @@ pub const NODE6: &str = "fd77::1";
 pub struct Lab {
     pub pod: NetNs,
     pub neighbour: NetNs,
-}
-
-/// Splits a command at its blanks and runs it; panics when it fails.
-#[track_caller]
-pub fn sh(command: &str) -> String {
-    let words: Vec<&str> = command.split_whitespace().collect();
-    run(words[0], &words[1..])
 }
 
 pub fn wanted() -> Wanted {

@@ -5,9 +5,9 @@ use std::time::Duration;
 use russet_nft::Monitor;
 use russet_nft::monitor::Event;
 use russet_overlay::firewall::{Mode, Wanted};
-use russet_testkit::in_netns_with_loopback;
+use russet_testkit::{in_netns_with_loopback, sh};
 
-use crate::lab::{apply, open, sh, wanted};
+use crate::lab::{apply, open, wanted};
 
 const LISTED: &str = "table ip flannel-ipv4 {
 	chain postrtg {

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use russet_overlay::firewall::{Mode, Wanted};
-use russet_testkit::in_netns_with_loopback;
+use russet_testkit::{in_netns_with_loopback, sh};
 
 use crate::iptables::{SHOWN, shown};
-use crate::lab::{NODE, OUTSIDE, POD, apply, open, seen, sh, wanted, with_lab};
+use crate::lab::{NODE, OUTSIDE, POD, apply, open, seen, wanted, with_lab};
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]

@@ -1,9 +1,10 @@
 //! The effect of the rules on packets.
 
 use russet_overlay::firewall::{Mode, Wanted};
+use russet_testkit::sh;
 
 use crate::lab::{
-    NODE, NODE6, OUTSIDE, OUTSIDE6, POD, POD6, REMOTE, REMOTE6, apply, open, seen, sh, wanted, with_lab,
+    NODE, NODE6, OUTSIDE, OUTSIDE6, POD, POD6, REMOTE, REMOTE6, apply, open, seen, wanted, with_lab,
 };
 
 fn ip(text: &str) -> Option<std::net::IpAddr> {

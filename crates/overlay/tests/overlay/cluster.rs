@@ -1,9 +1,13 @@
 //! Nodes in network namespaces of their own on one bridge, for kernel tests. Everything runs on a
 //! thread in the bridge's namespace.
 
+use std::sync::Arc;
+
 use russet_linux::NetNs;
-use russet_overlay::{Encapsulation, Inputs, ReconcileReport, Reconciler};
-use russet_testkit::{in_netns_with_loopback, run};
+use russet_overlay::controller::{Controller, compare, differences};
+use russet_overlay::{Encapsulation, Inputs, ReconcileReport, Reconciler, desired};
+use russet_testkit::bridge::{add_addresses, index_and_mtu, on_bridge, with_bridge};
+use russet_testkit::sh;
 
 use crate::scene::{Build, alone, name, net};
 
@@ -16,24 +20,9 @@ pub struct Node {
 
 pub const NODES: usize = 3;
 
-/// Splits a command at its blanks and runs it; panics when it fails.
-#[track_caller]
-pub fn sh(command: &str) -> String {
-    let words: Vec<&str> = command.split_whitespace().collect();
-    run(words[0], &words[1..])
-}
-
-pub fn succeeds(command: &str) -> bool {
-    let words: Vec<&str> = command.split_whitespace().collect();
-    let output = std::process::Command::new(words[0]).args(&words[1..]).output().unwrap();
-    output.status.success()
-}
-
 /// Runs `body` with three nodes whose inputs name each other and that have not run yet.
 pub fn with_nodes(encapsulation: Encapsulation, body: impl FnOnce(&mut Vec<Node>) + Send) {
-    in_netns_with_loopback(|| {
-        sh("ip link add br0 type bridge");
-        sh("ip link set br0 up");
+    with_bridge(|| {
         let mut nodes: Vec<Node> = (1..=NODES).map(|number| node(number, encapsulation)).collect();
         body(&mut nodes);
     });
@@ -41,23 +30,14 @@ pub fn with_nodes(encapsulation: Encapsulation, body: impl FnOnce(&mut Vec<Node>
 
 fn node(number: usize, encapsulation: Encapsulation) -> Node {
     let namespace = format!("n{number}");
-    let ns = NetNs::create_named(&namespace).unwrap();
-    sh(&format!("ip link add port{number} type veth peer name w0 netns {namespace}"));
-    sh(&format!("ip link set port{number} master br0 up"));
-    let ip = |command: &str| sh(&format!("ip -n {namespace} {command}"));
-    ip("link set lo up");
-    ip("link set w0 up");
-    ip(&format!("addr add 192.168.77.{number}/24 dev w0"));
-    ip(&format!("addr add fd77::{number}/64 dev w0 nodad"));
-    ip(&format!("addr add 10.1.{number}.5/32 dev lo"));
-    ip(&format!("addr add fd10::{number}:5/128 dev lo nodad"));
-    let shown: serde_json::Value = serde_json::from_str(&ip("-j link show dev w0")).unwrap();
+    let underlay = [format!("192.168.77.{number}/24"), format!("fd77::{number}/64")];
+    let ns = on_bridge(&namespace, &underlay);
+    add_addresses(&namespace, "lo", &[format!("10.1.{number}.5/32"), format!("fd10::{number}:5/128")]);
     let mut inputs = alone().pool("10.1.0.0/16", encapsulation).pool("fd10::/48", encapsulation);
     inputs.nodes.clear();
     inputs.node = name(&format!("node-{number}"));
-    inputs.underlay.ifindex = u32::try_from(shown[0]["ifindex"].as_u64().unwrap()).unwrap();
-    inputs.underlay.addresses =
-        vec![net(&format!("192.168.77.{number}/24")), net(&format!("fd77::{number}/64"))];
+    (inputs.underlay.ifindex, _) = index_and_mtu(&namespace, "w0");
+    inputs.underlay.addresses = underlay.iter().map(|address| net(address)).collect();
     for peer in 1..=NODES {
         let name = format!("node-{peer}");
         inputs = inputs
@@ -90,17 +70,23 @@ impl Node {
 
     pub fn drift(&mut self) -> Vec<String> {
         let Node { ns, reconciler, inputs } = self;
-        ns.with(|| reconciler.start(inputs).pending()).unwrap()
+        reconciler.set(Some(Arc::new(desired(inputs))));
+        ns.with(|| differences(reconciler)).unwrap().unwrap()
     }
 
-    /// A run that is dropped after some steps.
-    pub fn break_off_after(&mut self, steps: usize) {
+    /// A run that ends after some changes. Returns how many it would have made.
+    pub fn break_off_after(&mut self, changes: usize) -> usize {
         let Node { ns, reconciler, inputs } = self;
         ns.with(|| {
-            let mut run = reconciler.start(inputs);
-            (0..steps).for_each(|_| assert!(run.step()));
+            let mut report = ReconcileReport::default();
+            reconciler.set(Some(Arc::new(desired(inputs))));
+            let mut comparison = compare(reconciler, &mut report).unwrap().unwrap();
+            let all = comparison.differences.len();
+            comparison.differences.truncate(changes);
+            reconciler.apply(comparison, &mut report).unwrap();
+            all
         })
-        .unwrap();
+        .unwrap()
     }
 
     /// Removes the tunnels' guard; returns whether there was one.
@@ -111,7 +97,8 @@ impl Node {
 
     pub fn withdraw(&mut self) -> ReconcileReport {
         let Node { ns, reconciler, inputs } = self;
-        ns.with(|| reconciler.withdraw(inputs.dialect)).unwrap()
+        let nothing = Inputs { pools: Vec::new(), affinities: Vec::new(), ..inputs.clone() };
+        ns.with(|| reconciler.reconcile(&nothing)).unwrap()
     }
 }
 

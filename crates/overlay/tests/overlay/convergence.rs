@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use russet_addr::{Family, Mac};
 use russet_netlink::{FdbEntry, Neighbour, Route, RouteKind};
 use russet_overlay::{
-    AffinityState, BATCH_MAX_OPS, Encapsulation, Inputs, Op, ROUTE_PROTOCOL, desired, plan,
+    AffinityState, BATCH_MAX_OPS, Encapsulation, Inputs, Op, ROUTE_PROTOCOL, batches, desired, plan,
 };
 
 use crate::model::Kernel;
@@ -71,7 +71,8 @@ prop_compose! {
 fn converge(kernel: &mut Kernel, inputs: &Inputs) -> Result<(), TestCaseError> {
     let desired = desired(inputs);
     let steps = plan(&desired, &kernel.observe());
-    for batch in &steps.batches {
+    prop_assert_eq!(batches(&steps.ops).map(<[Op]>::len).sum::<usize>(), steps.ops.len());
+    for batch in batches(&steps.ops) {
         prop_assert!(batch.len() <= BATCH_MAX_OPS && !batch.is_empty());
         for op in batch {
             kernel.apply(op).map_err(|error| TestCaseError::fail(format!("{op:?}: {error}")))?;
@@ -123,7 +124,7 @@ fn programmed() -> (Inputs, Kernel) {
 }
 
 fn ops(inputs: &Inputs, kernel: &Kernel) -> Vec<Op> {
-    plan(&desired(inputs), &kernel.observe()).batches.into_iter().flatten().collect()
+    plan(&desired(inputs), &kernel.observe()).ops
 }
 
 #[test]
@@ -187,7 +188,7 @@ fn a_link_of_another_kind_with_our_name_is_left_alone() {
     (taken.vxlan, taken.marked) = (None, true);
     kernel.all.devices.insert(Family::V4, taken);
     let plan = plan(&desired(&inputs_before), &kernel.observe());
-    let ops: Vec<Op> = plan.batches.into_iter().flatten().collect();
+    let ops = &plan.ops;
     assert!(matches!(ops[..], [Op::AddRoute(_, russet_overlay::Hop::Blackhole, None)]), "{ops:?}");
     assert_eq!(plan.refusals[0].reason, russet_overlay::Reason::NameTaken);
 }

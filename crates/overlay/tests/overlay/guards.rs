@@ -1,15 +1,16 @@
 //! Packets that only a node may send, sent by others: VXLAN out of a plain UDP socket, with an inner source of the sender's choice
 //! (policy.md section 3.6).
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use russet_addr::Family;
-use russet_linux::NetNs;
 use russet_overlay::{Encapsulation, POD_ENCAPSULATION_DROP, VNI, tunnel_mac};
-use russet_testkit::{eventually, frame, run};
+use russet_testkit::bridge::on_bridge;
+use russet_testkit::forged::{dropped, first_is_honest, hex, routed_pod, socket};
+use russet_testkit::{eventually, frame, inside, sh};
 
-use crate::cluster::{assert_reachable, sh, with_nodes};
+use crate::cluster::{assert_reachable, with_nodes};
 use crate::scene::{Build, ip, name};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -33,13 +34,6 @@ fn inner(number: usize, family: Family) -> IpAddr {
     }
 }
 
-fn socket(namespace: &str, address: IpAddr, port: u16) -> UdpSocket {
-    let bind = || UdpSocket::bind((address, port)).unwrap();
-    let socket = NetNs::open_named(namespace).unwrap().with(bind).unwrap();
-    socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-    socket
-}
-
 /// What an attacker sends to a node's tunnel port: a datagram for that node's pod that claims to come from node 3's.
 fn forged(node: usize, family: Family) -> Vec<u8> {
     let packet = frame::udp_packet(inner(3, family), inner(node, family), PORT, &[1]);
@@ -47,51 +41,18 @@ fn forged(node: usize, family: Family) -> Vec<u8> {
     frame::vxlan(VNI, mac, &packet)
 }
 
-/// Sends the forged packets and an honest one in turns until the honest one arrives; what was sent before has arrived then, or never will.
-#[track_caller]
-fn first_is_honest(attack: &dyn Fn(), honest: &UdpSocket, receiver: &UdpSocket) -> bool {
-    let to = receiver.local_addr().unwrap();
-    let mut packet = [0; 1];
-    eventually(DEADLINE, || {
-        attack();
-        let _ = honest.send_to(&[2], to);
-        receiver.recv_from(&mut packet).is_ok()
-    });
-    packet[0] == 2
-}
-
 /// A machine on the nodes' network that is no node.
 fn machine(number: usize) -> String {
     let name = format!("m{number}");
-    NetNs::create_named(&name).unwrap();
-    sh(&format!("ip link add port{number} type veth peer name w0 netns {name}"));
-    sh(&format!("ip link set port{number} master br0 up"));
-    sh(&format!("ip -n {name} link set w0 up"));
-    sh(&format!("ip -n {name} addr add {}/24 dev w0", outer(number, Family::V4)));
-    sh(&format!("ip -n {name} addr add {}/64 dev w0 nodad", outer(number, Family::V6)));
+    let addresses = [(Family::V4, 24), (Family::V6, 64)];
+    on_bridge(&name, &addresses.map(|(family, length)| format!("{}/{length}", outer(number, family))));
     name
 }
 
 /// A pod of node 1 behind a host end of this name, with 10.1.1.6 and fd10::1:6.
 fn pod(host_end: &str) -> String {
     let name = format!("pod-{host_end}");
-    NetNs::create_named(&name).unwrap();
-    sh(&format!("ip -n n1 link add {host_end} type veth peer name eth0 netns {name}"));
-    let (node, pod) = (
-        |command: &str| sh(&format!("ip -n n1 {command}")),
-        |command: &str| sh(&format!("ip -n {name} {command}")),
-    );
-    node(&format!("addr add 169.254.1.1/32 dev {host_end}"));
-    node(&format!("addr add fe80::1/64 dev {host_end} nodad"));
-    node(&format!("link set {host_end} up"));
-    pod("addr add 10.1.1.6/32 dev eth0");
-    pod("addr add fd10::1:6/128 dev eth0 nodad");
-    pod("link set eth0 up");
-    pod("route add 169.254.1.1 dev eth0");
-    pod("route add default via 169.254.1.1");
-    pod("-6 route add default via fe80::1 dev eth0");
-    node(&format!("route add 10.1.1.6/32 dev {host_end}"));
-    node(&format!("-6 route add fd10::1:6/128 dev {host_end}"));
+    routed_pod(Some("n1"), host_end, &name, ["10.1.1.6", "fd10::1:6"]);
     name
 }
 
@@ -121,17 +82,42 @@ fn a_pod_sends_no_tunnel_packets_to_its_own_node_and_none_to_others() {
         with_nodes(Encapsulation::Vxlan, |nodes| {
             let pod = pod(host_end);
             nodes.iter_mut().for_each(|node| drop(node.reconcile()));
+            // Whatever the address of a service is translated to.
+            for (family, service, node) in
+                [("ip", "172.30.0.1", "192.168.77.2"), ("ip6", "fd30::1", "[fd77::2]")]
+            {
+                let nft = |command: String| sh(&format!("ip netns exec n1 nft {command}"));
+                nft(format!("add table {family} kube"));
+                nft(format!("add chain {family} kube pre {{ type nat hook prerouting priority dstnat ; }}"));
+                nft(format!(
+                    "add rule {family} kube pre {family} daddr {service} udp dport 53 dnat to {node}:4789"
+                ));
+            }
             for (family, own) in [(Family::V4, "10.1.1.6"), (Family::V6, "fd10::1:6")] {
                 let attacker = socket(&pod, ip(own), 0);
-                for victim in [1, 2] {
+                let (stolen, service, nodad) = match family {
+                    Family::V4 => ("192.168.77.2/32", "172.30.0.1", ""),
+                    Family::V6 => ("fd77::2/128", "fd30::1", "nodad"),
+                };
+                // From a peer's address, too, which the table of verdicts would not let through.
+                sh(&format!("ip -n {pod} addr add {stolen} dev eth0 {nodad}"));
+                let thief = socket(&pod, outer(2, family), 0);
+                let to_node = |victim| SocketAddr::new(outer(victim, family), TUNNEL_PORT);
+                let attacks = [
+                    (1, &attacker, to_node(1)),
+                    (2, &attacker, SocketAddr::new(ip(service), 53)),
+                    (2, &attacker, to_node(2)),
+                    (1, &thief, to_node(1)),
+                ];
+                for (victim, attacker, to) in attacks {
                     let receiver = socket(&format!("n{victim}"), inner(victim, family), PORT);
                     let honest = socket(&pod, ip(own), 0);
-                    let to = SocketAddr::new(outer(victim, family), TUNNEL_PORT);
                     let attack = || _ = attacker.send_to(&forged(victim, family), to);
                     for _ in 0..10 {
-                        assert!(first_is_honest(&attack, &honest, &receiver), "{host_end} {family} {victim}");
+                        assert!(first_is_honest(&attack, &honest, &receiver), "{host_end} {attacker:?} {to}");
                     }
                 }
+                sh(&format!("ip -n {pod} addr del {stolen} dev eth0"));
             }
             let text = sh("ip netns exec n1 nft list table inet russet");
             assert!(text.contains("a pod does not send tunnel packets"), "{text}");
@@ -146,12 +132,13 @@ fn oracle_61_who_may_send_tunnel_packets_follows_the_nodes_and_no_rule_is_rewrit
         nodes.iter_mut().for_each(|node| drop(node.reconcile()));
         let all = nodes[0].inputs.clone();
         // Handles show that chains and rules stay.
-        let chain = || sh("ip netns exec n1 nft -a list chain inet russet overlay-input").replace("\t", " ");
+        let list = |name| sh(&format!("ip netns exec n1 nft -a list chain inet russet {name}"));
+        let chain = || ["overlay-input", "overlay-tunnel"].map(list).concat();
         let handles = |text: &str| -> Vec<String> {
             text.split("# handle ").skip(1).map(|rest| rest.lines().next().unwrap().to_owned()).collect()
         };
         let before = handles(&chain());
-        assert!(before.len() >= 4, "{before:?}");
+        assert!(before.len() >= 8, "{before:?}");
         for family in Family::BOTH {
             let receiver = socket("n1", inner(1, family), PORT);
             let (second, third) = (socket("n2", inner(2, family), 0), socket("n3", inner(3, family), 0));
@@ -220,20 +207,13 @@ s = socket.socket(family, socket.SOCK_RAW, int(sys.argv[2]))
 s.sendto(bytes.fromhex(sys.argv[3]), (sys.argv[1], 0))";
 
 fn send_encapsulated(from: &str, to: IpAddr, protocol: u8, packet: &[u8]) {
-    let hex: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
     let (to, protocol) = (to.to_string(), protocol.to_string());
-    run("ip", &["netns", "exec", from, "python3", "-c", SEND_ENCAPSULATED, &to, &protocol, &hex]);
+    inside(from, &["python3", "-c", SEND_ENCAPSULATED, &to, &protocol, &hex(packet)]);
 }
 
 /// Packets that rules with this comment have dropped on node 1.
 fn dropped_on_node_1(comment: &str) -> u64 {
-    let text = run("ip", &["netns", "exec", "n1", "nft", "-j", "list", "table", "inet", "russet"]);
-    let listing: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let rules = listing["nftables"].as_array().unwrap().iter().filter_map(|object| object.get("rule"));
-    let count = |rule: &serde_json::Value| {
-        rule["expr"].as_array().unwrap().iter().find_map(|expr| expr["counter"]["packets"].as_u64())
-    };
-    rules.filter(|rule| rule["comment"] == comment).filter_map(count).sum()
+    dropped(Some("n1"), "inet russet", comment)
 }
 
 #[test]

@@ -4,8 +4,9 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use russet_overlay::{Encapsulation, Kind};
+use russet_testkit::{sh, succeeds};
 
-use crate::cluster::{assert_reachable, sh, succeeds, with_nodes};
+use crate::cluster::{assert_reachable, with_nodes};
 use crate::scene::{Build, net};
 
 fn table(namespace: &str) -> String {

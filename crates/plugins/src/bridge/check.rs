@@ -4,12 +4,10 @@ use russet_addr::{IfName, Mac};
 use russet_attach::{Owner, Port, nat, plan_port};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, CniResult, Interface, Verb};
+use russet_wiring::{LocalNode, Target, failure};
 
 use super::conf::Conf;
 use crate::delegation::Delegation;
-use crate::failure;
-use crate::node::LocalNode;
-use crate::target::Target;
 
 pub async fn check(
     node: &LocalNode,
@@ -29,7 +27,7 @@ pub async fn check(
     let mut port = super::port(node, &conf, target, &of_pod(&previous, named.pod_index))?;
     port.host_name = named.host.clone();
     port.mac = Some(named.pod_mac);
-    let ours = port.host_name == Port::default_host_name(&target.container, &target.ifname);
+    let ours = port.host_name == Port::default_host_name(&target.id);
     let owner = port.owner();
     let addresses = port.addresses.clone();
     let plan =
@@ -37,6 +35,11 @@ pub async fn check(
     let mut found: Vec<String> =
         node.wiring.check_plan(plan, netns).await?.iter().map(ToString::to_string).collect();
     found.extend(bridge_differs(node, &conf, &named).await?);
+    // The Go plugin puts no guard on its port.
+    if ours && !node.wiring.is_port_guarded(port).await? {
+        let what = "what its port of the bridge may send is not what table bridge russet-policy checks";
+        found.push(what.to_owned());
+    }
     // The Go plugin masquerades by iptables, which is not checked.
     if conf.ip_masq && ours {
         found.extend(masquerade_missing(node, owner, addresses).await?);
@@ -66,15 +69,16 @@ impl Named {
         let host = previous.interfaces.iter().filter(of_node).find(|it| it.name != bridge.name);
         let host =
             host.and_then(|it| IfName::new(it.name.as_str()).ok()).ok_or_else(|| missing("host end"))?;
-        let is_pod = |it: &Interface| it.name == target.ifname.as_str() && it.sandbox == target.netns_path();
+        let is_pod =
+            |it: &Interface| it.name == target.id.ifname.as_str() && it.sandbox == target.netns_path();
         let index = previous.interfaces.iter().position(is_pod);
         let index =
-            index.ok_or_else(|| missing(&format!("{} in {:?}", target.ifname, target.netns_path())))?;
+            index.ok_or_else(|| missing(&format!("{} in {:?}", target.id.ifname, target.netns_path())))?;
         let mac = previous.interfaces[index].mac.parse();
         Ok(Self {
             bridge_mac: bridge.mac.clone(),
             host,
-            pod_mac: mac.map_err(|_| missing(&format!("MAC of {}", target.ifname)))?,
+            pod_mac: mac.map_err(|_| missing(&format!("MAC of {}", target.id.ifname)))?,
             pod_index: u32::try_from(index).unwrap_or(u32::MAX),
         })
     }

@@ -2,13 +2,13 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use russet_cni_spec::CniError;
+use russet_cni_spec::{CniError, Verb};
 use russet_testkit as testkit;
+use russet_wiring::AttachFailure;
 use serde_json::{Value, json};
 
 use crate::delegation::Delegation;
 use crate::lab::{GO, Lab, Pod, after, inside, links, on_a_node, pings, pod};
-use crate::wiring::AttachFailure;
 
 fn config(lab: &Lab, version: &str, subnets: &[&str]) -> Value {
     json!({"cniVersion": version, "name": "net", "type": "bridge", "bridge": "br0", "isDefaultGateway": true,
@@ -274,10 +274,10 @@ fn addresses_stay_allocated_while_their_interface_may_exist() {
     let request = lab.request("ADD", one, &config).unwrap();
     let ipam = Delegation::new(lab.node(), &request, "scripted", request.stdin.clone()).unwrap();
     let failed = |undone| AttachFailure { error: CniError::internal("wiring", "it failed"), undone };
-    let error = lab.wait(super::give_back(&ipam, failed(false)));
+    let error = lab.wait(failed(false).give_back(ipam.call(Verb::Del)));
     assert!(error.details.contains("held until DEL: something may still answer for them"), "{error}");
     assert!(!dir.path().join("scripted.verbs").exists(), "IPAM was asked");
-    let error = lab.wait(super::give_back(&ipam, failed(true)));
+    let error = lab.wait(failed(true).give_back(ipam.call(Verb::Del)));
     assert_eq!(error.details, "it failed");
     assert_eq!(std::fs::read(dir.path().join("scripted.verbs")).unwrap(), b"DEL\n");
 }

@@ -12,7 +12,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use russet_cni_spec::{CniError, Target, ValidAttachment};
+use russet_addr::EndpointId;
+use russet_cni_spec::{CniError, Target};
 use russet_linux::file;
 use serde_json::Value;
 
@@ -62,7 +63,7 @@ impl ConfigFiles {
     /// Loads the configuration of an interface.
     pub fn load(&self, target: &Target) -> Result<SavedConfig, CniError> {
         match self.read(&self.path(target), true)? {
-            SavedConfig::Absent if target.ifname.as_str() != PRIMARY => {
+            SavedConfig::Absent if target.id.ifname.as_str() != PRIMARY => {
                 self.read(&self.shared(target), false)
             }
             found => Ok(found),
@@ -76,7 +77,7 @@ impl ConfigFiles {
 
     /// Removes the files of interfaces of `network` that are not in `valid`. Continues after errors
     /// and reports them together.
-    pub fn collect(&self, network: &str, valid: &[ValidAttachment]) -> Result<(), CniError> {
+    pub fn collect(&self, network: &str, valid: &[EndpointId]) -> Result<(), CniError> {
         let failed = |error| CniError::io(format!("flannel: list {}", self.dir.display()), error);
         let entries = match std::fs::read_dir(&self.dir) {
             Ok(entries) => entries,
@@ -95,16 +96,11 @@ impl ConfigFiles {
         Err(CniError::io(msg, errors.join("; ")))
     }
 
-    fn collect_one(
-        &self,
-        entry: &DirEntry,
-        network: &str,
-        valid: &[ValidAttachment],
-    ) -> Result<(), CniError> {
+    fn collect_one(&self, entry: &DirEntry, network: &str, valid: &[EndpointId]) -> Result<(), CniError> {
         let Ok(name) = entry.file_name().into_string() else { return Ok(()) };
-        let is_valid = |it: &ValidAttachment| match name.split_once(':') {
-            Some((id, ifname)) => it.container_id.as_str() == id && it.ifname.as_str() == ifname,
-            None => it.container_id.as_str() == name,
+        let is_valid = |it: &EndpointId| match name.split_once(':') {
+            Some((id, ifname)) => it.container.as_str() == id && it.ifname.as_str() == ifname,
+            None => it.container.as_str() == name,
         };
         let of_network = |config: &Value| config.get("name").and_then(Value::as_str) == Some(network);
         match self.read(&entry.path(), true)? {
@@ -134,15 +130,15 @@ impl ConfigFiles {
     }
 
     fn path(&self, target: &Target) -> PathBuf {
-        match target.ifname.as_str() {
+        match target.id.ifname.as_str() {
             PRIMARY => self.shared(target),
-            ifname => self.dir.join(format!("{}:{ifname}", target.container_id)),
+            ifname => self.dir.join(format!("{}:{ifname}", target.id.container)),
         }
     }
 
     /// The file that the Go plugin uses for all interfaces of a container.
     fn shared(&self, target: &Target) -> PathBuf {
-        self.dir.join(target.container_id.as_str())
+        self.dir.join(target.id.container.as_str())
     }
 }
 
@@ -164,8 +160,7 @@ mod tests {
     use super::*;
 
     fn target(ifname: &str) -> Target {
-        let (container_id, ifname) = ("abc".parse().unwrap(), ifname.parse().unwrap());
-        Target { container_id, ifname, netns: String::new() }
+        Target { id: format!("n/abc/{ifname}").parse().unwrap(), netns: String::new() }
     }
 
     fn saved(name: &str, own: bool) -> SavedConfig {
@@ -224,8 +219,7 @@ mod tests {
         for name in ["a-directory", "h-directory", "z-directory"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
         }
-        let valid = ValidAttachment { container_id: "abc".parse().unwrap(), ifname: "eth0".parse().unwrap() };
-        let error = state.collect("n", &[valid]).unwrap_err();
+        let error = state.collect("n", &["n/abc/eth0".parse().unwrap()]).unwrap_err();
         assert_eq!(error.details.matches("-directory").count(), 3, "{error}");
         let mut left: Vec<String> = std::fs::read_dir(dir.path())
             .unwrap()

@@ -220,6 +220,31 @@ fn a_pod_of_flannel_sends_from_its_own_mac_and_addresses_unless_the_operator_all
 }
 
 #[test]
+#[ignore = "kernel: nf_tables, bridge, veth; tool: nft; root"]
+fn check_notices_that_what_a_port_sends_is_not_checked_any_more() {
+    on_a_node(|lab| {
+        let (mut config, one) = (config(lab, "1.0.0"), pod("one"));
+        config["delegate"] = json!({"isDefaultGateway": true});
+        let result = lab.add("flannel", one, &config);
+        let mut after = config.clone();
+        after["prevResult"] = result;
+        lab.call("flannel", "CHECK", one, &after);
+        testkit::run("nft", &["flush map bridge russet-policy ports"]);
+        let error = lab.error("flannel", "CHECK", one, &after);
+        assert!(error.details.contains("table bridge russet-policy"), "{error}");
+        testkit::run("nft", &["delete table bridge russet-policy"]);
+        assert!(lab.error("flannel", "CHECK", one, &after).details.contains("bridge russet-policy"));
+        lab.call("flannel", "DEL", one, &config);
+        // The operator asked for none.
+        config["delegate"]["sourceGuard"] = json!(false);
+        let mut after = config.clone();
+        after["prevResult"] = lab.add("flannel", one, &config);
+        lab.call("flannel", "CHECK", one, &after);
+        lab.call("flannel", "DEL", one, &config);
+    });
+}
+
+#[test]
 #[ignore = "kernel: nf_tables, bridge, veth; tools: ip, ping; root"]
 fn hairpin_and_promiscuous_mode_work_with_guarded_ports() {
     on_a_node(|lab| {

@@ -165,7 +165,7 @@ impl HeldAddress {
     /// The addresses that the target holds. Files without an interface, written by old plugins,
     /// count only if no file names the target's interface.
     pub fn of_target<'h>(held: &'h [Self], target: &Target) -> Vec<&'h Self> {
-        let (id, ifname) = (target.container_id.as_str(), target.ifname.as_str());
+        let (id, ifname) = (target.id.container.as_str(), target.id.ifname.as_str());
         let exact = |held: &&Self| matches!(&held.holder, Holder::Interface(c, i) if c == id && i == ifname);
         let found: Vec<&Self> = held.iter().filter(exact).collect();
         if !found.is_empty() {
@@ -190,7 +190,7 @@ impl Holder {
 
 /// Without a final newline, like the Go plugin.
 fn content(target: &Target) -> String {
-    format!("{}\r\n{}", target.container_id, target.ifname)
+    format!("{}\r\n{}", target.id.container, target.id.ifname)
 }
 
 fn read(path: &Path) -> io::Result<String> {

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
-use russet_cni_spec::{Prepared, Version};
+use russet_cni_spec::Version;
 use serde_json::{Value, json};
 
 use super::*;
@@ -48,9 +48,7 @@ impl Bench {
     }
 
     fn ask(&self, verb: &str, container: &str, args: &str) -> Result<Option<CniResult>, CniError> {
-        let prepared =
-            russet_cni_spec::plugin::prepare(self.vars(verb, container, args), self.stdin(), "test");
-        let Prepared::Request(request) = prepared? else { panic!("not a request") };
+        let request = Request::new(self.vars(verb, container, args), self.stdin())?;
         execute(self.root.path(), &request)
     }
 

@@ -12,9 +12,9 @@ use russet_cni_spec::CniError;
 use russet_cni_spec::relay::RelayRequest;
 use russet_linux::FileLock;
 use russet_linux::file::write_atomic_with_mode;
+use russet_wiring::Target;
 
 use super::server::{RequestFailure, Server};
-use crate::target::Target;
 
 /// The directory of deferred DELs.
 pub struct SavedDels {
@@ -121,7 +121,7 @@ impl SavedDels {
     /// Neither container IDs nor interface names contain a slash, and an ID begins with a letter or
     /// a digit.
     fn path(&self, target: &Target) -> PathBuf {
-        self.dir.join(format!("{}+{}", target.container, target.ifname))
+        self.dir.join(format!("{}+{}", target.id.container, target.id.ifname))
     }
 }
 

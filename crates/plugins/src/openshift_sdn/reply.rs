@@ -6,9 +6,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use russet_addr::{IpNet, Ipv4Net};
 use russet_attach::sdn::Settings;
 use russet_cni_spec::{CniError, CniResult, IpConfig, Route, Version};
+use russet_wiring::failure;
 
 use super::conf::Conf;
-use crate::failure;
 
 /// OpenShift's server sends four, and one for each further cluster network.
 const MAX_ROUTES: usize = 256;

@@ -9,10 +9,10 @@ use russet_addr::IfName;
 use russet_cni_spec::plugin::{Outcome, Request};
 use russet_cni_spec::relay::{self, ExchangeError, HTTP_PATH, RelayRequest, RelayResponse};
 use russet_cni_spec::{CniError, Verb, base64, code};
+use russet_wiring::failure;
 use serde_json::{Map, Value};
 
 use super::NAME;
-use crate::failure;
 
 /// The directory of the server's socket and configuration.
 const RUN_DIR: &str = "var/run/openshift-sdn/cniserver";

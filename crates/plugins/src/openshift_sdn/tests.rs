@@ -10,10 +10,10 @@ use std::thread::JoinHandle;
 use russet_cni_spec::{CniError, CniResult, Request, base64, code};
 use russet_linux::NetNs;
 use russet_testkit as testkit;
+use russet_wiring::failure;
 use serde_json::{Value, json};
 
 use super::{sdn, server};
-use crate::failure;
 use crate::lab::{Lab, Pod, after, inside, links, on_a_node, pod};
 
 /// cni-runtime.md section 4.1, as captured from OpenShift's server.

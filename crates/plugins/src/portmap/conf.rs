@@ -213,7 +213,7 @@ mod tests {
             {"address": "10.9.9.9/24", "interface": 0}, {"address": "10.1.2.3/24", "interface": 1},
             {"address": "10.1.2.4/24"}, {"address": "fd00::3/64"}]});
         let result = CniResult::from_value(&result, russet_cni_spec::Version::V1_0_0).unwrap();
-        let owner = Owner::new(&"n".parse().unwrap(), &"abc".parse().unwrap(), &"eth0".parse().unwrap());
+        let owner = Owner::new(&"n/abc/eth0".parse().unwrap());
         let all = [None, Some("192.0.2.1"), Some("0.0.0.0"), Some("2001:db8::1")].map(mapping);
         let publication = conf(all.to_vec()).publication(owner, &result);
         let shown: Vec<String> =

@@ -7,8 +7,7 @@ use russet_addr::Family;
 use russet_attach::nat::REFERENCE_DNAT;
 use russet_cni_spec::CniError;
 use russet_overlay::firewall::{FirewallError, change_legacy_nat, legacy_nat};
-
-use crate::failure;
+use russet_wiring::failure;
 
 /// Attempts at a change that fails if the table has changed since it was read.
 const MAX_TRIES: usize = 3;

@@ -4,13 +4,13 @@
 
 use std::collections::BTreeSet;
 
-use russet_addr::{ContainerId, Family, NetworkName};
+use russet_addr::{ContainerId, EndpointId, Family, NetworkName};
 use russet_attach::nat::{self, PortRule, ReferencePorts};
 use russet_cni_spec::plugin::Request;
-use russet_cni_spec::{CniError, Target, ValidAttachment};
+use russet_cni_spec::{CniError, Target};
+use russet_wiring::LocalNode;
 
 use super::legacy;
-use crate::node::LocalNode;
 
 /// iptables' limit for chain names.
 const CHAIN_CHARS: usize = 28;
@@ -18,7 +18,7 @@ const CHAIN_CHARS: usize = 28;
 /// Removes the ports that the reference plugin published for the request's container, in nf_tables
 /// and in legacy iptables.
 pub async fn remove(node: &LocalNode, request: &Request, target: &Target) -> Result<(), CniError> {
-    let ports = ports_of(request.config.name.as_str(), target.container_id.as_str());
+    let ports = ports_of(request.config.name.as_str(), target.id.container.as_str());
     let chains = BTreeSet::from([ports.dnat_chain.clone(), ports.snat_chain.clone()]);
     let removed = node.wiring.forget(move |nft| nat::remove_reference_ports(nft, &ports)).await;
     node.wiring.iptables(move || legacy::remove(&chains)).await.and(removed)
@@ -26,12 +26,8 @@ pub async fn remove(node: &LocalNode, request: &Request, target: &Target) -> Res
 
 /// Removes the ports that it published for containers of the network that are not valid. Rules in
 /// its own nf_tables table do not name their network: they are left to the container's DEL.
-pub async fn collect(
-    node: &LocalNode,
-    network: &NetworkName,
-    valid: &[ValidAttachment],
-) -> Result<(), CniError> {
-    let valid: BTreeSet<ContainerId> = valid.iter().map(|it| it.container_id.clone()).collect();
+pub async fn collect(node: &LocalNode, network: &NetworkName, valid: &[EndpointId]) -> Result<(), CniError> {
+    let valid: BTreeSet<ContainerId> = valid.iter().map(|it| it.container.clone()).collect();
     let (network, of_legacy) = (network.clone(), (network.clone(), valid.clone()));
     let collected = node.wiring.forget(move |nft| {
         for ports in stale(&nat::reference_comments(nft)?, &network, &valid) {
@@ -55,7 +51,7 @@ pub async fn publishes(
     target: &Target,
     rules: Vec<PortRule>,
 ) -> Result<bool, CniError> {
-    let ports = ports_of(request.config.name.as_str(), target.container_id.as_str());
+    let ports = ports_of(request.config.name.as_str(), target.id.container.as_str());
     for family in Family::BOTH {
         let wanted = rules.iter().filter(|rule| Family::of(rule.to) == family).count();
         let (in_nft, in_legacy) = (ports.clone(), ports.clone());

@@ -2,16 +2,37 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use russet_cni_spec::{code, table};
 use russet_ipam::{Allocator, DefaultPool};
 use russet_model::EncapMode;
 use russet_policy::Keeper;
-use russet_store::{BoxFuture, Sim};
+use russet_store::{BoxFuture, Sim, StoreError};
+use russet_store_etcd::Settings as EtcdSettings;
+use russet_wiring::{AttachFailure, Wiring};
 
 use super::*;
 use crate::Teardown;
-use crate::datastore::{CalicoHost, Datastore, Fixed};
-use crate::isolation::Isolation;
-use crate::wiring::Wiring;
+use crate::{CalicoHost, CalicoNode, Datastore, Datastores, KubernetesSettings};
+
+/// The plugin works on the node's store and opens no other.
+struct NoDatastores;
+
+impl Datastores for NoDatastores {
+    fn open<'a>(&'a self, _: &'a EtcdSettings) -> BoxFuture<'a, Result<Datastore, StoreError>> {
+        Box::pin(std::future::ready(Err(no_datastore())))
+    }
+
+    fn open_kubernetes<'a>(
+        &'a self,
+        _: &'a KubernetesSettings,
+    ) -> BoxFuture<'a, Result<Datastore, StoreError>> {
+        Box::pin(std::future::ready(Err(no_datastore())))
+    }
+}
+
+fn no_datastore() -> StoreError {
+    StoreError::Invalid { operation: "open a datastore".to_owned(), reason: "a test has none".to_owned() }
+}
 
 async fn node() -> Node {
     let store: Rc<dyn russet_store::Store> = Rc::new(Sim::atomic(1));
@@ -21,18 +42,17 @@ async fn node() -> Node {
         let pool = DefaultPool { name: name.into(), cidr, vxlan_mode: EncapMode::Never, nat_outgoing: false };
         allocator.ensure_pools(&[pool]).await.unwrap();
     }
-    let fixed = Rc::new(Fixed(Datastore::with_allocator(store.clone(), Rc::clone(&allocator))));
     Node {
-        calico: CalicoHost::new("/nonexistent", fixed),
         name: "node-a".parse().unwrap(),
         store,
         allocator,
-        wiring: Default::default(),
         mtu_bytes: Rc::new(Cell::new(1450)),
-        teardown: Teardown::Synchronous,
-        not_ready: Rc::new(|| None),
-        clusters: Default::default(),
+        host: CalicoNode {
+            teardown: Teardown::Synchronous,
+            ..CalicoNode::for_request(CalicoHost::new("/nonexistent", Rc::new(NoDatastores)))
+        },
         releases: Default::default(),
+        announce: None,
     }
 }
 
@@ -51,10 +71,7 @@ fn request_with(extra: &str, args: &str) -> Request {
         ("CNI_PATH", "/"),
         ("CNI_ARGS", args),
     ];
-    let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-    let prepared = russet_cni_spec::plugin::prepare(vars, config.into_bytes(), "test").unwrap();
-    let russet_cni_spec::Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
-    *request
+    Request::new(vars, config.into_bytes()).unwrap()
 }
 
 fn target(request: &Request) -> Target {
@@ -87,7 +104,8 @@ fn a_failed_repetition_releases_only_its_own_addresses() {
         let both = take(&node, "", "2").await;
         assert!(both.len() == 2 && both.contains(&first[0]), "{both:?}");
         let failed = AttachFailure { error: CniError::internal("no", ""), undone: true };
-        give_back(&node, &handle(&target(&request(""))), "2", failed).await;
+        let handle = handle(&target(&request("")));
+        failed.give_back(node.allocator.release_of_request(&handle, "2")).await;
         assert_eq!(held(&node).await, first);
     });
 }
@@ -98,7 +116,8 @@ fn addresses_stay_held_while_the_interface_may_exist() {
         let node = node().await;
         let taken = take(&node, "", "1").await;
         let failed = AttachFailure { error: CniError::internal("no", ""), undone: false };
-        let error = give_back(&node, &handle(&target(&request(""))), "1", failed).await;
+        let handle = handle(&target(&request("")));
+        let error = failed.give_back(node.allocator.release_of_request(&handle, "1")).await;
         assert!(error.details.contains("held until DEL"), "{error}");
         assert_eq!(held(&node).await, taken);
     });
@@ -153,19 +172,6 @@ fn an_add_that_gets_one_family_of_two_says_so() {
 }
 
 #[test]
-fn status_distinguishes_a_starting_node_from_one_that_lost_its_store() {
-    run(async {
-        let mut node = node().await;
-        assert_eq!(status(&*node.not_ready), Ok(()));
-        for (pods_suffer, code) in [(false, 50), (true, 51)] {
-            node.not_ready = Rc::new(move || Some(NotReady { reason: "why".to_owned(), pods_suffer }));
-            let error = status(&*node.not_ready).unwrap_err();
-            assert_eq!((error.code, error.details.as_str()), (code, "why"));
-        }
-    });
-}
-
-#[test]
 fn every_address_names_the_pods_interface_which_has_a_mac() {
     // cni-runtime.md section 6.2 items 55 and 56
     let request = request("");
@@ -194,12 +200,12 @@ fn gc_releases_addresses_even_if_verdicts_cannot_be_compared() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let keeper = Keeper::new(Arc::new(|| Err("the interfaces cannot be listed".to_owned())));
-            let wiring = Wiring::default().with_isolation(Isolation::with_keeper(keeper));
-            let node = Node { wiring, ..node().await };
+            let mut node = node().await;
+            node.host.wiring = Wiring::default().with_verdicts(keeper);
             assert_eq!(take(&node, "", "1").await.len(), 2);
             let mut gc = request(r#","cni.dev/valid-attachments":[]"#);
             gc.env.call = Call::Gc;
-            let error = crate::gc::run(&node, &gc).await.unwrap_err();
+            let error = gc::run(&node, &gc).await.unwrap_err();
             assert_eq!(error.code, code::TRY_AGAIN_LATER, "{error}");
             assert!(error.details.contains("the interfaces cannot be listed"), "{error}");
             assert_eq!(held(&node).await, Vec::<IpAddr>::new());
@@ -316,5 +322,21 @@ fn a_requested_mac_is_the_interfaces_and_unknown_arguments_are_refused() {
         let unknown = request_with("", "FOO=1;IP=10.1.0.7");
         let error = add(&node, &unknown, &target(&unknown), &RequestLog::new("test")).await.unwrap_err();
         assert!(error.code == code::ENVIRONMENT && error.msg.contains("FOO=1"), "{error}");
+    });
+}
+
+#[test]
+fn every_plugin_of_the_table_has_code() {
+    run(async {
+        let node = node().await;
+        for plugin in &table::PLUGINS {
+            let mut request = request(r#","datastore_type":"kubernetes""#);
+            request.env.call = Call::Status;
+            let done = crate::run(&node, plugin.name, &request, &RequestLog::new(plugin.name)).await;
+            let unknown = done.is_err_and(|error| error.msg.contains("is not a plugin"));
+            assert!(!unknown, "{}", plugin.name);
+        }
+        let other = crate::run(&node, "macvlan", &request(""), &RequestLog::new("macvlan")).await;
+        assert!(other.unwrap_err().details.contains("host-local"));
     });
 }

@@ -4,8 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use russet_addr::{Family, host_net};
 use russet_nft::{
-    Chain, ChainKind, CmpOp, Expr, Field, Hook, KeyType, L4, MetaKey, PayloadBase, Register, Rule, Set,
-    priority,
+    Chain, ChainKind, CmpOp, Expr, Field, Hook, KeyType, L4, PayloadBase, Register, Rule, Set, priority,
 };
 
 use super::table;
@@ -21,6 +20,8 @@ const OWN_IP6: &str = "own-ip6";
 const OWN_TARGET: &str = "own-target";
 const PREROUTING: &str = "prerouting";
 const GUARD: &str = "guard";
+const GUARD_ICMPV6: &str = "guard-icmpv6";
+const GUARD_UDP: &str = "guard-udp";
 
 const ETHERTYPE_ARP: u16 = 0x0806;
 /// Behind the first tag: 802.1Q and 802.1ad.
@@ -69,15 +70,20 @@ pub(super) fn sets() -> [Set; 6] {
 /// All chains, each behind those that it leads to.
 pub(super) fn chains() -> Vec<Chain> {
     let prerouting = Chain::base(&table(), PREROUTING, ChainKind::Filter, Hook::Prerouting, priority::RAW);
-    let own = [OWN_TARGET, OWN_IP6, OWN_IP4, OWN_ARP, OWN_MAC, OWN_SOURCE, GUARD];
+    let own = [OWN_TARGET, OWN_IP6, OWN_IP4, OWN_ARP, OWN_MAC, OWN_SOURCE, GUARD_ICMPV6, GUARD_UDP, GUARD];
     own.map(|name| Chain::new(&table(), name)).into_iter().chain([prerouting]).collect()
 }
 
 /// All rules, chain after chain, each in order.
 pub(super) fn rules() -> Vec<Rule> {
-    let mut rules = vec![rule(PREROUTING).iif_prefix(PREFIX).goto(GUARD)];
-    rules.extend(ruleset::router_rules(|| rule(GUARD)));
-    rules.extend(ruleset::dhcp_rules(|| rule(GUARD)));
+    // Most frames leave at once: only ports that are bound to their addresses have such elements.
+    let tcp = Family::BOTH.map(|family| own(rule(PREROUTING).protocol(L4::Tcp), family).accept());
+    let mut rules = Vec::from(tcp);
+    rules.push(rule(PREROUTING).iif_prefix(PREFIX).goto(GUARD));
+    rules.push(rule(GUARD).protocol(L4::IcmpV6).jump(GUARD_ICMPV6));
+    rules.push(rule(GUARD).protocol(L4::Udp).jump(GUARD_UDP));
+    rules.extend(ruleset::router_rules(|| rule(GUARD_ICMPV6)));
+    rules.extend(ruleset::dhcp_rules(|| rule(GUARD_UDP)));
     rules.push(rule(GUARD).vmap(&[Field::IifName], ports().name));
     rules.push(other_mac(OWN_MAC));
     rules.extend(own_source());
@@ -99,14 +105,16 @@ fn other_mac(chain: &str) -> Rule {
     Guard::Mac.drops(rule(chain).is_not_in(&OWN_PAIR, macs().name))
 }
 
+/// What has the port's own MAC and address.
+fn own(rule: Rule, family: Family) -> Rule {
+    rule.is_in(&[Field::IifName, Field::EtherSaddr, Field::Saddr(family)], sources(family).name)
+}
+
 fn own_source() -> Vec<Rule> {
-    let own = |rule: Rule, family: Family| {
-        rule.is_in(&[Field::IifName, Field::EtherSaddr, Field::Saddr(family)], sources(family).name).accept()
-    };
     let mut rules = vec![
-        own(rule(OWN_SOURCE), Family::V4),
+        own(rule(OWN_SOURCE), Family::V4).accept(),
         // What neighbour discovery says is looked at in a chain of its own.
-        own(not_icmpv6(rule(OWN_SOURCE)), Family::V6),
+        own(rule(OWN_SOURCE).family(Family::V6).protocol_not(L4::IcmpV6), Family::V6).accept(),
         other_mac(OWN_SOURCE),
         rule(OWN_SOURCE).ether_type(ETHERTYPE_ARP).goto(OWN_ARP),
         rule(OWN_SOURCE).family(Family::V4).goto(OWN_IP4),
@@ -155,14 +163,6 @@ fn allowed_or_not(chain: &str, source: Field) -> [Rule; 2] {
     let family = if source.key_type() == KeyType::Ipv6Addr { Family::V6 } else { Family::V4 };
     let allowed = rule(chain).is_in(&[Field::IifName, source], prefixes(family).name);
     [allowed.accept(), Guard::Source.drops(rule(chain))]
-}
-
-/// `meta l4proto != ipv6-icmp`
-fn not_icmpv6(rule: Rule) -> Rule {
-    let register = Register::FIRST;
-    let value = vec![L4::IcmpV6 as u8];
-    let loaded = rule.family(Family::V6).expr(Expr::Meta { key: MetaKey::L4Proto, to: register });
-    loaded.expr(Expr::Cmp { op: CmpOp::Neq, register, value })
 }
 
 /// `arp saddr ip 0.0.0.0`

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use russet_addr::{ContainerId, IfName, IpNet, NetworkName};
+use russet_addr::{EndpointId, IpNet};
 use serde_json::Value;
 
 use super::{KIND, Unusable, read_file};
@@ -17,18 +17,9 @@ pub struct Attached {
     /// Its file.
     pub path: PathBuf,
     /// Its owner; None in files of the oldest form, whose names are ambiguous.
-    pub owner: Option<AttachedOwner>,
+    pub owner: Option<EndpointId>,
     /// The addresses that ADD reported.
     pub addresses: Vec<IpAddr>,
-}
-
-/// One interface of one container on one network.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AttachedOwner {
-    pub network: NetworkName,
-    pub container: ContainerId,
-    /// The interface inside it.
-    pub ifname: IfName,
 }
 
 /// A cache that cannot be read.
@@ -81,12 +72,12 @@ fn read(path: PathBuf) -> Result<Option<Attached>, CacheError> {
     }
 }
 
-fn owner(value: &Value) -> Option<AttachedOwner> {
+fn owner(value: &Value) -> Option<EndpointId> {
     if value.get("kind")?.as_str()? != KIND {
         return None;
     }
     let text = |key: &str| value.get(key).and_then(Value::as_str);
-    Some(AttachedOwner {
+    Some(EndpointId {
         network: text("networkName")?.parse().ok()?,
         container: text("containerId")?.parse().ok()?,
         ifname: text("ifName")?.parse().ok()?,

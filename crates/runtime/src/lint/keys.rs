@@ -360,3 +360,22 @@ pub(super) fn shown(value: &Value) -> String {
         false => kind_of(value).to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use russet_cni_spec::table::{self, PluginKind};
+
+    use super::*;
+
+    /// Plugins whose own readers report what they cannot use.
+    const OPEN: [&str; 4] = ["russet", "calico", "calico-ipam", "openshift-sdn"];
+
+    #[test]
+    fn the_keys_of_every_plugin_are_listed_or_left_to_its_reader() {
+        for plugin in &table::PLUGINS {
+            let tables = if plugin.kind == PluginKind::Ipam { IPAMS } else { PLUGINS };
+            let listed = table_of(tables, plugin.name).is_some();
+            assert!(listed != OPEN.contains(&plugin.name), "{}: its keys are listed: {listed}", plugin.name);
+        }
+    }
+}

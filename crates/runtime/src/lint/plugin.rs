@@ -1,5 +1,6 @@
 //! Checks one plugin of a chain: its name, keys, executable and position.
 
+use russet_cni_spec::table::{self, PluginKind};
 use serde_json::{Map, Value};
 
 use super::json::join;
@@ -7,8 +8,8 @@ use super::keys::Keys;
 use super::{Chain, Document};
 use crate::PluginError;
 
-/// Plugins that modify the result of an earlier one.
-const CHAINED: [&str; 6] = ["portmap", "bandwidth", "tuning", "firewall", "sbr", "vrf"];
+/// Other vendors' plugins that modify the result of an earlier one.
+const CHAINED: [&str; 4] = ["tuning", "firewall", "sbr", "vrf"];
 /// Plugins that do nothing without a capability, and the keys that replace it.
 const NEEDS: [(&str, &str, &[&str]); 2] =
     [("portmap", "portMappings", &[]), ("bandwidth", "bandwidth", &["ingressRate", "egressRate"])];
@@ -16,6 +17,12 @@ const NEEDS: [(&str, &str, &[&str]); 2] =
 /// It derives the delegate's `ipam` from its own, and adds type and ranges itself.
 const FLANNEL: &str = "flannel";
 const FLANNEL_IPAM: &str = "host-local";
+
+/// Whether the plugin modifies the result of an earlier one.
+fn is_chained(kind: &str) -> bool {
+    let ours = table::find(kind).is_some_and(|plugin| plugin.kind == PluginKind::Meta);
+    ours || CHAINED.contains(&kind)
+}
 
 /// Plugins that masquerade only with `ipMasq`.
 const MASQUERADING: [&str; 2] = ["bridge", "ptp"];
@@ -96,7 +103,7 @@ impl Document {
     fn place(&mut self, at: &str, kind: &str, chain: &Chain<'_>) {
         use russet_cni_spec::Version;
         let at = join(at, "type");
-        if chain.before == 0 && CHAINED.contains(&kind) {
+        if chain.before == 0 && is_chained(kind) {
             self.fail(
                 &at,
                 format!("{kind} works on what a plugin before it made, and there is none before it"),

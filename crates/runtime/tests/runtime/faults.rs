@@ -4,56 +4,21 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
-use russet_cni_spec::{ConfigList, Verb, Version};
+use russet_cni_spec::{ConfigList, Version};
 use russet_runtime::{Attachment, Runtime, RuntimeError};
-use russet_testkit::eventually_some;
+use russet_testkit::faults::{Fault, Faulty, Step};
 
 use crate::{Lab, attachment, chain};
 
 mod kernel;
 
-/// What is wrong with a plugin.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Fault {
-    /// Its executable is not there.
-    Missing,
-    /// It never ends, nor does its child, which has left its process group and holds its standard
-    /// output.
-    Hanging,
-    /// It prints text that is not JSON.
-    Garbage,
-    /// It prints two documents.
-    Two,
-    /// It ends by SIGKILL.
-    Killed,
-}
-
-/// When the fault happens.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Moment {
-    /// Before it has done anything.
-    Before,
-    /// When it has done everything.
-    After,
-}
-
-/// One plugin's fault in one operation.
-#[derive(Debug, Clone, Copy)]
-struct Step {
-    verb: Verb,
-    plugin: usize,
-    fault: Fault,
-    moment: Moment,
-}
-
 /// A chain of three on a machine, and the leftovers there.
 struct Machine<'a> {
     lab: &'a Lab,
     list: ConfigList,
-    kinds: [&'a str; 3],
+    kinds: [&'static str; 3],
     attachment: Attachment,
     /// The deadlines for a plugin that does not hang, and for one that does.
     deadlines: [Duration; 2],
@@ -61,59 +26,10 @@ struct Machine<'a> {
     left: &'a dyn Fn() -> Vec<String>,
 }
 
-/// A plugin with the fault in the file `fault`, which otherwise does its work. `work` is its work,
-/// `twice` its two documents.
-const FAULTY: &str = r#"
-set -- $(cat "$LAB/fault" 2>/dev/null)
-if [ "$1 $2" = "$CNI_COMMAND $KIND" ]; then
-    [ $4 = Before ] || work > "$LAB/out"
-    case $3 in
-    Hanging) setsid sleep 600 & echo $! > "$LAB/pid.new"; mv "$LAB/pid.new" "$LAB/pid"; wait;;
-    Garbage) echo 'panic: oops'; [ $1 = ADD ]; exit;;
-    Two) if [ $1 = ADD ]; then echo '{}{}'; else echo '{"code":11,"msg":"a"}{"code":11,"msg":"b"}'; exit 1; fi;;
-    Killed) kill -9 $$;;
-    esac
-    exit
-fi
-work"#;
-
-impl Fault {
-    const ALL: [Self; 5] = [Self::Missing, Self::Hanging, Self::Garbage, Self::Two, Self::Killed];
-
-    /// The expected words of the error.
-    fn words(self) -> &'static str {
-        match self {
-            Self::Missing => "failed to find plugin",
-            Self::Hanging => "no answer within",
-            Self::Garbage => "expected value",
-            Self::Two => "trailing characters",
-            Self::Killed => "signal: 9",
-        }
-    }
-}
-
-impl Step {
-    fn all() -> Vec<Self> {
-        let mut steps = Vec::new();
-        for verb in [Verb::Add, Verb::Del] {
-            for plugin in 0..3 {
-                for fault in Fault::ALL {
-                    steps.push(Self { verb, plugin, fault, moment: Moment::Before });
-                    if fault != Fault::Missing {
-                        steps.push(Self { verb, plugin, fault, moment: Moment::After });
-                    }
-                }
-            }
-        }
-        steps
-    }
-}
-
 impl Lab {
     /// A plugin that can be made faulty.
     fn faulty(&self, kind: &str, work: &str) -> &Self {
-        let lab = self.dir.path().display();
-        self.plugin(kind, &format!("LAB='{lab}'; KIND={kind}\nwork() {{\n{work}\n}}\n{FAULTY}"))
+        self.plugin(kind, &Faulty::script(self.dir.path(), kind, work))
     }
 }
 
@@ -124,59 +40,32 @@ impl Machine<'_> {
         Runtime { plugin_deadline, ..self.lab.runtime.clone() }
     }
 
-    fn binary(&self, step: Step) -> PathBuf {
-        self.lab.path("bin").join(self.kinds[step.plugin])
-    }
-
-    fn break_it(&self, step: Step) {
-        let Step { verb, plugin, fault, moment } = step;
-        if fault == Fault::Missing {
-            fs::rename(self.binary(step), self.lab.path("elsewhere")).unwrap();
-        }
-        let line = format!("{verb} {} {fault:?} {moment:?}", self.kinds[plugin]);
-        fs::write(self.lab.path("fault"), line).unwrap();
-    }
-
-    fn mend_it(&self, step: Step) {
-        match step.fault {
-            Fault::Missing => fs::rename(self.lab.path("elsewhere"), self.binary(step)).unwrap(),
-            Fault::Hanging => self.end_sleeper(),
-            _ => {}
-        }
-        fs::remove_file(self.lab.path("fault")).unwrap();
-    }
-
-    /// It is in a session of its own, so that the runtime cannot find it: the runtime must not wait
-    /// for it, and the test ends it.
-    fn end_sleeper(&self) {
-        let path = self.lab.path("pid");
-        let pid = eventually_some(Duration::from_secs(10), || fs::read_to_string(&path).ok());
-        Command::new("kill").args(["-9", pid.trim()]).status().unwrap();
-        fs::remove_file(path).unwrap();
+    fn plugins(&self) -> Faulty {
+        Faulty { kinds: self.kinds, bin: self.lab.path("bin"), dir: self.lab.path("") }
     }
 
     /// Executes one step, and undoes it.
     fn take(&self, step: Step) {
         let (runtime, list, attachment) = (self.runtime(step.fault), &self.list, &self.attachment);
         assert_eq!((self.left)(), Vec::<String>::new(), "before {step:?}");
-        if step.verb == Verb::Del {
+        if step.verb == "DEL" {
             self.lab.runtime.add(list, attachment).unwrap();
         }
         self.lab.forget_calls();
-        self.break_it(step);
+        self.plugins().break_it(step, 0);
         let done = match step.verb {
-            Verb::Add => runtime.add(list, attachment).map(|_| ()),
+            "ADD" => runtime.add(list, attachment).map(|_| ()),
             _ => runtime.del(list, attachment),
         };
         let error = done.expect_err(&format!("{step:?}"));
-        assert!(error.to_string().contains(step.fault.words()), "{step:?}: {error}");
+        assert!(error.to_string().contains(step.fault.words().unwrap()), "{step:?}: {error}");
         let cached = runtime.attachments().len();
         assert_eq!(
             cached,
-            usize::from(step.verb == Verb::Del),
+            usize::from(step.verb == "DEL"),
             "{step:?}: an entry stays for as long as DEL fails"
         );
-        if step.verb == Verb::Del {
+        if step.verb == "DEL" {
             self.others_were_called(step);
         }
         if step.fault == Fault::Missing {
@@ -185,7 +74,7 @@ impl Machine<'_> {
             assert!(matches!(runtime.del(list, attachment), Err(RuntimeError::Plugin { .. })), "{step:?}");
             self.others_were_called(step);
         }
-        self.mend_it(step);
+        self.plugins().mend_it(step);
         self.lab.runtime.del(list, attachment).unwrap_or_else(|error| panic!("{step:?}: {error}"));
         assert_eq!((self.left)(), Vec::<String>::new(), "after {step:?}");
         self.lab.runtime.del(list, attachment).unwrap_or_else(|error| panic!("{step:?}: twice: {error}"));
@@ -204,7 +93,7 @@ impl Machine<'_> {
 
     /// Executes every step; returns how many there were.
     fn take_all(&self) -> usize {
-        let steps = Step::all();
+        let steps = ["ADD", "DEL"].map(|verb| Step::all(verb, &Fault::OF_PLUGIN)).concat();
         steps.iter().for_each(|step| self.take(*step));
         steps.len()
     }

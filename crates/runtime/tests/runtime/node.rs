@@ -57,9 +57,7 @@ pub fn parse(text: &str) -> ConfigList {
 
 /// The interfaces of the node, without loopback.
 pub fn links() -> Vec<String> {
-    let names = ip_json(&["link"]);
-    let names = names.as_array().unwrap().iter().map(|it| it["ifname"].as_str().unwrap().to_owned());
-    names.filter(|name| name != "lo").collect()
+    russet_testkit::links(None).into_iter().filter(|name| name != "lo").collect()
 }
 
 /// The output of `ip` inside of a namespace.

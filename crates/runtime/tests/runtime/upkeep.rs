@@ -1,6 +1,7 @@
 //! CHECK's switches, GC, STATUS and VERSION.
 
-use russet_cni_spec::{ConfigList, ValidAttachment, Version, code};
+use russet_addr::EndpointId;
+use russet_cni_spec::{ConfigList, Version, code};
 use russet_runtime::{Attachment, RuntimeError};
 use serde_json::json;
 
@@ -61,7 +62,7 @@ fn gc_keeps_what_is_valid() {
     for id in ["c1", "c2"] {
         lab.runtime.add(&list, &other(id)).unwrap();
     }
-    let valid = ValidAttachment { container_id: "c2".parse().unwrap(), ifname: "eth0".parse().unwrap() };
+    let valid = "net/c2/eth0".parse::<EndpointId>().unwrap();
     lab.runtime.gc(&list, Some(&[valid])).unwrap();
     let left: Vec<String> =
         lab.runtime.attachments().iter().map(|entry| entry.attachment.container_id.to_string()).collect();

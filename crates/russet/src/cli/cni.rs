@@ -12,21 +12,20 @@ use super::OutputArgs;
 pub const EXAMPLES: &str = "Examples:
   ip netns add blue
   russet cni add russet /run/netns/blue           attach it to the network `russet`; prints the result
-  russet cni add russet /run/netns/blue --timing  and where the time went, on standard error
+  russet cni add russet /run/netns/blue --timing  also the time of each stage, on standard error
   russet cni check russet /run/netns/blue
   russet cni del russet /run/netns/blue -o json --timing
   russet cni status russet
-  russet cni validate russet                      is every plugin there, and does it speak the network's version?
-  russet cni lint /etc/cni/net.d/*                what is wrong with these files, in words
+  russet cni validate russet                      is every plugin there, and does it support the network's version?
+  russet cni lint /etc/cni/net.d/*                what is wrong with these files
   NETCONFPATH=/tmp/net.d CNI_PATH=/opt/cni/bin CNI_IFNAME=net1 russet cni add mynet /run/netns/blue
 
 Arguments, variables, container IDs and the cache are those of cnitool, so that each finds what the other attached.
-GC is not: cnitool's deletes every attachment of the network, ours only with --all.
+GC differs: cnitool's removes every attachment of the network, this one only with --all.
 
-The chain is shown on standard error as it runs; the result alone is on standard output. With -o json there is one document, and no chain.
+Standard error has a line for each plugin; standard output has only the result. With -o json there is one document, and no such lines.
 
-Exit codes: 0 good; 1 a plugin refused, or something cannot be read; 2 usage; 3 lint found something. With -o json the error is an object with
-CNI's code.";
+Exit codes: 0 success; 1 refused or failed; 2 usage; 3 lint found something. With -o json the error is an object with CNI's code.";
 
 #[derive(Debug, Args)]
 pub struct CniArgs {
@@ -156,10 +155,10 @@ pub struct LintArgs {
 
 const LINT_EXAMPLES: &str = "\
 Looks for: text that is not JSON, with its line and column; a missing name, type or plugin; \
-a .conf that is a list and a .conflist that is none; \
-keys that are unknown, in the wrong place, there twice, of the wrong type, or only for runtimes to write; versions that are unknown or that a plugin does not support; \
-plugins that are not where they are looked for; subnets that cannot be read, or overlap within the file; plugins that cannot be the first of a chain, \
-or do nothing for want of a capability. Plugins in the directory of the network are part of its file.
+a .conf that is a list and a .conflist that is a single plugin; \
+keys that are unknown, misplaced, duplicate, of the wrong type, or that only a runtime may write; versions that are unknown or that a plugin does not support; \
+missing plugins; subnets that cannot be read, or overlap within the file; plugins that cannot be the first of a chain, \
+or do nothing because a capability is missing. Plugins in the directory of the network are checked with its file.
 
 Examples:
   russet cni lint 10-mynet.conflist --no-plugins

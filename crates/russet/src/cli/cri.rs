@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use russet_cri::Address;
+use russet_sandbox::cri::Address;
 
 use super::LogFormat;
 use super::pods::PodPlaceArgs;
@@ -16,7 +16,7 @@ pub const EXAMPLES: &str = "Examples:
   crictl --runtime-endpoint unix:///run/russet/cri.sock runp pod.json
   crictl --runtime-endpoint unix:///run/russet/cri.sock pods
 
-Sandboxes outlive the server: one that is started again takes them over. Containers and images are not served. More: docs/cri.md.";
+Sandboxes outlive the server, and the next one takes them over. Containers and images are not served. More: docs/cri.md.";
 
 #[derive(Debug, Args)]
 pub struct CriArgs {

@@ -7,13 +7,12 @@ use clap::Args;
 use super::OutputArgs;
 
 pub const EXAMPLES: &str = "Examples:
-  russet drift                  what differs now, and the last repairs with who made them necessary
+  russet drift                  what differs now, and the last repairs with the processes that caused them
   russet drift -o json          the same for programs
   russet drift || page-on-call
 
-The agent answers: it keeps the kernel in the desired state. Exit codes: 0 nothing differs now; 3 something does; 1 the agent could not be asked, or could not
-compare everything.
-Counters: russet_drift_repairs_total and the other metrics of docs/drift.md.";
+The agent compares and answers. Exit codes: 0 nothing differs now; 3 something does; 1 the agent does not answer, or could not compare everything.
+Metrics: docs/drift.md.";
 
 #[derive(Debug, Args)]
 pub struct DriftArgs {

@@ -8,20 +8,22 @@ use super::OutputArgs;
 
 const EXAMPLES: &str = "Examples:
   russet install --dry-run                      what would be done, in order
-  russet install --start                        and start or restart the agent, and wait until pods can start
+  russet install --start                        also starts or restarts the agent, and waits until pods can start
   russet install --plugins russet,calico,calico-ipam
   russet install --no-conflist                  the cluster's own configuration is used
   russet install --with cri,pod --start         also pods' sandboxes over CRI, and pods of /etc/russet/pods without Kubernetes
   russet install --with flanneld --no-agent --no-conflist --plugins flannel,bridge,host-local,portmap,loopback
                                                 a node of a flannel network, which needs no agent
+  russet install --no-unit --bin-dir /opt/cni/bin --plugins flannel,bridge,host-local --conflist /etc/kube-flannel/10-flannel.conflist
+                                                in a pod of a flannel network, with these directories of the node mounted
   russet install --root /mnt/image --no-conflist
   russet install --root /srv/node-2 --in-place  a second node on this machine, for russet agent --root /srv/node-2
 
-Run it from the executable that is to be installed, with russet-cni beside it. It may be run again at any time: what is there
-already is left alone, and an installation that was cut off is finished. Each file is replaced by a rename in its directory, so that
-a pod that starts meanwhile sees the old one or the new one. The conflist comes last, and one that is there is kept.
+Run the executable that is to be installed, with russet-cni beside it, for example target/dist/russet. It can be repeated at any time:
+equal files are not touched, and an installation that was interrupted is completed. Each file is replaced by a rename in its directory,
+so that a pod that starts meanwhile sees the old one or the new one. The conflist is written last; an existing one is kept.
 
-Exit codes: 0 all is in place; 1 something failed, and what came before it stays.";
+Exit codes: 0 everything is installed; 1 a step failed, and the steps before it stay.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -53,6 +55,9 @@ pub struct InstallArgs {
     /// Write no network configuration.
     #[arg(long)]
     pub no_conflist: bool,
+    /// Write this network configuration, under its own file name, instead of Russet's; an earlier version of it is replaced.
+    #[arg(long, value_name = "FILE", conflicts_with = "no_conflist")]
+    pub conflist: Option<PathBuf>,
     /// Write no systemd unit. Without systemd none is written anyway.
     #[arg(long)]
     pub no_unit: bool,

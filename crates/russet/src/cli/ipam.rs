@@ -24,10 +24,9 @@ const EXAMPLES: &str = "Examples:
   russet ipam repair --dry-run
   russet ipam configure --strict-affinity true --max-blocks-per-host 4
 
-A report lists as leaked what no handle's, endpoint's or node's record names.
-Look at it before you release: pods that Russet wired have no endpoint records.
-Two reports, some time apart, are safer: only what both list is released.
-Safer still, on a node: repair, which also looks at the machine, twice.";
+A report of `check` lists addresses as leaked that no record of a handle, endpoint or node names. Pods of the plugin `russet` have no
+endpoint records, so read the report before you release. With two reports only what both list is released. On a node use `repair`,
+which also compares the records with the machine, twice.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

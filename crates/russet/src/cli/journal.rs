@@ -10,8 +10,8 @@ const EXAMPLES: &str = "Examples:
   russet journal
   russet journal -o json | jq '.unfinished[] | {verb, container, effects}'
 
-Reads the file, /run/russet/journal, whether an agent runs or not. What is unfinished while one runs is under way;
-otherwise the next agent rolls it forward (DEL, GC) or back (ADD) before it serves requests.";
+Reads the file /run/russet/journal, whether an agent runs or not. While an agent runs, unfinished operations are in progress; otherwise
+the next agent finishes them (DEL, GC) or undoes them (ADD) before it serves requests.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

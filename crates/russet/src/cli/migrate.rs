@@ -12,17 +12,16 @@ const EXAMPLES: &str = "Examples:
   russet migrate calico-v1 --from http://10.0.0.1:2379 --to etcd:http://10.0.0.1:2379 --dry-run
   russet migrate calico-v1 --from http://10.0.0.1:2379 --to etcd:http://10.0.0.1:2379
 
-The v2 data is only read. What the new store has already is compared, and never overwritten without --force.
+The v2 data are only read. Existing records of the new store are compared, and not overwritten without --force.
 Close the v1 data (/calico/v1/Ready: false) and stop Calico's v1 programs on all nodes first: docs/migrate-calico-v1.md.
-Exit codes: 0 done and verified; 1 failed; 3 there is a list of what stands in the way, and nothing was written.";
+Exit codes: 0 done and verified; 1 failed; 3 there are obstacles, which are listed, and nothing was written.";
 
 const FLANNEL_EXAMPLES: &str = "Examples:
   russet migrate flannel-v2 --from http://10.0.0.1:2379 --to etcd:http://10.0.0.1:2379 --dry-run
   russet migrate flannel-v2 --from http://10.0.0.1:2379 --to etcd:http://10.0.0.1:2379
 
-The v2 data is only read. Leases keep the time that they have left, reservations stay without one. A lease that the new store has is never
-overwritten. Run it before the first daemon of v0.18 or later, or Russet's, starts, and again while old ones run: docs/migrate-flannel-v2.md.
-Exit codes: 0 done and verified; 1 failed; 3 there is a list of what stands in the way, and nothing was written.";
+The v2 data are only read. Leases keep their remaining time, reservations have none. An existing lease of the new store is never overwritten. Run it before the first daemon of v0.18 or later, or Russet's, starts, and again while old ones run: docs/migrate-flannel-v2.md.
+Exit codes: 0 done and verified; 1 failed; 3 there are obstacles, which are listed, and nothing was written.";
 
 #[derive(Debug, Args)]
 pub struct MigrateArgs {

@@ -15,10 +15,10 @@ const EXAMPLES: &str = "Examples:
   russet netnamespace show blue -o yaml
   russet netnamespace delete blue
 
-Every node's agent follows the store: pods that run get the new network ID without a restart, all pods of a namespace on a node at one moment.
-An isolation holds once the nodes of both pods have followed. `default` is global and stays so. docs/openshift-tenants.md says what a network ID does.
+The agent of each node applies the change without a restart of pods, to all pods of a namespace on the node at the same time.
+An isolation is complete when the nodes of both pods have applied it. `default` stays global. docs/openshift-tenants.md says what a network ID does.
 
-Exit codes: 0 it is so; 1 it failed, and nothing was changed; 2 usage.";
+Exit codes: 0 the state is as requested; 1 failed, and nothing was changed; 2 usage.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

@@ -11,19 +11,21 @@ const OWNED_EXAMPLES: &str = "Examples:
   russet owned -o json
   russet owned --files-only --root /mnt/image
 
-Run it in the node's network namespace. It needs no agent: what is in the kernel is known by its mark.";
+Run it in the node's network namespace. It needs no agent, because every object in the kernel has a mark.";
 
 const UNINSTALL_EXAMPLES: &str = "Examples:
   russet uninstall --dry-run       what would be removed, in order
-  systemctl stop russet-cri russet-agent && russet uninstall
-  russet uninstall --purge         the embedded store with its addresses goes, too
+  systemctl stop russet-agent && russet uninstall
+  russet uninstall --purge         also removes the embedded store with its addresses
+  russet uninstall --force --purge --kubernetes=in-cluster --node-name=worker-1
+                                   in a pod of packaging/kubernetes/russet-uninstall.yaml, which sets NODE_NAME
 
-It refuses while an agent, `russet cri` or a `russet sandbox` runs, while there are sandboxes of theirs, also those that an earlier boot left to be given
-back (`russet sandbox rm --all`, `crictl rmp --all --force`), and while pods are attached (--force takes their interfaces away). What is gone already is no
-error: an uninstall that was killed is finished by the next. It stays: the settings in /etc/russet, forwarding sysctls, what a shared datastore says of this node
-(`russet ipam repair --gone-nodes`), and everything of flannel's daemon.
+It refuses while an agent, `russet cri` or a `russet sandbox` runs, while their sandboxes exist, also those of an earlier boot (`russet sandbox rm --all`,
+`crictl rmp --all --force`), and while pods are attached (--force removes their interfaces). A missing object is no error: the next uninstall completes one
+that was killed. These stay: the settings in /etc/russet, forwarding sysctls, what a shared datastore says of this node (`russet ipam repair --gone-nodes`), and
+everything of flannel's daemon.
 
-Exit codes: 0 all of it is gone; 1 refused, or something could not be removed.";
+Exit codes: 0 everything is removed; 1 refused, or something could not be removed.";
 
 #[derive(Debug, Args)]
 #[command(after_help = OWNED_EXAMPLES)]
@@ -54,9 +56,18 @@ pub struct UninstallArgs {
     #[arg(long)]
     pub force: bool,
     /// Also remove the state: the embedded store with its addresses, and the history of their
-    /// owners.
+    /// owners; with --kubernetes also Calico's annotations of the node.
     #[arg(long)]
     pub purge: bool,
+    /// Also remove Russet's condition, taint, annotations and lease of this node in the Kubernetes API: a kubeconfig, or `in-cluster` in a pod.
+    #[arg(long, value_name = "KUBECONFIG|in-cluster", requires = "node_name")]
+    pub kubernetes: Option<PathBuf>,
+    /// The node's name in Kubernetes.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Remove nothing, and wait for the end: for the container that keeps a pod after another one has uninstalled.
+    #[arg(long, conflicts_with_all = ["dry_run", "force", "purge", "kubernetes"])]
+    pub only_wait: bool,
     #[command(flatten)]
     pub output: OutputArgs,
 }

@@ -14,13 +14,12 @@ const EXAMPLES: &str = "Examples:
   russet ipam repair --grace 30s
   russet ipam repair -o json > repaired.json
 
-Run it on the node. Where an agent runs, the agent does it. An address is given back when nothing speaks for
-it at two looks, --grace apart: no link, route or interface in any network namespace of the machine, no
-attachment in a runtime's cache, no workload endpoint, no node's record. What cannot be read ends it.
-A runtime must not take longer than --grace between an IPAM plugin's answer and the pod's wiring.
+Run it on the node. If an agent runs, the agent does it. An address is released when two comparisons, --grace apart, find no evidence that
+it is in use: no link, route or interface in any network namespace of the machine, no attachment in a runtime's cache, no workload endpoint,
+no node's record. Evidence that cannot be read ends the repair. A runtime must not take longer than --grace between an IPAM plugin's answer
+and the pod's wiring.
 
-Exit codes: 0 nothing is left; 1 something could not be looked at, and nothing was released; 3 leaks are left,
-or with --dry-run there are any.";
+Exit codes: 0 no leak remains; 1 something could not be read, and nothing was released; 3 leaks remain, or with --dry-run there are any.";
 
 /// Two minutes: no request to a plugin of Russet or Calico takes longer.
 const DEFAULT_GRACE: Span = Span(Duration::from_secs(120));

@@ -15,7 +15,9 @@ pub const GET_EXAMPLES: &str = "Examples:
   russet get pools -o yaml --export > pools.yaml
   russet get nodes -o name
 
-Kinds: ippools, ipreservations, nodes, profiles, workloadendpoints.";
+Kinds: ippools, ipreservations, nodes, profiles, workloadendpoints; of network policy: globalnetworkpolicies,
+networkpolicies, kubernetesnetworkpolicies (netpol), tiers, globalnetworksets, networksets, hostendpoints,
+stagedglobalnetworkpolicies, stagednetworkpolicies, stagedkubernetesnetworkpolicies.";
 
 pub const APPLY_EXAMPLES: &str = "Examples:
   russet apply -f pool.yaml
@@ -33,13 +35,13 @@ pub const DELETE_EXAMPLES: &str = "Examples:
   russet delete node worker-7 --release-addresses
   russet delete node worker-7 --dry-run
 
-A pool's blocks are given up first; addresses that are in use stay with their pods.";
+A pool's blocks are released first; addresses in use stay with their pods.";
 
 #[derive(Debug, Args)]
 pub struct GetArgs {
     #[command(flatten)]
     pub place: StoreChoice,
-    /// The kind: ippool, ipreservation, node, profile or workloadendpoint.
+    /// The kind: ippool, ipreservation, node, profile, workloadendpoint, or one of network policy.
     #[arg(value_name = "KIND")]
     pub kind: Kind,
     /// The names; without any, all resources of the kind.
@@ -82,7 +84,7 @@ pub struct ApplyArgs {
 pub struct DeleteArgs {
     #[command(flatten)]
     pub place: StoreChoice,
-    /// The kind: ippool, ipreservation, node, profile or workloadendpoint.
+    /// The kind: ippool, ipreservation, node, profile, workloadendpoint, or one of network policy.
     #[arg(value_name = "KIND", required_unless_present = "files")]
     pub kind: Option<Kind>,
     /// The names.
@@ -110,7 +112,7 @@ pub struct DeleteArgs {
 /// The namespace of namespaced kinds.
 #[derive(Debug, Args)]
 pub struct NamespaceArgs {
-    /// The namespace of workload endpoints [default: default].
+    /// The namespace of kinds that have one [default: default].
     #[arg(short = 'n', long, value_name = "NAME")]
     pub namespace: Option<String>,
 }

@@ -21,10 +21,10 @@ pub const EXAMPLES: &str = "Examples:
   russet sandbox stop web
   russet sandbox rm web
 
-A pod is named by its name, by NAMESPACE/NAME, or by its ID or the beginning of it.
+A pod is named by its name, by NAMESPACE/NAME, or by its ID or the beginning of its ID.
 A manifest's network, names and kernel parameters are used; members without effect cause warnings. No container is started.
 
-Exit codes: 0 good; 1 failed; 2 usage. `exec` has those of its program, 127 when there is none such and 126 when it cannot be executed.";
+Exit codes: 0 success; 1 failed; 2 usage. `exec` has those of its program, 127 if it is not found and 126 if it cannot be executed.";
 
 #[derive(Debug, Args)]
 pub struct SandboxArgs {

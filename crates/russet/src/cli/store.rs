@@ -30,8 +30,8 @@ pub struct LocationArgs {
     /// Which of these arguments, and of those around them, came from variables.
     #[command(flatten)]
     pub variables: Variables,
-    /// The datastore: `embedded`, `unix:PATH` for a store that another process of this machine owns, or `etcd:URL,URL` for an etcd v3 cluster
-    /// [default: embedded].
+    /// The datastore: `embedded`, `unix:PATH` for a store that another process of this machine owns, `etcd:URL,URL` for an etcd v3 cluster, or
+    /// `kubernetes:FILE` with a kubeconfig (`kubernetes:in-cluster` in a pod) for Calico's data in the Kubernetes API [default: embedded].
     #[arg(long, global = true, env = "RUSSET_STORE", value_name = "STORE")]
     pub store: Option<StoreLocation>,
     /// The CA certificates that verify etcd's certificates, in PEM; https needs it.

@@ -1,7 +1,7 @@
 //! Verbs and kinds of kubectl and calicoctl that Russet does not have: what to use instead.
 
 /// Verbs of kubectl and calicoctl, with their replacements.
-const VERBS: [(&str, &str); 13] = [
+const VERBS: [(&str, &str); 12] = [
     (
         "status",
         "`russet drift` compares this node with what should be, `russet cni status NETWORK` asks a network's plugins, and GET /readyz?verbose on the agent's health address lists its conditions",
@@ -25,23 +25,18 @@ const VERBS: [(&str, &str); 13] = [
         "run",
         "`russet sandbox run FILE` makes a pod from a manifest, `russet cni add NETWORK NETNS` attaches a namespace",
     ),
-    ("policy", NO_POLICY),
-    ("networkpolicy", NO_POLICY),
+    (
+        "networkpolicy",
+        "`russet get networkpolicies -A` lists Calico's, `russet get netpol -A` those in Kubernetes' form; docs/policy.md says which are enforced",
+    ),
 ];
 
-const NO_POLICY: &str =
-    "Russet does not enforce network policies yet; docs/isolation.md says what it enforces";
-
 /// Kinds of Calico and Kubernetes, lower case and singular, with what to use instead.
-const KINDS: [(&str, &str); 15] = [
-    ("networkpolicy", NO_POLICY),
-    ("globalnetworkpolicy", NO_POLICY),
-    ("stagednetworkpolicy", NO_POLICY),
-    ("tier", NO_POLICY),
-    ("networkset", NO_POLICY),
-    ("globalnetworkset", NO_POLICY),
-    ("hostendpoint", NO_POLICY),
-    ("policy", NO_POLICY),
+const KINDS: [(&str, &str); 8] = [
+    (
+        "clusternetworkpolicy",
+        "`kubectl` applies it: agents with a store in the Kubernetes API enforce it (docs/policy.md)",
+    ),
     (
         "pod",
         "`russet journal` lists the pods that this node's agent has attached, `russet get wep -A` the endpoints of plugin calico",
@@ -65,7 +60,6 @@ pub fn instead_of_verb(word: &str) -> Option<&'static str> {
 /// What to use instead of a kind that Russet does not have.
 pub fn instead_of_kind(word: &str) -> Option<&'static str> {
     let singular = match word {
-        "netpol" => "networkpolicy",
         word if word.ends_with("policies") => &format!("{}y", word.trim_end_matches("ies")),
         word => word.trim_end_matches('s'),
     };
@@ -81,9 +75,7 @@ mod tests {
         assert!(instead_of_verb("status").unwrap().contains("russet drift"));
         assert!(instead_of_verb("describe").unwrap().contains("russet get"));
         assert_eq!(instead_of_verb("get"), None);
-        for kind in ["networkpolicy", "networkpolicies", "netpol", "globalnetworkpolicies", "tiers"] {
-            assert_eq!(instead_of_kind(kind), Some(NO_POLICY), "{kind}");
-        }
+        assert!(instead_of_kind("clusternetworkpolicies").unwrap().contains("kubectl"));
         assert!(instead_of_kind("pods").unwrap().contains("russet journal"));
         assert_eq!(instead_of_kind("ippools"), None);
     }

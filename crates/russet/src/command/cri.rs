@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use russet_agent::Paths;
-use russet_cri::{Listener, Options};
-use russet_linux::notify;
+use russet_linux::notify::ServiceManager;
 use russet_runtime::{ConfigDir, Networks};
+use russet_sandbox::cri::{Listener, Options};
 use russet_sandbox::{Metrics, Sandboxes};
 use serde_json::json;
 
@@ -42,47 +42,29 @@ pub fn run(args: CriArgs) -> Result<(), Failure> {
     // once.
     let stop = async {
         let signal = stop_signal();
-        notify_service_manager();
-        tokio::spawn(notify_watchdog());
+        let service_manager = ServiceManager::from_env();
+        // `systemctl start` waits for it.
+        service_manager.ready();
+        tokio::spawn(async move { service_manager.keep_alive().await });
         match signal {
             Ok(signal) => signal.await,
             Err(error) => tracing::warn!(%error, "signals cannot be heard; the server stops"),
         }
     };
     drop(entered);
-    let served = tokio.block_on(russet_cri::serve(listener, sandboxes, options, stop));
+    let served = tokio.block_on(russet_sandbox::cri::serve(listener, sandboxes, options, stop));
     // A hanging plugin must not keep a stopped server from ending.
     tokio.shutdown_background();
     tracing::info!("the server stopped; sandboxes go on");
     Ok(served?)
 }
 
-/// `systemctl start` waits for it.
-fn notify_service_manager() {
-    if let Some(Err(error)) = notify::socket().map(|socket| notify::ready(&socket)) {
-        tracing::warn!(%error, "notify the service manager that the server is ready");
-    }
-}
-
-/// Sends watchdog notifications for as long as the service manager wants them.
-async fn notify_watchdog() {
-    let (Some(socket), Some(interval)) = (notify::socket(), notify::watchdog_interval()) else { return };
-    let mut ticks = tokio::time::interval(interval);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        if let Err(error) = notify::alive(&socket) {
-            tracing::debug!(%error, "the watchdog notification cannot be sent");
-        }
-    }
-}
-
-fn driver(given: Option<CgroupDriver>) -> russet_cri::CgroupDriver {
+fn driver(given: Option<CgroupDriver>) -> russet_sandbox::cri::CgroupDriver {
     match given {
-        Some(CgroupDriver::Systemd) => russet_cri::CgroupDriver::Systemd,
-        Some(CgroupDriver::Cgroupfs) => russet_cri::CgroupDriver::Cgroupfs,
-        None if Path::new(SYSTEMD).exists() => russet_cri::CgroupDriver::Systemd,
-        None => russet_cri::CgroupDriver::Cgroupfs,
+        Some(CgroupDriver::Systemd) => russet_sandbox::cri::CgroupDriver::Systemd,
+        Some(CgroupDriver::Cgroupfs) => russet_sandbox::cri::CgroupDriver::Cgroupfs,
+        None if Path::new(SYSTEMD).exists() => russet_sandbox::cri::CgroupDriver::Systemd,
+        None => russet_sandbox::cri::CgroupDriver::Cgroupfs,
     }
 }
 

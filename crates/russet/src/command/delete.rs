@@ -3,6 +3,7 @@
 
 mod node;
 mod pool;
+mod tier;
 
 use russet_model::{Key, ResourceKind};
 use russet_store::{Record, Revision, Step};
@@ -33,6 +34,12 @@ enum DeleteError {
     /// Another client changed it since the file was read.
     #[error("{subject} is at resourceVersion {stored}, not {named}: another client changed it; get it again")]
     Outdated { subject: String, named: u64, stored: u64 },
+    /// Every cluster has it.
+    #[error("Tier/{0} belongs to every cluster and cannot be deleted")]
+    BuiltInTier(String),
+    /// Policies are in it.
+    #[error("Tier/{tier} has {count} policies; delete them or move them to another tier first")]
+    TierInUse { tier: String, count: usize },
     /// Other clients change it all the time.
     #[error("{0} was changed by others {TRIES_MAX} times in a row; try again")]
     Contended(String),
@@ -100,6 +107,7 @@ async fn delete(place: &Place, target: &Target, args: &DeleteArgs) -> Result<(),
     match target.kind {
         Kind::Pool => pool::delete(place, target, args.dry_run).await,
         Kind::Node => node::delete(place, target, args).await,
+        Kind::Tier => tier::delete(place, target, args.dry_run).await,
         _ if args.dry_run => target.read(place).await.map(drop),
         _ => target.remove(place).await,
     }

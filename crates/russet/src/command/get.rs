@@ -182,8 +182,7 @@ mod tests {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/stored");
         let replayed = replay(&corpus, |bytes| {
             let end = bytes.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-            let kinds = [Kind::Pool, Kind::Reservation, Kind::Node, Kind::Profile, Kind::Endpoint];
-            kinds.into_iter().filter(|kind| each_kind!(*kind, printed(&bytes[end..]))).count() > 0
+            Kind::ALL.into_iter().filter(|kind| each_kind!(*kind, printed(&bytes[end..]))).count() > 0
         });
         // A third of the corpus is resources.
         assert!(replayed.inputs_read * 100 > replayed.inputs, "{replayed:?}");

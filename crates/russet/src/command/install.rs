@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use russet_agent::Paths;
+use russet_cni_spec::ConfigList;
 use serde::Serialize;
 
 use super::Failure;
@@ -72,6 +74,7 @@ fn wish(args: &InstallArgs, manifest: &Manifest) -> Result<Wish, InstallError> {
     })?;
     let has_systemd = args.start || args.root != Path::new("/") || Path::new(SYSTEMD).is_dir();
     let unit_dir = below(&args.unit_dir);
+    let own_conflist = args.conflist.as_deref().map(read_conflist).transpose()?;
     let was_installed = |service: &Service| manifest.files.contains(&unit_dir.join(service.unit()));
     let wanted = |service: &Service| match service {
         Service::Agent => !args.no_agent,
@@ -84,6 +87,7 @@ fn wish(args: &InstallArgs, manifest: &Manifest) -> Result<Wish, InstallError> {
         bin_dir: below(&args.bin_dir),
         cni_bin_dir: below(&args.cni_bin_dir),
         cni_conf_dir: (!args.no_conflist).then(|| below(&args.cni_conf_dir)),
+        own_conflist,
         services: services.collect(),
         // Units of several roots on one machine would have the same names.
         unit_dir: (!args.no_unit && !args.in_place && has_systemd).then_some(unit_dir),
@@ -91,6 +95,18 @@ fn wish(args: &InstallArgs, manifest: &Manifest) -> Result<Wish, InstallError> {
         plugin: command.with_file_name("russet-cni"),
         command,
     })
+}
+
+/// The name and the text of a network configuration, which has to be one that runtimes read.
+fn read_conflist(path: &Path) -> Result<(String, String), InstallError> {
+    let failed = |source| InstallError::Io { operation: "read", path: path.to_owned(), source };
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    match path.file_name().and_then(|name| name.to_str()) {
+        Some(name) if name.ends_with(".conflist") && ConfigList::parse(text.as_bytes()).is_ok() => {
+            Ok((name.to_owned(), text))
+        }
+        _ => Err(InstallError::NotAConflist(path.to_owned())),
+    }
 }
 
 /// Whether the command line names the service, and not only an earlier installation.
@@ -199,14 +215,25 @@ fn for_people(plan: &Plan, args: &InstallArgs) -> String {
         0 => "everything was in place\n".to_owned(),
         _ => "installed\n".to_owned(),
     };
-    let units = written_units(plan);
-    if !args.start && !units.is_empty() {
-        text.push_str(&format!(
-            "next: systemctl daemon-reload && systemctl enable --now {} (or: russet install --start)\n",
-            units.join(" ")
-        ));
+    if let Some(next) = next_step(args, &written_units(plan)) {
+        text.push_str(&format!("next: {next}\n"));
     }
     text
+}
+
+/// The command that is needed until pods can start. Only the root `/` has units of this system.
+fn next_step(args: &InstallArgs, units: &[&str]) -> Option<String> {
+    let units = units.join(" ");
+    let (root, is_other) = (args.root.display(), args.root != Path::new("/"));
+    match (is_other, units.is_empty()) {
+        _ if args.start => None,
+        (true, _) if args.in_place && !args.no_agent => Some(Paths::new(&args.root).command("agent")),
+        (_, true) => None,
+        (true, false) => Some(format!("systemctl --root={root} enable {units}")),
+        (false, false) => Some(format!(
+            "systemctl daemon-reload && systemctl enable --now {units} (or: russet install --start)"
+        )),
+    }
 }
 
 /// The units that can be started as they are; a template's name lacks a pod's.

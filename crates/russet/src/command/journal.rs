@@ -1,18 +1,23 @@
 //! `russet journal`: prints the agent's journal, which it reads without the agent.
 
 use russet_agent::Paths;
-use russet_agent::journal::{self, View};
+use russet_journal::{self as journal, View};
 
 use super::Failure;
 use crate::cli::journal::JournalArgs;
 use crate::output;
 
 pub fn run(args: JournalArgs) -> Result<(), Failure> {
-    let path = Paths::new(args.root).journal_file();
+    let paths = Paths::new(args.root);
+    let path = paths.journal_file();
     let view =
         journal::view(&path).map_err(|error| format!("read the journal {}: {error}", path.display()))?;
     let view = view.ok_or_else(|| {
-        format!("there is no journal at {}: no agent has run since the machine was started", path.display())
+        let agent = paths.command("agent");
+        format!(
+            "there is no journal at {}: no `{agent}` has run since the machine was started",
+            path.display()
+        )
     })?;
     output::print_as(args.output.format, &view, || text(&view));
     Ok(())

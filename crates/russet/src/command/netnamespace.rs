@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use russet_agent::openshift_tenants::{Action, Tenants};
 use russet_model::openshift::{Namespace, NetNamespace};
+use russet_openshift::tenants::{Action, Tenants};
 use serde::Serialize;
 
 use super::place::Place;

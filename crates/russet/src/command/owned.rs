@@ -1,5 +1,6 @@
 //! `russet owned`.
 
+use russet_agent::Paths;
 use serde::Serialize;
 
 use super::Failure;
@@ -15,7 +16,7 @@ struct OwnedReport {
 }
 
 pub fn run(args: OwnedArgs) -> Result<(), Failure> {
-    let objects = owned::look(&args.root, !args.files_only)?.objects();
+    let objects = owned::look(&args.root, !args.files_only)?.objects(&Paths::new(&args.root));
     let report = OwnedReport { schema: 1, objects };
     output::print_as(args.output.format, &report, || {
         if report.objects.is_empty() {

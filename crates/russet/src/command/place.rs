@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use russet_agent::{Opened, Paths, StoreLocation};
 use russet_ipam::{Allocator, SystemClock};
+use russet_kube::Client;
 use russet_store::{Store, StoreError};
 
 use super::Failure;
@@ -17,8 +18,10 @@ use crate::settings::{self, Chosen};
 pub struct Place {
     pub store: Rc<dyn Store>,
     pub paths: Paths,
+    /// Nodes and pods are Kubernetes' own objects.
+    pub is_kubernetes: bool,
     /// Holds the store's lock if no other process owns the store.
-    _opened: Opened,
+    opened: Opened,
 }
 
 /// There is no store to read.
@@ -65,6 +68,15 @@ impl Place {
         Self::at(chosen).await
     }
 
+    /// The same for a verb that asks about pods and nodes of the whole cluster.
+    pub async fn open_cluster(choice: StoreChoice) -> Result<Self, Failure> {
+        let verbose = choice.verbose;
+        let chosen = settings::cluster_store(choice)?;
+        announce(&chosen, verbose);
+        Self::require(&chosen)?;
+        Self::at(chosen).await
+    }
+
     /// Fails if opening this store would create it.
     pub fn require(chosen: &Chosen) -> Result<(), Failure> {
         if chosen.location == StoreLocation::Embedded && !chosen.paths.has_embedded_store() {
@@ -80,7 +92,13 @@ impl Place {
 
     async fn at(chosen: Chosen) -> Result<Self, Failure> {
         let opened = russet_agent::open_store(&chosen.paths, &chosen.location).await.map_err(NotOpened)?;
-        Ok(Self { store: opened.store.clone(), paths: chosen.paths, _opened: opened })
+        let is_kubernetes = matches!(chosen.location, StoreLocation::Kubernetes(_));
+        Ok(Self { store: opened.store.clone(), paths: chosen.paths, is_kubernetes, opened })
+    }
+
+    /// The client of the cluster's API, if the store is there.
+    pub fn kubernetes(&self) -> Option<Client> {
+        self.opened.kubernetes.as_ref().map(|store| store.client())
     }
 
     /// An allocator over the store that, like peers' tools, keeps no history.

@@ -3,10 +3,11 @@
 
 mod show;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use russet_agent::Paths;
 use russet_runtime::{ConfigDir, PluginError, Runtime};
 use russet_sandbox::{Builtin, Filter, Metrics, Options, Sandbox, SandboxError, Sandboxes, State};
 
@@ -21,8 +22,12 @@ use crate::sandbox::{Cluster, Manifest, read};
 
 #[derive(Debug, thiserror::Error)]
 enum CommandError {
-    #[error("no pod {0:.80?}; `russet sandbox ls` shows those that there are")]
-    NoPod(String),
+    #[error("no pod {name:.80?}; `{ls}` shows those that there are")]
+    NoPod {
+        name: String,
+        /// The command that lists them.
+        ls: String,
+    },
     #[error("{name:.80?} could be any of {}; name its namespace or its ID", pods.join(", "))]
     Ambiguous { name: String, pods: Vec<String> },
     #[error("pod {pod} exists already, as {id}; use --replace to replace it")]
@@ -30,10 +35,15 @@ enum CommandError {
     #[error("{0} of {1} pods could not be taken down")]
     Some(usize, usize),
     #[error(
-        "{why}; `russet install --start` sets up a network and its agent, and `russet cni lint {}/*` reports what is wrong with an existing configuration",
+        "{why}; {install} sets up a network and its agent, and `russet cni lint {}/*` reports what is wrong with an existing configuration",
         conf_dir.display()
     )]
-    NoNetwork { why: SandboxError, conf_dir: PathBuf },
+    NoNetwork {
+        why: SandboxError,
+        /// The commands that set up a network.
+        install: String,
+        conf_dir: PathBuf,
+    },
     #[error(
         "no pod can be attached to network {network:?}: {source}; install the plugin, or name its directory with --cni-bin-dir"
     )]
@@ -44,6 +54,7 @@ enum CommandError {
 
 /// The directories, and the locked sandboxes.
 struct Place {
+    paths: Paths,
     run_dir: PathBuf,
     conf_dir: PathBuf,
     runtime: Runtime,
@@ -160,6 +171,7 @@ fn execute(args: PodPlaceArgs, exec: ExecArgs) -> ExitCode {
 
 impl Place {
     fn open(args: PodPlaceArgs) -> Result<Self, Failure> {
+        let paths = Paths::new(&args.root);
         let places = PodPlaces::from_args(args, Keeper::Command);
         let options = Options {
             state_dir: places.state_dir.clone(),
@@ -178,7 +190,7 @@ impl Place {
         };
         let runtime = options.runtime.clone();
         let (run_dir, conf_dir) = (places.run_dir, places.conf_dir);
-        Ok(Self { run_dir, conf_dir, runtime, sandboxes: Sandboxes::open(options)? })
+        Ok(Self { paths, run_dir, conf_dir, runtime, sandboxes: Sandboxes::open(options)? })
     }
 
     /// A missing plugin fails the pod's ADD and the DEL that would clean up, so nothing is started
@@ -193,7 +205,16 @@ impl Place {
     fn explained(&self, why: SandboxError) -> Failure {
         match why {
             SandboxError::NetworkNotReady(_) => {
-                CommandError::NoNetwork { why, conf_dir: self.conf_dir.clone() }.into()
+                let install = match self.paths.root() == Path::new("/") {
+                    true => "`russet install --start`".to_owned(),
+                    // `--start` is for the running system's units, which another root does not have.
+                    false => format!(
+                        "`{}` with `{}`",
+                        self.paths.command("install --in-place"),
+                        self.paths.command("agent")
+                    ),
+                };
+                CommandError::NoNetwork { why, install, conf_dir: self.conf_dir.clone() }.into()
             }
             other => other.into(),
         }
@@ -210,7 +231,7 @@ impl Place {
     }
 
     fn find(&self, name: &str) -> Result<Sandbox, CommandError> {
-        find(self.pods(), name)
+        find(self.pods(), name, || self.paths.command("sandbox ls"))
     }
 
     fn find_all(&self, names: &[String], if_exists: bool) -> Result<Vec<Sandbox>, CommandError> {
@@ -219,7 +240,7 @@ impl Place {
             match self.find(name) {
                 Ok(pod) if found.iter().any(|other| other.id == pod.id) => {}
                 Ok(pod) => found.push(pod),
-                Err(CommandError::NoPod(_)) if if_exists => {}
+                Err(CommandError::NoPod { .. }) if if_exists => {}
                 Err(error) => return Err(error),
             }
         }
@@ -227,14 +248,15 @@ impl Place {
     }
 }
 
-fn find(pods: Vec<Sandbox>, name: &str) -> Result<Sandbox, CommandError> {
+/// `ls` gives the command that lists the pods.
+fn find(pods: Vec<Sandbox>, name: &str, ls: impl Fn() -> String) -> Result<Sandbox, CommandError> {
     let named = |pod: &&Sandbox| pod.config.metadata.name == name || show::name(&pod.config.metadata) == name;
     let mut found: Vec<&Sandbox> = pods.iter().filter(named).collect();
     if found.is_empty() && name.len() >= ID_MIN_DIGITS {
         found = pods.iter().filter(|pod| pod.id.as_str().starts_with(name)).collect();
     }
     match found[..] {
-        [] => Err(CommandError::NoPod(name.to_owned())),
+        [] => Err(CommandError::NoPod { name: name.to_owned(), ls: ls() }),
         [pod] => Ok(pod.clone()),
         _ => {
             let of =
@@ -270,13 +292,13 @@ mod tests {
     #[test]
     fn a_pod_is_found_by_name_by_namespace_and_by_the_beginning_of_its_id() {
         let pods = [pod("default", "web"), pod("ns1", "web"), pod("ns1", "db")];
-        let found = |name: &str| find(pods.to_vec(), name);
+        let found = |name: &str| find(pods.to_vec(), name, || "russet sandbox ls".to_owned());
         assert_eq!(found("db").unwrap(), pods[2]);
         assert_eq!(found("ns1/web").unwrap(), pods[1]);
         assert_eq!(found(pods[0].id.as_str()).unwrap(), pods[0]);
         assert_eq!(found(&pods[0].id.as_str()[..16]).unwrap(), pods[0]);
         assert!(matches!(found("web"), Err(CommandError::Ambiguous { .. })));
-        assert!(matches!(found("w"), Err(CommandError::NoPod(_))));
-        assert!(matches!(found(""), Err(CommandError::NoPod(_))));
+        assert!(matches!(found("w"), Err(CommandError::NoPod { .. })));
+        assert!(matches!(found(""), Err(CommandError::NoPod { .. })));
     }
 }

@@ -1,5 +1,7 @@
 //! `russet uninstall`.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use russet_agent::Paths;
@@ -12,7 +14,7 @@ use crate::install::Service;
 use crate::output;
 use crate::owned::pods::{HoldError, Keeper, KeeperLocks};
 use crate::owned::{self, Inventory};
-use crate::uninstall::{self, Options, Step};
+use crate::uninstall::{self, NodeObject, Options, Step};
 
 /// What was removed, for programs.
 #[derive(Serialize)]
@@ -26,16 +28,17 @@ struct UninstallReport<'a> {
 #[derive(Debug, thiserror::Error)]
 enum UninstallError {
     /// An agent would restore everything.
-    #[error(
-        "an agent runs on this node, or a request is in progress ({0}); stop it first: systemctl stop {agent}",
-        agent = Service::Agent.unit()
-    )]
-    AgentRuns(LockError),
+    #[error("an agent runs on this node, or a request is in progress ({source}); stop it first: {remedy}")]
+    AgentRuns {
+        /// How to end it.
+        remedy: String,
+        source: LockError,
+    },
     /// It may make sandboxes at any time.
     #[error("another program holds this node's sandboxes ({source}): {remedy}")]
     KeeperRuns {
         /// How to end it.
-        remedy: &'static str,
+        remedy: String,
         source: LockError,
     },
     /// Another program could start to make sandboxes.
@@ -51,7 +54,7 @@ enum UninstallError {
     /// Their namespaces are mounted in directories to be removed, or addresses from an earlier boot
     /// have to be released.
     #[error("{count} sandboxes of Russet are on this node; remove them first: {remedy}")]
-    Sandboxes { count: usize, remedy: &'static str },
+    Sandboxes { count: usize, remedy: String },
     /// A dry run that found reasons to refuse.
     #[error("{0} reasons not to uninstall now, above; nothing was done")]
     WouldRefuse(usize),
@@ -69,15 +72,21 @@ const PODS_SHOWN: usize = 5;
 
 /// Removes everything, or prints what it would remove.
 pub fn run(args: UninstallArgs) -> Result<(), Failure> {
+    if args.only_wait {
+        let runtime = super::runtime()?;
+        let stopped = runtime.block_on(async { super::stop_signal() })?;
+        runtime.block_on(stopped);
+        return Ok(());
+    }
     let paths = Paths::new(&args.root);
-    let reach = Options { pods: args.force, state: args.purge };
+    let reach = Options { pods: args.force, state: args.purge, node_object: node_object(&args) };
     if args.dry_run {
         let unlocked = keepers(&paths, DRY_RUN_LOCK_TIMEOUT)
             .and_then(|held| Ok((held, lock_node(&paths, DRY_RUN_LOCK_TIMEOUT)?)));
         let unlocked = unlocked.map(drop);
         let inventory = owned::look(&args.root, !args.files_only)?;
-        let refusals = [unlocked, without_sandboxes(&inventory), free(&inventory, args.force)];
-        let steps = uninstall::plan(&inventory, reach);
+        let refusals = [unlocked, without_sandboxes(&paths, &inventory), free(&inventory, args.force)];
+        let steps = uninstall::plan(&inventory, &reach);
         print(&args, &steps.iter().collect::<Vec<_>>());
         let refusals: Vec<UninstallError> = refusals.into_iter().filter_map(Result::err).collect();
         refusals.iter().for_each(|error| output::progress(&format!("it would refuse: {error}")));
@@ -92,9 +101,9 @@ pub fn run(args: UninstallArgs) -> Result<(), Failure> {
     let mut held = keepers(&paths, LOCK_TIMEOUT)?;
     held.push(lock_node(&paths, LOCK_TIMEOUT)?);
     let inventory = owned::look(&args.root, !args.files_only)?;
-    without_sandboxes(&inventory)?;
+    without_sandboxes(&paths, &inventory)?;
     free(&inventory, args.force)?;
-    let steps = uninstall::plan(&inventory, reach);
+    let steps = uninstall::plan(&inventory, &reach);
     let mut failed = 0;
     for step in &steps {
         if let Err(error) = uninstall::carry_out(step) {
@@ -113,10 +122,17 @@ pub fn run(args: UninstallArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+fn node_object(args: &UninstallArgs) -> Option<Arc<NodeObject>> {
+    let (access, name) = (args.kubernetes.clone()?, args.node_name.clone()?);
+    let kubeconfig = (access != Path::new("in-cluster")).then_some(access);
+    Some(Arc::new(NodeObject { name, kubeconfig, purge: args.purge }))
+}
+
 fn lock_node(paths: &Paths, timeout: Duration) -> Result<KeeperLocks, UninstallError> {
     let mut held = KeeperLocks::default();
     if paths.run_dir().is_dir() {
-        held.take(paths.node_lock(), Instant::now() + timeout).map_err(UninstallError::AgentRuns)?;
+        let runs = |source| UninstallError::AgentRuns { remedy: Service::Agent.end(paths), source };
+        held.take(paths.node_lock(), Instant::now() + timeout).map_err(runs)?;
     }
     Ok(held)
 }
@@ -126,18 +142,18 @@ fn keepers(paths: &Paths, timeout: Duration) -> Result<Vec<KeeperLocks>, Uninsta
         // A command ends by itself; a server does not.
         let timeout = if keeper == Keeper::Command { timeout } else { Duration::ZERO };
         keeper.lock(paths, Instant::now() + timeout).map_err(|error| match error {
-            HoldError::Lock(source) => UninstallError::KeeperRuns { remedy: keeper.end(), source },
+            HoldError::Lock(source) => UninstallError::KeeperRuns { remedy: keeper.end(paths), source },
             other => UninstallError::Hold(other),
         })
     };
     Keeper::ALL.into_iter().map(hold).collect()
 }
 
-fn without_sandboxes(inventory: &Inventory) -> Result<(), UninstallError> {
+fn without_sandboxes(paths: &Paths, inventory: &Inventory) -> Result<(), UninstallError> {
     for keeper in Keeper::ALL {
         let count = inventory.sandboxes.iter().filter(|(_, of)| *of == keeper).count();
         if count > 0 {
-            return Err(UninstallError::Sandboxes { count, remedy: keeper.remedy() });
+            return Err(UninstallError::Sandboxes { count, remedy: keeper.remedy(paths) });
         }
     }
     Ok(())

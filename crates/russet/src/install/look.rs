@@ -11,7 +11,7 @@ use russet_plugins::executable::{self, ExecutableOwner as Whose};
 
 use crate::output;
 
-use super::{CONFLIST, Found, InstallError, There, Wish};
+use super::{Found, InstallError, There, Wish};
 
 /// Inspects everything that an installation may change.
 pub fn look(wish: &Wish) -> Result<Found, InstallError> {
@@ -32,10 +32,12 @@ pub fn look(wish: &Wish) -> Result<Found, InstallError> {
         files.push((path, there));
     }
     if let Some(path) = wish.conflist() {
-        // A conflist is kept, whatever its content is.
-        files.push((path.clone(), text_at(&path, "")?));
+        // Without one of the cluster's own, an existing conflist is kept, whatever its content is.
+        let wanted = wish.own_conflist.as_ref().map_or("", |(_, text)| text);
+        files.push((path.clone(), text_at(&path, wanted)?));
     }
-    let before_ours = wish.cni_conf_dir.as_ref().map_or(Ok(Vec::new()), |dir| before_ours(dir))?;
+    let before_ours =
+        wish.cni_conf_dir.as_ref().map_or(Ok(Vec::new()), |dir| before(dir, wish.conflist_name()))?;
     // The running system's; an image has none.
     let reference_ports = if wish.root == Path::new("/") { reference_ports() } else { 0 };
     Ok(Found { dirs, files, before_ours, reference_ports })
@@ -74,9 +76,9 @@ fn text_at(path: &Path, wanted: &str) -> Result<There, InstallError> {
     })
 }
 
-/// Network configurations that runtimes read before Russet's (cni-runtime.md section 2.1: by name,
+/// Network configurations that runtimes read before the one of this name (cni-runtime.md section 2.1: by name,
 /// of three suffixes).
-fn before_ours(dir: &Path) -> Result<Vec<String>, InstallError> {
+fn before(dir: &Path, ours: &str) -> Result<Vec<String>, InstallError> {
     let failed = |source| InstallError::Io { operation: "list", path: dir.to_owned(), source };
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -86,7 +88,7 @@ fn before_ours(dir: &Path) -> Result<Vec<String>, InstallError> {
     for entry in entries {
         let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
         let is_network = [".conf", ".conflist", ".json"].iter().any(|suffix| name.ends_with(suffix));
-        if is_network && *name < *CONFLIST {
+        if is_network && *name < *ours {
             names.push(name);
         }
     }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use russet_agent::Paths;
+
 /// A service of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Service {
@@ -33,6 +35,20 @@ impl Service {
             Self::Cri => "russet-cri.service",
             Self::Pod => "russet-pod@.service",
             Self::Flanneld => "russet-flanneld.service",
+        }
+    }
+
+    /// How to end it on the node with these paths. Units exist for the root `/` only.
+    pub fn end(self, paths: &Paths) -> String {
+        let verb = match self {
+            Self::Agent => "agent",
+            Self::Cri => "cri",
+            Self::Pod => "sandbox",
+            Self::Flanneld => "flanneld",
+        };
+        match paths.root() == Path::new("/") {
+            true => format!("systemctl stop {}", self.unit()),
+            false => format!("end `{}`", paths.command(verb)),
         }
     }
 

@@ -23,6 +23,7 @@ impl TestNode {
             bin_dir: at("node/usr/local/bin"),
             cni_bin_dir: at("node/opt/cni/bin"),
             cni_conf_dir: Some(at("node/etc/cni/net.d")),
+            own_conflist: None,
             unit_dir: Some(at("node/etc/systemd/system")),
             services: vec![Service::Agent],
             plugins: None,
@@ -195,6 +196,20 @@ fn an_update_replaces_executables_and_keeps_the_users_conflist() {
 }
 
 #[test]
+fn a_conflist_of_the_clusters_own_is_written_last_and_kept_up_to_date() {
+    let mut node = TestNode::new();
+    node.put("etc/cni/net.d/10-flannel.conflist", "of an earlier version");
+    node.wish.own_conflist = Some(("10-flannel.conflist".to_owned(), "cbr0".to_owned()));
+    let plan = node.install();
+    let path = node.at("etc/cni/net.d/10-flannel.conflist");
+    assert!(matches!(&plan.last[..], [Step::Write { path: written, .. }] if *written == path));
+    assert_eq!(node.text("etc/cni/net.d/10-flannel.conflist"), "cbr0");
+    assert!(!node.at("etc/cni/net.d/10-russet.conflist").exists());
+    assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
+    assert!(matches!(&node.install().last[..], [Step::Leave { .. }]));
+}
+
+#[test]
 fn a_foreign_plugin_is_replaced_only_if_its_name_is_requested() {
     let mut node = TestNode::new();
     node.put("opt/cni/bin/portmap", "go");
@@ -216,6 +231,7 @@ fn a_foreign_plugin_is_replaced_only_if_its_name_is_requested() {
 
 #[test]
 fn an_interrupted_installation_is_completed_by_the_next() {
+    // kubernetes.md K90
     let steps = {
         let plan = TestNode::new().plan();
         plan.steps.len() + plan.last.len()

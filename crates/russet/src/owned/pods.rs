@@ -10,6 +10,8 @@ use russet_linux::file::private_dir;
 use russet_linux::{FileLock, LockError};
 use russet_sandbox::{Builtin, Engine as _, EngineError, SandboxId};
 
+use crate::install::Service;
+
 /// The programs that keep sandboxes, each in directories of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keeper {
@@ -72,19 +74,24 @@ impl Keeper {
     }
 
     /// The command that removes its sandboxes.
-    pub const fn remedy(self) -> &'static str {
+    pub fn remedy(self, paths: &Paths) -> String {
         match self {
-            Self::Command => "russet sandbox rm --all, with the --engine that made them",
+            Self::Command => {
+                format!("{}, with the --engine that made them", paths.command("sandbox rm --all"))
+            }
             // A starting server releases what an earlier boot left.
-            Self::Cri => "crictl rmp --all --force, while russet cri runs with the --engine that made them",
+            Self::Cri => format!(
+                "crictl rmp --all --force, while {} runs with the --engine that made them",
+                paths.command("cri")
+            ),
         }
     }
 
     /// How to end the program that holds its lock.
-    pub const fn end(self) -> &'static str {
+    pub fn end(self, paths: &Paths) -> String {
         match self {
-            Self::Command => "wait for the `russet sandbox` that is in progress",
-            Self::Cri => "systemctl stop russet-cri.service",
+            Self::Command => format!("wait for the `{}` that is in progress", paths.command("sandbox")),
+            Self::Cri => Service::Cri.end(paths),
         }
     }
 

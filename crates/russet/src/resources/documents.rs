@@ -4,7 +4,6 @@ use std::io::Read;
 use std::path::Path;
 
 use russet_kube::yaml::{self, YamlError};
-use russet_model::API_VERSION;
 use serde_json::{Map, Value};
 
 use super::fields::nearest;
@@ -113,7 +112,7 @@ fn resources(
     let text = |name: &str| members.get(name).and_then(Value::as_str).unwrap_or_default();
     let kind = text("kind").to_owned();
     if let Some(of) = kind.strip_suffix("List") {
-        if !of.is_empty() && Kind::from_name(of).is_none() {
+        if !of.is_empty() && Kind::named(of).next().is_none() {
             return unknown.decide(&origin, of);
         }
         let mut members = members;
@@ -125,17 +124,21 @@ fn resources(
         }
         return Ok(());
     }
-    let Some(of) = Kind::from_name(&kind) else { return unknown.decide(&origin, &kind) };
-    let version = text("apiVersion");
-    if version != API_VERSION {
-        return Err(wrong(format!("apiVersion: {API_VERSION} is wanted, not {version:.60?}")));
+    let named: Vec<Kind> = Kind::named(&kind).collect();
+    if named.is_empty() {
+        return unknown.decide(&origin, &kind);
     }
-    found.push(Document { origin, kind: of, members });
+    let version = text("apiVersion");
+    let Some(of) = named.iter().find(|kind| kind.resource().document().0 == version) else {
+        let wanted: Vec<&str> = named.iter().map(|kind| kind.resource().document().0).collect();
+        return Err(wrong(format!("apiVersion: {} is wanted, not {version:.60?}", wanted.join(" or "))));
+    };
+    found.push(Document { origin, kind: *of, members });
     Ok(())
 }
 
 fn unknown_kind(kind: &str) -> String {
-    let known = Kind::ALL.map(|kind| kind.resource().kind());
+    let known = Kind::ALL.map(|kind| kind.resource().document().1);
     match nearest(kind, known.into_iter()) {
         Some(near) => format!("kind: {kind:.60?} is not known; did you mean {near}?"),
         None => format!("kind: {kind:.60?} is none of {}", known.join(", ")),

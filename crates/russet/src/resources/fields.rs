@@ -16,6 +16,8 @@ pub enum Shape {
     Flag,
     /// An integer.
     Number,
+    /// A number.
+    Decimal,
     /// A string or an integer, as ports and protocols are.
     TextOrNumber,
     /// An object whose values are strings.
@@ -28,7 +30,7 @@ pub enum Shape {
     List(&'static Shape),
 }
 
-use Shape::{Any, Flag, Labels, List, Number, Object, Text, TextOrNumber};
+use Shape::{Any, Decimal, Flag, Labels, List, Number, Object, Text, TextOrNumber};
 
 /// The members of every resource's metadata. `status` differs by kind.
 const METADATA: &[Field] = &[
@@ -123,6 +125,7 @@ impl Shape {
             | (Text | TextOrNumber, Value::String(_))
             | (Flag, Value::Bool(_)) => {}
             (Number | TextOrNumber, Value::Number(number)) if !number.is_f64() => {}
+            (Decimal, Value::Number(_)) => {}
             (Labels, Value::Object(labels)) => {
                 for (name, value) in labels {
                     Text.check(&format!("{path}.{name}"), value, problems);
@@ -137,6 +140,7 @@ impl Shape {
             (Text, _) => wanted("a string"),
             (Flag, _) => wanted("true or false"),
             (Number, _) => wanted("an integer"),
+            (Decimal, _) => wanted("a number"),
             (TextOrNumber, _) => wanted("a string or an integer"),
             (Labels | Object(_), _) => wanted("an object"),
             (List(_), _) => wanted("a list"),

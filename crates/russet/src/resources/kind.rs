@@ -20,6 +20,18 @@ pub enum Kind {
     Profile,
     /// WorkloadEndpoint.
     Endpoint,
+    GlobalNetworkPolicy,
+    /// NetworkPolicy of Calico.
+    NetworkPolicy,
+    /// NetworkPolicy of Kubernetes.
+    KubernetesNetworkPolicy,
+    StagedGlobalNetworkPolicy,
+    StagedNetworkPolicy,
+    StagedKubernetesNetworkPolicy,
+    Tier,
+    GlobalNetworkSet,
+    NetworkSet,
+    HostEndpoint,
 }
 
 /// Data for a table besides the stored resource.
@@ -73,6 +85,36 @@ macro_rules! each_kind {
             $crate::resources::Kind::Node => $function::<russet_model::NodeSpec>($($argument),*),
             $crate::resources::Kind::Profile => $function::<russet_model::ProfileSpec>($($argument),*),
             $crate::resources::Kind::Endpoint => $function::<russet_model::WorkloadEndpointSpec>($($argument),*),
+            $crate::resources::Kind::GlobalNetworkPolicy => {
+                $function::<russet_model::GlobalNetworkPolicySpec>($($argument),*)
+            }
+            $crate::resources::Kind::NetworkPolicy => {
+                $function::<russet_model::NetworkPolicySpec>($($argument),*)
+            }
+            $crate::resources::Kind::KubernetesNetworkPolicy => {
+                $function::<russet_model::KubernetesNetworkPolicySpec>($($argument),*)
+            }
+            $crate::resources::Kind::StagedGlobalNetworkPolicy => {
+                $function::<russet_model::StagedGlobalNetworkPolicySpec>($($argument),*)
+            }
+            $crate::resources::Kind::StagedNetworkPolicy => {
+                $function::<russet_model::StagedNetworkPolicySpec>($($argument),*)
+            }
+            $crate::resources::Kind::StagedKubernetesNetworkPolicy => {
+                $function::<russet_model::StagedKubernetesNetworkPolicySpec>($($argument),*)
+            }
+            $crate::resources::Kind::Tier => {
+                $function::<russet_model::TierSpec>($($argument),*)
+            }
+            $crate::resources::Kind::GlobalNetworkSet => {
+                $function::<russet_model::GlobalNetworkSetSpec>($($argument),*)
+            }
+            $crate::resources::Kind::NetworkSet => {
+                $function::<russet_model::NetworkSetSpec>($($argument),*)
+            }
+            $crate::resources::Kind::HostEndpoint => {
+                $function::<russet_model::HostEndpointSpec>($($argument),*)
+            }
         }
     };
 }
@@ -91,7 +133,23 @@ impl TableContext {
 // === impl Kind ===
 
 impl Kind {
-    pub const ALL: [Self; 5] = [Self::Pool, Self::Reservation, Self::Node, Self::Profile, Self::Endpoint];
+    pub const ALL: [Self; 15] = [
+        Self::Pool,
+        Self::Reservation,
+        Self::Node,
+        Self::Profile,
+        Self::Endpoint,
+        Self::GlobalNetworkPolicy,
+        Self::NetworkPolicy,
+        Self::KubernetesNetworkPolicy,
+        Self::StagedGlobalNetworkPolicy,
+        Self::StagedNetworkPolicy,
+        Self::StagedKubernetesNetworkPolicy,
+        Self::Tier,
+        Self::GlobalNetworkSet,
+        Self::NetworkSet,
+        Self::HostEndpoint,
+    ];
 
     /// Its name in keys and files.
     pub fn resource(self) -> ResourceKind {
@@ -101,8 +159,9 @@ impl Kind {
         each_kind!(self, of())
     }
 
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.resource().kind() == name)
+    /// The kinds whose documents have this `kind`; they differ in `apiVersion`.
+    pub fn named(name: &str) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |kind| kind.resource().document().1 == name)
     }
 
     /// Every name of it on the command line.
@@ -147,6 +206,13 @@ mod tests {
             ("profile", Kind::Profile),
             ("wep", Kind::Endpoint),
             ("workloadendpoints", Kind::Endpoint),
+            ("gnp", Kind::GlobalNetworkPolicy),
+            ("networkPolicy", Kind::NetworkPolicy),
+            ("policies", Kind::NetworkPolicy),
+            ("netpol", Kind::KubernetesNetworkPolicy),
+            ("tier", Kind::Tier),
+            ("netsets", Kind::NetworkSet),
+            ("hep", Kind::HostEndpoint),
         ] {
             assert_eq!(word.parse(), Ok(kind), "{word}");
         }

@@ -28,7 +28,7 @@ const SIDE: Shape = Object(&[
     Field("services", Object(&[Field("name", Text), Field("namespace", Text)])),
 ]);
 const ICMP: Shape = Object(&[Field("type", Number), Field("code", Number)]);
-const RULE: Shape = Object(&[
+pub(super) const RULE: Shape = Object(&[
     Field("action", Text),
     Field("ipVersion", Number),
     Field("protocol", TextOrNumber),
@@ -68,10 +68,15 @@ impl Definition for ProfileSpec {
 
     fn check(profile: &mut Profile, problems: &mut Problems) {
         problems.labels(&profile.spec.labels_to_apply, "spec.labelsToApply");
-        for (direction, rules) in [("ingress", &profile.spec.ingress), ("egress", &profile.spec.egress)] {
-            for (index, rule) in rules.iter().enumerate() {
-                check_rule(rule, &format!("spec.{direction}[{index}]"), problems);
-            }
+        check_rules(&profile.spec.ingress, &profile.spec.egress, problems);
+    }
+}
+
+/// Checks the rules of a profile or policy.
+pub(super) fn check_rules(ingress: &[ProfileRule], egress: &[ProfileRule], problems: &mut Problems) {
+    for (direction, rules) in [("ingress", ingress), ("egress", egress)] {
+        for (index, rule) in rules.iter().enumerate() {
+            check_rule(rule, &format!("spec.{direction}[{index}]"), problems);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Resources as they are printed: YAML, JSON, and lists of them, which `apply` can read.
 
 use russet_kube::yaml::{self, YamlError};
-use russet_model::{API_VERSION, Resource};
+use russet_model::Resource;
 use russet_store::Revision;
 use serde_json::{Value, json};
 
@@ -23,9 +23,10 @@ pub fn value<S: Definition>(shown: &Shown<S>) -> Value {
 /// Several resources of a kind in one object.
 pub fn list_value<S: Definition>(shown: &[Shown<S>], revision: Revision) -> Value {
     let items: Vec<Value> = shown.iter().map(value).collect();
+    let (version, kind) = S::KIND.document();
     json!({
-        "kind": format!("{}List", S::KIND.kind()),
-        "apiVersion": API_VERSION,
+        "kind": format!("{kind}List"),
+        "apiVersion": version,
         "metadata": { "resourceVersion": revision.0.to_string() },
         "items": items,
     })

@@ -1,7 +1,7 @@
 //! Settings of an agent in place of openshift-sdn.
 
-use russet_agent::openshift::{NetworkDefault, Settings};
 use russet_model::openshift::PodNetwork;
+use russet_openshift::{NetworkDefault, Settings};
 
 use super::{File, SettingsError, or_file};
 use crate::cli::openshift::OpenshiftArgs;

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use russet_addr::NodeName;
-use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, EtcdSettings, Paths, StoreLocation, journal};
+use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, EtcdSettings, Paths, StoreLocation};
 use russet_linux::file::{FileError, private_dir, write_atomic};
 
 use super::store::{PASSWORD_PLACE, Sources, location};
@@ -294,6 +294,11 @@ impl Recorded {
             sync_delete: true,
             leak_repair: None,
             cni_caches: file.paths("cni_cache_dirs")?.unwrap_or_default(),
+            ipam: file.parsed("ipam")?.unwrap_or_default(),
+            annotate: file.parsed("annotate")?.unwrap_or_default(),
+            policies: file.parsed("policies")?.unwrap_or_default(),
+            conflist: None,
+            calico_kubeconfig: file.parsed("calico_kubeconfig")?,
             openshift: None,
         })
     }
@@ -360,8 +365,10 @@ impl Recorded {
             );
         }
         let is_moved = ["store", "node_name"].into_iter().any(is_changed);
-        let attached =
-            journal::view(&paths.journal_file()).ok().flatten().map_or(0, |view| view.attachments.len());
+        let attached = russet_journal::view(&paths.journal_file())
+            .ok()
+            .flatten()
+            .map_or(0, |view| view.attachments.len());
         if is_moved && attached > 0 {
             tracing::warn!(
                 attached,

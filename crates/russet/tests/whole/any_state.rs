@@ -1,23 +1,14 @@
 //! DEL from any state, STATUS with the reason of a failure, and attachments that no runtime knows
 //! (cni-runtime.md sections 1.5 and 6.2, rows 62 and 63).
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use russet_linux::{NetNs, process};
-use russet_testkit::eventually;
+use russet_testkit::{Process, eventually};
 use serde_json::{Value, json};
 
-use crate::node::{TIMEOUT, TestNode, TestPod};
-
-/// A process that ends with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        _ = self.0.kill();
-        _ = self.0.wait();
-    }
-}
+use crate::node::{StoreProcess, TIMEOUT, TestNode, TestPod};
+use crate::repair;
 
 /// The host ends that have verdicts.
 fn verdicts(node: &TestNode) -> Vec<String> {
@@ -99,11 +90,7 @@ fn del_succeeds_from_any_state_and_leaves_nothing() {
 fn status_fails_only_if_pods_are_affected() {
     // Row 62: no agent, no interface programmed, and the store lost without and with pods.
     let owner = tempfile::tempdir().unwrap();
-    let serve = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-        command.args(["store", "serve", "--root"]).arg(owner.path());
-        Running(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
-    };
+    let serve = || StoreProcess::start(owner.path());
     let store = format!("unix:{}", owner.path().join("var/lib/russet/store.sock").display());
     let mut node = TestNode::without_agent(&["--store", &store]);
     assert_eq!(node.status().code(), 50);
@@ -127,20 +114,7 @@ fn status_fails_only_if_pods_are_affected() {
 #[test]
 #[ignore = "root: makes network namespaces; tools: bash, ip, nft, sleep"]
 fn attachments_that_no_runtime_knows_are_removed_without_gc() {
-    let pool = "10.232.7.0/26";
-    let args = [
-        "--ipv4-pool",
-        pool,
-        "--ipv6-pool",
-        "none",
-        "--encapsulation",
-        "none",
-        "--leak-repair",
-        "1s",
-        "--log-level",
-        "debug",
-    ];
-    let mut node = TestNode::start(&args);
+    let mut node = TestNode::start(&repair::args("10.232.7.0/26", "1s"));
     let [known, inhabited, dead] = [node.pod(), node.pod(), node.pod()];
     // Other tests' interfaces and processes have small numbers, too: these must be unique.
     let numbers = "for i in {1..40}; do ip link add br0 type bridge; ip link del br0; done";
@@ -150,7 +124,7 @@ fn attachments_that_no_runtime_knows_are_removed_without_gc() {
     let mut sleep = Command::new("sleep");
     sleep.arg("600").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     process::in_netns(&mut sleep, &NetNs::open(inhabited.path()).unwrap()).unwrap();
-    let _sleep = Running(sleep.spawn().unwrap());
+    let _sleep = Process::start(&mut sleep);
     // While no cache has the network, nothing proves that an attachment is stale.
     let repairs = || node.log().matches("a stale attachment was removed").count();
     let network = node.config(json!({}))["name"].as_str().unwrap().to_owned();

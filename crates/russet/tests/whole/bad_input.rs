@@ -1,8 +1,9 @@
 //! Bad input: the right CNI error code, a message with the limit and the remedy, no leftovers.
 
+use russet_testkit::eventually;
 use serde_json::json;
 
-use crate::node::{TestNode, TestPod};
+use crate::node::{TIMEOUT, TestNode, TestPod};
 
 /// The request is refused with `code`, the message contains all of `words`, and the node is
 /// unchanged.
@@ -176,6 +177,8 @@ fn a_pod_of_a_block_that_breaks_a_harmless_invariant_is_deleted_and_the_block_is
     node.start_agent();
     let answer = node.del(&pod);
     assert_eq!(answer.status, 0, "{answer:?}");
+    // The address is released after the answer; only then the block is written.
+    eventually(TIMEOUT, || node.unfinished() == 0);
     let other = node.pod();
     assert_eq!(node.add(&other).addresses().len(), 1);
     assert_eq!(node.del(&other).status, 0);

@@ -1,16 +1,14 @@
 //! Concurrent requests without an agent: each is a process, and they wait for each other only where
 //! they share state.
 
-use std::io::Write;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
-use russet_linux::process;
 use russet_store::LOCK_FILE;
-use russet_testkit::{self as testkit, eventually};
+use russet_testkit::eventually;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 
-use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
+use crate::node::{Answer, PATH, TIMEOUT, TestNode, TestPod};
 
 const PODS: usize = 8;
 
@@ -18,16 +16,8 @@ const PODS: usize = 8;
 /// end.
 fn start(node: &TestNode, before: &[&str], verb: &str, pod: &TestPod) -> Child {
     let words = [before, &[env!("CARGO_BIN_EXE_russet")]].concat();
-    let mut command = Command::new(words[0]);
-    command.args(&words[1..]).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-    command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());
-    command.env("CNI_IFNAME", "eth0").env("CNI_PATH", "/opt/cni/bin");
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    process::in_netns(&mut command, node.netns()).unwrap();
-    let mut child = command.spawn().unwrap();
-    let config = node.config(json!({})).to_string();
-    child.stdin.take().unwrap().write_all(config.as_bytes()).unwrap();
-    child
+    let mut command = pod.call(words[0], verb, "/opt/cni/bin");
+    node.spawn(command.args(&words[1..]).env("PATH", PATH), node.config(json!({})).to_string())
 }
 
 fn end(child: Child) -> Answer {
@@ -47,15 +37,14 @@ fn doomed(node: &TestNode) -> usize {
 
 /// Does to a pod's host end what a DEL does before it gives back addresses and deletes links.
 fn leave_as_a_killed_del(node: &TestNode, pod: &TestPod) {
-    let ip = |words: &[&str]| testkit::run("ip", &[&["-n", node.netns_name()], words].concat());
-    let links: serde_json::Value = serde_json::from_str(&ip(&["-j", "link"])).unwrap();
+    let links: serde_json::Value = serde_json::from_str(&node.ip(&["-j", "link"])).unwrap();
     let is_of_pod = |link: &&serde_json::Value| {
         link["ifalias"].as_str().is_some_and(|alias| alias.contains(&pod.container))
     };
     let link = links.as_array().unwrap().iter().find(is_of_pod).expect("the pod has a host end");
     let (name, doomed_name) = (link["ifname"].as_str().unwrap(), format!("rsx{}", link["ifindex"]));
-    ip(&["link", "set", name, "down"]);
-    ip(&["link", "set", name, "name", &doomed_name, "group", "7273"]);
+    node.ip(&["link", "set", name, "down"]);
+    node.ip(&["link", "set", name, "name", &doomed_name, "group", "7273"]);
     assert_eq!(doomed(node), 1);
 }
 

@@ -2,20 +2,17 @@
 //! Kubernetes' pods against an API server of the tests, and the chain with Debian's `portmap`
 //! (calico-cni.md section 5.1). Without an agent unless a test starts one.
 
-use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 
 use russet_kube::testing::Server;
-use russet_linux::process;
 use russet_runtime::{Attachment, Runtime};
+use russet_testkit::{inside, pings};
 use serde_json::{Value, json};
 
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, RESOURCES};
 use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
-
-const RESOURCES: &str = "/calico/resources/v3/projectcalico.org";
 
 /// A node of a Calico cluster, and the plugin under its name.
 pub struct CalicoSetup {
@@ -44,20 +41,12 @@ impl CalicoSetup {
         for name in ["calico", "calico-ipam"] {
             std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_russet"), bin.join(name)).unwrap();
         }
-        let metadata =
-            |name: &str| json!({"name": name, "uid": "u", "creationTimestamp": "2026-08-22T10:00:00Z"});
-        let resource = |kind: &str, name: &str, spec: Value| json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata(name), "spec": spec});
-        let information = resource("ClusterInformation", "default", json!({"datastoreReady": true}));
-        fabric.put(&format!("{RESOURCES}/clusterinformations/default"), &information.to_string());
-        let pool = resource(
-            "IPPool",
-            "four",
-            json!({"cidr": "10.65.0.0/16", "blockSize": 26, "vxlanMode": "Never",
-            "ipipMode": "Never", "nodeSelector": "all()"}),
-        );
-        fabric.put(&format!("{RESOURCES}/ippools/four"), &pool.to_string());
-        let n1 = resource("Node", "n1", json!({}));
-        fabric.put(&format!("{RESOURCES}/nodes/n1"), &n1.to_string());
+        let ready = json!({"datastoreReady": true});
+        fabric.put_resource("clusterinformations", "ClusterInformation", "default", ready);
+        let pool = json!({"cidr": "10.65.0.0/16", "blockSize": 26, "vxlanMode": "Never", "ipipMode": "Never",
+            "nodeSelector": "all()"});
+        fabric.put_resource("ippools", "IPPool", "four", pool);
+        fabric.put_resource("nodes", "Node", "n1", json!({}));
         Self { fabric, node, bin }
     }
 
@@ -91,16 +80,10 @@ impl CalicoSetup {
 
     /// Starts a request without waiting for its answer.
     pub fn spawn(&self, verb: &str, request: &Request<'_>) -> Child {
-        let mut command = Command::new(self.bin.join("calico"));
         let path = format!("{}:/usr/lib/cni", self.bin.display());
-        command.env_clear().env("CNI_COMMAND", verb).env("CNI_CONTAINERID", request.container);
-        command.env("CNI_NETNS", request.pod.path()).env("CNI_IFNAME", request.ifname).env("CNI_PATH", path);
-        command.env("CNI_ARGS", &request.args);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        process::in_netns(&mut command, self.node.netns()).unwrap();
-        let mut child = command.spawn().unwrap();
-        let _ = child.stdin.take().unwrap().write_all(request.config.to_string().as_bytes());
-        child
+        let mut command = request.pod.call(self.bin.join("calico"), verb, path);
+        command.env("CNI_CONTAINERID", request.container).env("CNI_IFNAME", request.ifname);
+        self.node.spawn(command.env("CNI_ARGS", &request.args), request.config.to_string())
     }
 
     #[track_caller]
@@ -136,9 +119,7 @@ impl CalicoSetup {
     }
 
     fn sysctl(&self, namespace: &str, path: &str) -> String {
-        let path = format!("/proc/sys/net/{path}");
-        let output = Command::new("ip").args(["netns", "exec", namespace, "cat", &path]).output().unwrap();
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        inside(namespace, &["cat", &format!("/proc/sys/net/{path}")]).trim().to_owned()
     }
 
     fn routes(&self, pod: &TestPod) -> Vec<String> {
@@ -276,10 +257,9 @@ fn oracle_28_the_mtu_is_the_files_and_a_configured_one_comes_first() {
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_34_addresses_of_both_families_are_usable_at_once() {
     let mut setup = CalicoSetup::new();
-    let pool = json!({"kind": "IPPool", "apiVersion": "projectcalico.org/v3",
-        "metadata": {"name": "six", "uid": "u", "creationTimestamp": "2026-08-22T10:00:00Z"},
-        "spec": {"cidr": "fd00:65::/112", "blockSize": 122, "vxlanMode": "Never", "ipipMode": "Never", "nodeSelector": "all()"}});
-    setup.fabric.put(&format!("{RESOURCES}/ippools/six"), &pool.to_string());
+    let pool = json!({"cidr": "fd00:65::/112", "blockSize": 122, "vxlanMode": "Never", "ipipMode": "Never",
+        "nodeSelector": "all()"});
+    setup.fabric.put_resource("ippools", "IPPool", "six", pool);
     let pod = setup.node.pod();
     let request =
         setup.request(&pod, "abc123", json!({"ipam": {"type": "calico-ipam", "assign_ipv6": "true"}}));
@@ -312,11 +292,7 @@ fn oracle_23_the_self_test_tells_whether_the_datastore_answers() {
     let setup = CalicoSetup::new();
     let test = |config: Value| {
         let mut command = Command::new(setup.bin.join("calico"));
-        command.env_clear().arg("-t").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        process::in_netns(&mut command, setup.node.netns()).unwrap();
-        let mut child = command.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
-        Answer::from(child.wait_with_output().unwrap())
+        setup.node.output(command.env_clear().arg("-t"), config.to_string())
     };
     assert_eq!(test(setup.config(json!({"cniVersion": "0.3.1"}))).status, 0);
     let wrong = test(setup.config(json!({"etcd_endpoints": "http://10.77.0.1:2378"})));
@@ -576,9 +552,8 @@ fn the_agent_makes_the_same_endpoint_and_the_pod_is_reachable() {
     assert_eq!(setup.add(&request)["ips"], result["ips"]);
     assert_eq!(setup.check(&request, &result).status, 0);
     assert_eq!(setup.endpoint("shop/n1-k8s-web--0-eth0")["spec"]["ipNetworks"], json!([address(&result)]));
-    let ping = ["netns", "exec", setup.node.netns_name(), "ping", "-c", "1", "-W", "2"];
     let bare = address(&result).replace("/32", "");
-    assert!(Command::new("ip").args(ping).arg(&bare).stdout(Stdio::null()).status().unwrap().success());
+    assert!(pings(setup.node.netns_name(), &bare));
     // A second network's STATUS, and GC that keeps valid attachments and deletes others.
     assert_eq!(setup.run("STATUS", &with_version(&request)).status, 0);
     let valid = |id: &str| json!({"cni.dev/valid-attachments": [{"containerID": id, "ifname": "eth0"}]});

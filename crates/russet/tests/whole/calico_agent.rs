@@ -1,13 +1,12 @@
 //! `russet agent --calico`: a node of a Calico cluster whose routes Russet programs (calico-cni.md sections 4.1 to 4.7).
 
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use russet_linux::process;
 use russet_testkit::{eventually, run};
 use serde_json::json;
 
 use crate::fabric::Fabric;
-use crate::node::{TIMEOUT, TestNode, TestPod};
+use crate::node::{TIMEOUT, TestNode};
 
 const POOLS: &str = "/calico/resources/v3/projectcalico.org/ippools";
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
@@ -54,28 +53,7 @@ fn put_go_node(fabric: &Fabric, name: &str, address: &str, borrower: &str) {
 }
 
 fn routes(node: &TestNode, protocol: &str) -> String {
-    ip(node, &["route", "show", "proto", protocol])
-}
-
-fn ip(node: &TestNode, args: &[&str]) -> String {
-    let output = Command::new("ip").args(["-n", node.netns_name()]).args(args).output().unwrap();
-    assert!(output.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn ping(from: &TestPod, to: &str) -> bool {
-    let ping = ["netns", "exec", &from.netns_name, "ping", "-c", "1", "-W", "1", to];
-    Command::new("ip").args(ping).stdout(Stdio::null()).status().unwrap().success()
-}
-
-/// A process with the name of another program that does nothing, in the node's namespace.
-fn decoy(node: &TestNode, name: &str) -> Child {
-    let program = node.path(name);
-    std::fs::copy("/bin/sleep", &program).unwrap();
-    let mut command = Command::new(program);
-    command.arg("300").stdin(Stdio::null()).stdout(Stdio::null());
-    process::in_netns(&mut command, node.netns()).unwrap();
-    command.spawn().unwrap()
+    node.ip(&["route", "show", "proto", protocol])
 }
 
 #[test]
@@ -89,7 +67,7 @@ fn two_agents_in_calicos_place_and_a_go_node_are_peers() {
     let (a, b) = (n1.pod(), n2.pod());
     let to = n2.add(&b).addresses().remove(0);
     n1.add(&a).result();
-    eventually(TIMEOUT, || ping(&a, &to));
+    eventually(TIMEOUT, || a.pings(&["-W", "1", &to]));
 
     // calico-cni.md section 4.6: node data, tunnel addresses and their handles are Calico's.
     let node = fabric.get(&format!("{NODES}/n1"));
@@ -165,33 +143,35 @@ fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
     put_pool(&fabric, "CrossSubnet");
     let mut node = fabric.node("n1", &["--calico"]);
     for rival in ["calico-felix", "bird"] {
-        let mut felix = decoy(&node, rival);
+        let felix = node.decoy(rival);
         node.start_agent();
         put_go_node(&fabric, "node1", "10.77.0.99", "node1");
-        ip(&node, &["route", "replace", "blackhole", "10.66.0.0/26", "proto", "80"]);
-        eventually(TIMEOUT, || node.log().contains("another program keeps this node's routes"));
-        assert!(node.log().contains(&format!("pid={}", felix.id())), "{}", node.log());
+        node.ip(&["route", "replace", "blackhole", "10.66.0.0/26", "proto", "80"]);
+        // The log has the lines of the agents of all rounds.
+        let pid = format!("pid={}", felix.id());
+        eventually(TIMEOUT, || node.log().contains(&pid));
+        assert!(node.log().contains("another program keeps this node's routes"), "{}", node.log());
         assert_eq!(node.status().status, 0, "pods can be attached");
         assert_eq!(routes(&node, "80").trim(), "blackhole 10.66.0.0/26");
         assert!(fabric.keys(&format!("{NODES}/n1")).is_empty(), "calico/node registers the node");
-        felix.kill().unwrap();
-        felix.wait().unwrap();
+        drop(felix);
         node.stop_agent();
     }
     // Felix has ended: its routes are replaced, and on one subnet the route is direct (calico-cni.md oracle 57).
     node.start_agent();
     let direct = "10.65.9.0/26 via 10.77.0.99 dev eth0 onlink";
-    eventually(TIMEOUT, || routes(&node, "80").contains(direct));
-    assert!(!routes(&node, "80").contains("10.66.0.0/26"));
+    eventually(TIMEOUT, || {
+        let routes = routes(&node, "80");
+        routes.contains(direct) && !routes.contains("10.66.0.0/26")
+    });
     // A Felix that starts later is detected, and finds the routes that it would have made.
-    let mut felix = decoy(&node, "calico-felix");
+    let felix = node.decoy("calico-felix");
     eventually(TIMEOUT, || node.log().contains(&format!("pid={}", felix.id())));
-    ip(&node, &["route", "del", "10.65.9.0/26"]);
+    node.ip(&["route", "del", "10.65.9.0/26"]);
     fabric.etcdctl(&["put", "/calico/resources/v3/projectcalico.org/nodes/other", "{}"]);
     node.stop_agent();
     assert!(!routes(&node, "80").contains(direct), "the agent had stepped aside");
-    felix.kill().unwrap();
-    felix.wait().unwrap();
+    drop(felix);
 }
 
 /// The source prefixes in the endpoint of a node's pod.
@@ -218,13 +198,10 @@ fn an_agent_in_calicos_place_guards_ends_and_tunnel_and_leaves_both_to_a_felix()
     let netns = node.netns_name().to_owned();
     let list = |what: &str| {
         let words = ["netns", "exec", &netns, "nft", "list"].into_iter().chain(what.split(' '));
-        Command::new("ip")
-            .args(words)
-            .output()
-            .map(|it| String::from_utf8_lossy(&it.stdout).into_owned())
-            .unwrap()
+        let output = Command::new("ip").args(words).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    let ends = || list("chain inet russet-policy guard-calico").contains("goto guard");
+    let ends = || list("chain inet russet-policy calico-ends").contains("goto guard");
     let allowed = || list("set inet russet-policy sources4");
     let peers = || list("set inet russet overlay-peers4").contains("10.77.0.99");
     node.start_agent();
@@ -235,13 +212,12 @@ fn an_agent_in_calicos_place_guards_ends_and_tunnel_and_leaves_both_to_a_felix()
         allowed()
     );
     // The rules are restored, whatever other programs do to them.
-    run("ip", &["netns", "exec", &netns, "nft", "flush", "ruleset"]);
+    node.inside("nft", &["flush", "ruleset"]);
     eventually(TIMEOUT, || ends() && peers() && allowed().contains("cali0123456789a"));
-    let mut felix = decoy(&node, "calico-felix");
+    let felix = node.decoy("calico-felix");
     eventually(TIMEOUT, || !ends() && !list("table inet russet").contains("peers"));
     assert!(!allowed().contains("cali0123456789a"), "Felix allows it now");
-    felix.kill().unwrap();
-    felix.wait().unwrap();
+    drop(felix);
     // A starting agent does not wait for a Felix that may be about to restart.
     node.stop_agent();
     node.start_agent();
@@ -252,7 +228,7 @@ fn an_agent_in_calicos_place_guards_ends_and_tunnel_and_leaves_both_to_a_felix()
 
 fn iptables(node: &TestNode, args: &str) -> String {
     let words: Vec<&str> = args.split(' ').collect();
-    run("ip", &[&["netns", "exec", node.netns_name(), "iptables", "-w"], &words[..]].concat())
+    node.inside("iptables", &[&["-w"], &words[..]].concat())
 }
 
 /// The packet counters of the agent's accept rules in FORWARD.
@@ -278,7 +254,7 @@ fn oracle_76_pods_reach_each_other_where_the_forward_policy_drops() {
         let (a, b) = (n1.pod(), n2.pod());
         let to = n2.add(&b).addresses().remove(0);
         n1.add(&a).result();
-        eventually(TIMEOUT, || ping(&a, &to));
+        eventually(TIMEOUT, || a.pings(&["-W", "1", &to]));
         for node in [&n1, &n2] {
             let counts = accepted_packets(node);
             assert!(counts.len() == 2 && counts.iter().sum::<u64>() >= 2, "{dialect:?}: {counts:?}");
@@ -286,11 +262,11 @@ fn oracle_76_pods_reach_each_other_where_the_forward_policy_drops() {
         // Another program flushes the chain; then its policy accepts; then it drops again.
         iptables(&n1, "-F FORWARD");
         eventually(TIMEOUT, || accepted_packets(&n1).len() == 2);
-        eventually(TIMEOUT, || ping(&a, &to));
+        eventually(TIMEOUT, || a.pings(&["-W", "1", &to]));
         iptables(&n1, "-P FORWARD ACCEPT");
         eventually(TIMEOUT, || accepted_packets(&n1).is_empty());
         iptables(&n1, "-P FORWARD DROP");
-        eventually(TIMEOUT, || ping(&a, &to));
+        eventually(TIMEOUT, || a.pings(&["-W", "1", &to]));
         // An agent that stops leaves them: pods keep working.
         n2.stop_agent();
         assert_eq!(accepted_packets(&n2).len(), 2);
@@ -299,6 +275,6 @@ fn oracle_76_pods_reach_each_other_where_the_forward_policy_drops() {
         for node in [&n1, &n2] {
             eventually(TIMEOUT, || accepted_packets(node).is_empty());
         }
-        assert!(!ping(&a, &to), "{dialect:?}");
+        assert!(!a.pings(&["-W", "1", &to]), "{dialect:?}");
     }
 }

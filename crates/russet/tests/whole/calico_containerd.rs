@@ -6,18 +6,17 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use russet_cri_client::{Pod, Sandbox};
 use russet_kube::testing::Server;
 use russet_linux::{NetNs, process};
+use russet_testkit::cri::{Pod, Sandbox};
 use russet_testkit::{eventually, require_tool};
 use serde_json::{Value, json};
 
 use crate::containerd::Containerd;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, RESOURCES};
 use crate::node::{TIMEOUT, TestNode};
 use crate::sandboxes::pings;
 
-const RESOURCES: &str = "/calico/resources/v3/projectcalico.org";
 /// Concurrent pods, half of them on each node.
 const PODS: usize = 50;
 /// A port of a node, and the pod's port to which it is forwarded.
@@ -110,17 +109,11 @@ fn conflist(node: &TestNode, name: &str) -> Value {
 
 /// The records that `calicoctl` and kube-controllers write to an empty etcd.
 pub fn found_cluster(fabric: &Fabric) {
-    let resource = |kind: &str, name: &str, spec: Value| {
-        let metadata = json!({"name": name, "creationTimestamp": "2026-08-22T10:00:00Z"});
-        json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata, "spec": spec})
-            .to_string()
-    };
-    let ready = resource("ClusterInformation", "default", json!({"datastoreReady": true}));
-    fabric.put(&format!("{RESOURCES}/clusterinformations/default"), &ready);
+    let ready = json!({"datastoreReady": true});
+    fabric.put_resource("clusterinformations", "ClusterInformation", "default", ready);
     let pool = json!({"cidr": "10.65.0.0/16", "blockSize": 26, "vxlanMode": "Always", "ipipMode": "Never",
         "natOutgoing": true, "nodeSelector": "all()", "allowedUses": ["Workload", "Tunnel"]});
-    let pool = resource("IPPool", "default-ipv4-ippool", pool);
-    fabric.put(&format!("{RESOURCES}/ippools/default-ipv4-ippool"), &pool);
+    fabric.put_resource("ippools", "IPPool", "default-ipv4-ippool", pool);
 }
 
 /// Everything in etcd without event counters: the owner of each address, and every other record

@@ -4,18 +4,15 @@
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use russet_linux::process;
 use russet_testkit::run;
 use serde_json::{Value, json};
 
 use crate::fabric::Fabric;
-use crate::node::{Answer, TestNode, TestPod};
+use crate::node::{Answer, PATH, TestNode, TestPod};
 
 const GO_PLUGINS: &str = "/usr/lib/cni";
-const POOLS: &str = "/calico/resources/v3/projectcalico.org/ippools";
-const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 
 /// The process that executes the requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,9 +35,9 @@ impl CalicoSetup {
     fn new(agent: Agent) -> Self {
         let mut fabric = Fabric::new();
         let pool = |name: &str, cidr: &str| {
-            let pool = json!({"kind": "IPPool", "apiVersion": "projectcalico.org/v3", "metadata": {"name": name},
-                "spec": {"cidr": cidr, "ipipMode": "Never", "vxlanMode": "Never", "nodeSelector": "all()"}});
-            fabric.put(&format!("{POOLS}/{name}"), &pool.to_string());
+            let spec =
+                json!({"cidr": cidr, "ipipMode": "Never", "vxlanMode": "Never", "nodeSelector": "all()"});
+            fabric.put_resource("ippools", "IPPool", name, spec);
         };
         pool("pool-a", "10.65.0.0/24");
         pool("pool-b", "10.66.0.0/24");
@@ -48,8 +45,7 @@ impl CalicoSetup {
         if agent != Agent::OnThatEtcd {
             // Otherwise the agent registers its node.
             for name in ["node-a", "node-b"] {
-                let node = json!({"kind": "Node", "apiVersion": "projectcalico.org/v3", "metadata": {"name": name}, "spec": {}});
-                fabric.put(&format!("{NODES}/{name}"), &node.to_string());
+                fabric.put_resource("nodes", "Node", name, json!({}));
             }
         }
         let mut node = match agent {
@@ -84,17 +80,9 @@ impl CalicoSetup {
         config: &Value,
         more: &[(&str, &str)],
     ) -> Answer {
-        let mut command = Command::new(plugin);
         let path = format!("{}:{GO_PLUGINS}", self.plugins.path().display());
-        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("CNI_PATH", path);
-        command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());
-        command.env("CNI_IFNAME", "eth0").envs(more.iter().copied());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        process::in_netns(&mut command, self.node.netns()).unwrap();
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", plugin.display()));
-        use std::io::Write;
-        let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
-        child.wait_with_output().unwrap().into()
+        let mut command = pod.call(plugin, verb, path);
+        self.node.output(command.env("PATH", PATH).envs(more.iter().copied()), config.to_string())
     }
 
     fn bridge(&self, verb: &str, pod: &TestPod, config: &Value) -> Answer {
@@ -241,7 +229,7 @@ fn the_environment_counts_in_the_same_order_with_and_without_an_agent() {
         assert_eq!(code(&with(json!(good)), &[("ETCD_ENDPOINTS", bad)]), 0, "{agent:?}");
         assert_eq!(code(&with(json!(bad)), &[("CALICO_ETCD_ENDPOINTS", good)]), 0, "{agent:?}");
         assert_eq!(code(&with(json!(good)), &[("CALICO_ETCD_ENDPOINTS", bad)]), 11, "{agent:?}");
-        assert_eq!(code(&with(json!(good)), &[("CALICO_DATASTORE_TYPE", "kubernetes")]), 2, "{agent:?}");
+        assert_eq!(code(&with(json!(good)), &[("CALICO_DATASTORE_TYPE", "kubernetes")]), 7, "{agent:?}");
         assert_eq!(setup.taken(), 1);
     }
 }
@@ -259,7 +247,8 @@ fn every_refusal_is_one_document_with_its_code_and_leaves_nothing() {
         "{short:?}"
     );
     assert_eq!(ipam(json!({}), json!({"datastore_type": "etcdv2"})).code(), 7, "it holds v3 data");
-    assert_eq!(ipam(json!({}), json!({"datastore_type": "kubernetes"})).code(), 2);
+    let nowhere = ipam(json!({}), json!({"datastore_type": "kubernetes"}));
+    assert_eq!(nowhere.code(), 7, "no kubeconfig is named: {nowhere:?}");
     assert_eq!(ipam(json!({}), json!({"nodename": "a/b"})).code(), 7);
     assert_eq!(setup.fabric.keys("/calico/ipam/"), Vec::<String>::new());
     // STATUS without an agent works, since ADD does.

@@ -3,17 +3,16 @@
 //! endpoints as set up (calico-cni.md sections 3, 4.3 and 4.9).
 
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use russet_linux::{process, sysctl};
+use russet_linux::sysctl;
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
 use crate::calico::{CalicoSetup, Request};
+use crate::fabric::RESOURCES;
 use crate::node::{TIMEOUT, TestNode, TestPod};
-use crate::verbs::get;
 
-const RESOURCES: &str = "/calico/resources/v3/projectcalico.org";
 const POD: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0";
 
 fn resource(kind: &str, metadata: Value, spec: Value) -> String {
@@ -27,22 +26,12 @@ fn put_policy(setup: &CalicoSetup, place: &str, kind: &str, name: &str) {
 }
 
 fn ready(node: &TestNode) -> String {
-    get(node, "/readyz?verbose")
+    node.get("/readyz?verbose")
 }
 
 /// A request for pod `shop/web-0`, with its container.
 fn pod_request<'a>(setup: &CalicoSetup, pod: &'a TestPod, container: &'a str, extra: Value) -> Request<'a> {
     Request { args: POD.to_owned(), ..setup.request(pod, container, extra) }
-}
-
-/// A process with Felix's name that does nothing, in the node's namespace.
-fn felix(node: &TestNode) -> Child {
-    let program = node.path("calico-felix");
-    std::fs::copy("/bin/sleep", &program).unwrap();
-    let mut command = Command::new(program);
-    command.arg("300").stdin(Stdio::null()).stdout(Stdio::null());
-    process::in_netns(&mut command, node.netns()).unwrap();
-    command.spawn().unwrap()
 }
 
 #[test]
@@ -65,12 +54,11 @@ fn policies_that_are_not_enforced_are_named_at_the_start_and_in_readiness() {
     setup.node.stop_agent();
     // Felix enforces them.
     put_policy(&setup, "globalnetworkpolicies/default.deny-all", "GlobalNetworkPolicy", "default.deny-all");
-    let mut felix = felix(&setup.node);
+    let felix = setup.node.decoy("calico-felix");
     setup.node.start_agent();
     eventually(TIMEOUT, || ready(&setup.node).contains("[+] programmed"));
     assert!(!ready(&setup.node).contains("[!] policy"), "{}", ready(&setup.node));
-    felix.kill().unwrap();
-    felix.wait().unwrap();
+    drop(felix);
 }
 
 #[test]
@@ -80,8 +68,7 @@ fn an_agent_is_not_ready_for_an_ipip_pool_and_an_add_says_so() {
     let pool = |ipip: &str| {
         let spec = json!({"cidr": "10.65.0.0/16", "blockSize": 26, "vxlanMode": "Never", "ipipMode": ipip,
             "nodeSelector": "all()"});
-        let metadata = json!({"name": "four", "uid": "u", "creationTimestamp": "2026-08-22T10:00:00Z"});
-        setup.fabric.put(&format!("{RESOURCES}/ippools/four"), &resource("IPPool", metadata, spec));
+        setup.fabric.put_resource("ippools", "IPPool", "four", spec);
     };
     setup.node.start_agent();
     pool("Always");

@@ -3,14 +3,14 @@
 //! calico-v1`.
 
 use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use russet_kube::testing::Server;
 use russet_linux::process;
 use serde_json::{Value, json};
 
 use crate::fabric::Fabric;
-use crate::node::{Answer, TestNode, TestPod};
+use crate::node::{Answer, PATH, TestNode, TestPod};
 
 const GO_PLUGINS: &str = "/usr/lib/cni";
 const ENDPOINTS: &str = "http://10.77.0.1:2379";
@@ -51,17 +51,9 @@ impl CalicoSetup {
             "russet_path": env!("CARGO_BIN_EXE_russet"),
         });
         config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let mut command = Command::new(plugin);
         let path = format!("{}:{GO_PLUGINS}", self.plugins.path().display());
-        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("CNI_PATH", path);
-        command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());
-        command.env("CNI_IFNAME", "eth0").env("CNI_ARGS", args);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        process::in_netns(&mut command, self.node.netns()).unwrap();
-        let mut child = command.spawn().unwrap();
-        use std::io::Write;
-        let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
-        child.wait_with_output().unwrap().into()
+        let mut command = pod.call(plugin, verb, path);
+        self.node.output(command.env("PATH", PATH).env("CNI_ARGS", args), config.to_string())
     }
 
     fn bridge(&self, verb: &str, pod: &TestPod, more: Value) -> Answer {

@@ -6,6 +6,7 @@
 
 mod kernel;
 mod owners;
+mod shared_store;
 mod site;
 mod store_records;
 mod trial;
@@ -23,6 +24,7 @@ use crate::fabric::Fabric;
 use crate::node::{TIMEOUT, TestPod};
 use crate::pinging::Pinging;
 use russet_testkit::Random;
+use shared_store::SharedStore;
 use site::{Plugin, Site};
 use store_records::StoreRecords;
 use victims::Victims;
@@ -34,7 +36,8 @@ const MOMENTS: usize = 50;
 const WORKERS: usize = 3;
 /// Longest time until the next kill, and from then until the restart.
 const PAUSE: Duration = Duration::from_millis(150);
-/// How long after a kill requests may fail: etcd's own restart takes two seconds.
+/// How long after a kill requests may fail: etcd's own restart takes two seconds, an API server's a
+/// few more, and the pauses of those that wait for it double up to 30 s.
 const RECOVERY: Duration = Duration::from_secs(90);
 /// The time between a repair's two checks. By then every request is answered.
 const REPAIR_GRACE: &str = "1s";
@@ -68,7 +71,7 @@ fn kill_and_restart(victims: &mut Victims<'_>, load: &SharedLoad, random: &mut R
             eventually(TIMEOUT, || load.orders.load(Ordering::Relaxed) == 0);
         }
         4..8 => victims.kill_agent(random.below(victims.sites.len()), random.delay(PAUSE)),
-        _ => victims.kill_etcd(random.delay(PAUSE)),
+        _ => victims.kill_store(random.delay(PAUSE)),
     }
     // Mostly every request succeeds again before the next kill; sometimes not.
     if !random.once_in(3) {
@@ -165,7 +168,8 @@ fn weather(plugin: Plugin) {
     }
     let sites = [("n1", 0), ("n2", 1)]
         .map(|(name, node)| Site::new(&mut fabric, name, plugin, Configured::from_seed(seed, node)));
-    let mut victims = Victims::new(Some(&mut fabric), sites.iter().collect());
+    let mut shared = SharedStore::Etcd(fabric);
+    let mut victims = Victims::new(Some(&mut shared), sites.iter().collect());
     let load = SharedLoad::default();
 
     // Two pods on one node and one on the other, whose traffic must not be interrupted.

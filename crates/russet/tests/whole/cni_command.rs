@@ -8,7 +8,6 @@ use russet_testkit::eventually;
 use serde_json::{Value, json};
 
 use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
-use crate::verbs::get;
 
 /// A node with a network of two plugins, both Russet's.
 fn node_with_network() -> TestNode {
@@ -258,9 +257,9 @@ fn metrics_have_stages_store_pools_and_readiness_of_a_running_agent() {
     // The claim of the pod's block is reported by the watch.
     let claimed = |pool: &str| format!("russet_ipam_pool_claimed_blocks{{pool=\"{pool}\"}}");
     eventually(TIMEOUT, || {
-        value(&get(&node, "/metrics"), &claimed("default-ipv4")).is_some_and(|it| it >= 1.0)
+        value(&node.get("/metrics"), &claimed("default-ipv4")).is_some_and(|it| it >= 1.0)
     });
-    let text = get(&node, "/metrics");
+    let text = node.get("/metrics");
     for sample in [
         "russet_cni_requests_total{verb=\"ADD\",code=\"0\"}",
         "russet_cni_stage_seconds_count{verb=\"ADD\",stage=\"address\"}",

@@ -75,6 +75,25 @@ fn a_request_that_waits_for_the_nodes_lock_is_passed_to_a_new_agent() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
+fn an_agent_that_waits_takes_over_from_one_that_dies() {
+    // kubernetes.md K92
+    let mut node = TestNode::start(&[]);
+    let (pod, late) = (node.pod(), node.pod());
+    assert_eq!(node.add(&pod).status, 0);
+    let _next = node.spawn_agent();
+    node.kill_agent();
+    eventually(TIMEOUT, || node.status().status == 0);
+    assert_eq!(node.unfinished(), 0);
+    assert_eq!(node.add(&late).status, 0);
+    assert_eq!(node.verb("CHECK", &pod, "eth0", json!({ "prevResult": node.add(&pod).result() })).status, 0);
+    for pod in [&pod, &late] {
+        assert_eq!(node.del(pod).status, 0);
+    }
+    assert_eq!(node.allocated(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
 fn pods_come_and_go_without_an_agent() {
     let mut node = TestNode::without_agent(&[]);
     let pods: Vec<_> = (0..8).map(|_| node.pod()).collect();

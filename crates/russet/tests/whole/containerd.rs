@@ -4,11 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use russet_cri_client::{Cri, Pod, Sandbox};
 use russet_linux::{NetNs, process};
-use russet_testkit::{eventually, require_tool, run};
+use russet_testkit::cri::{Cri, Pod, Sandbox};
+use russet_testkit::{eventually, image, require_tool, run};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::node::{TIMEOUT, TestNode};
@@ -81,7 +81,13 @@ impl Containerd {
     }
 
     fn import_pause(&self) {
-        let archive = pause_image(&self.path("image"));
+        let busybox = require_tool("busybox");
+        let archive = image::archive(
+            &self.path("image"),
+            PAUSE,
+            &[("bin/busybox", &busybox)],
+            &["/bin/busybox", "sleep", "1000000"],
+        );
         let socket = self.path("c.sock");
         run("ctr", &["-a", text(&socket), "-n", "k8s.io", "images", "import", text(&archive)]);
     }
@@ -201,27 +207,4 @@ fn configuration(directory: &Path) -> String {
          restrict_oom_score_adj = true\nstream_server_address = \"127.0.0.1\"\nstream_server_port = \"0\"\n\
          [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = {bin}\nconf_dir = {conf}\n"
     )
-}
-
-/// An image whose only program sleeps, in the format of `docker save`; returns the archive.
-fn pause_image(directory: &Path) -> PathBuf {
-    let program = directory.join("layer/bin/busybox");
-    std::fs::create_dir_all(program.parent().unwrap()).unwrap();
-    std::fs::copy(require_tool("busybox"), &program).unwrap();
-    let (layer, archive) = (directory.join("layer.tar"), directory.join("pause.tar"));
-    run("tar", &["-C", text(&directory.join("layer")), "-cf", text(&layer), "bin"]);
-    let digest = run("sha256sum", &[text(&layer)]);
-    let digest = digest.split_whitespace().next().unwrap();
-    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-    let config = json!({
-        "architecture": architecture, "os": "linux",
-        "config": {"Entrypoint": ["/bin/busybox", "sleep", "1000000"], "Env": ["PATH=/bin"]},
-        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
-        "history": [{"created": "1970-01-01T00:00:00Z"}],
-    });
-    let manifest = json!([{"Config": "config.json", "RepoTags": [PAUSE], "Layers": ["layer.tar"]}]);
-    std::fs::write(directory.join("config.json"), config.to_string()).unwrap();
-    std::fs::write(directory.join("manifest.json"), manifest.to_string()).unwrap();
-    run("tar", &["-C", text(directory), "-cf", text(&archive), "config.json", "layer.tar", "manifest.json"]);
-    archive
 }

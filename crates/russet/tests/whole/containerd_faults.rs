@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use russet_cri_client::{Pod, StatusCode, v1};
+use russet_testkit::cri::{Pod, StatusCode, v1};
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 

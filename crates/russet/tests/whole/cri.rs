@@ -11,8 +11,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use russet_cri_client::{Cri, Pod, StatusCode, v1};
 use russet_linux::process;
+use russet_testkit::cri::{Cri, Pod, StatusCode, v1};
 use russet_testkit::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use russet_cni_spec::{CniResult, ConfigList, Version};
-use russet_cri_client::Pod;
 use russet_runtime::{Attachment, CacheEntry, Runtime};
+use russet_testkit::cri::Pod;
 use russet_testkit::{eventually, ip_json, require_cni_plugin, require_tool, run};
 use serde_json::{Value, json};
 

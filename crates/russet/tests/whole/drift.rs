@@ -1,47 +1,25 @@
 //! Another program flushes Russet's objects while traffic runs: they are restored within
 //! milliseconds, counted, and reported with the program's name.
 
-use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::io::Write;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use russet_linux::{NetNs, process};
 use russet_testkit::{eventually, require_tool};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::fabric::Fabric;
 use crate::node::{TIMEOUT, TestNode, TestPod};
+use crate::pinging::Pinging;
 use crate::reference_plugins::{call, installed};
 
 /// Arguments of `ip`.
 const FLUSH_ROUTES: [&str; 6] = ["route", "flush", "table", "main", "proto", "114"];
 
 /// A thousand pings a second.
-struct Traffic {
-    ping: Child,
-    said: Option<std::thread::JoinHandle<String>>,
-}
-
-/// An agent that ends with the test.
-struct Spawned(Child);
-
-impl Drop for Spawned {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// The longest interruption of the traffic.
-struct Gap {
-    sent: u32,
-    lost: usize,
-    longest_ms: f64,
-}
-
+const INTERVAL_S: &str = "0.001";
 /// The loss after which the test counts as not repaired: the machine of a test is busy. The goal of
 /// 50 ms is printed beside the measured time.
 const LOST_MAX: usize = 2000;
@@ -51,61 +29,6 @@ const RESYNC_TIMEOUT: Duration = Duration::from_secs(100);
 const ROUNDS_MAX: u32 = 5_000;
 /// Elements of a foreign firewall: far more than the agent's buffer holds.
 const OTHERS_ELEMENTS: u32 = 100_000;
-
-// === impl Traffic ===
-
-impl Traffic {
-    fn start(from: &TestPod, address: &str) -> Self {
-        let netns = NetNs::open_named(&from.netns_name).unwrap();
-        let command = |args: &[&str]| {
-            let mut ping = Command::new(require_tool("ping"));
-            ping.args(args).arg(address).stdin(Stdio::null()).stdout(Stdio::piped());
-            process::in_netns(&mut ping, &netns).unwrap();
-            ping
-        };
-        eventually(TIMEOUT, || command(&["-c", "1", "-W", "1"]).output().unwrap().status.success());
-        let mut ping = command(&["-n", "-D", "-i", "0.001"]).spawn().unwrap();
-        let mut stdout = ping.stdout.take().unwrap();
-        let read = move || {
-            let mut text = String::new();
-            stdout.read_to_string(&mut text).unwrap();
-            text
-        };
-        Self { ping, said: Some(std::thread::spawn(read)) }
-    }
-
-    fn finish(mut self) -> Gap {
-        kill_process(Pid::from_child(&self.ping), Signal::INT).unwrap();
-        self.ping.wait().unwrap();
-        let said = self.said.take().unwrap().join().unwrap();
-        let reply = |line: &str| {
-            let at: f64 = line.strip_prefix('[')?.split_once(']')?.0.parse().ok()?;
-            let number = line.split_whitespace().find_map(|word| word.strip_prefix("icmp_seq="))?;
-            line.contains("bytes from").then_some((number.parse::<u32>().ok()?, at))
-        };
-        let replies: Vec<(u32, f64)> = said.lines().filter_map(reply).collect();
-        let answered: BTreeSet<u32> = replies.iter().map(|(number, _)| *number).collect();
-        let last = *answered.last().expect("no ping was answered");
-        let lost = (1..last).filter(|number| !answered.contains(number)).count();
-        let gaps = replies.windows(2).map(|pair| (pair[1].1 - pair[0].1) * 1000.0);
-        Gap { sent: last, lost, longest_ms: gaps.fold(0.0, f64::max) }
-    }
-}
-
-impl Drop for Traffic {
-    fn drop(&mut self) {
-        let _ = self.ping.kill();
-        let _ = self.ping.wait();
-    }
-}
-
-pub fn inside(node: &TestNode, program: &str, args: &[&str]) -> String {
-    let mut command = Command::new(require_tool(program));
-    process::in_netns(command.args(args), node.netns()).unwrap();
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
 
 pub fn drift(node: &TestNode) -> Value {
     let answer = node.russet(&["drift", "-o", "json", "--last", "200"]);
@@ -136,7 +59,7 @@ fn cluster(fabric: &mut Fabric) -> (Vec<TestNode>, [TestPod; 2], String) {
 }
 
 fn routes(node: &TestNode) -> usize {
-    inside(node, "ip", &["route", "show", "table", "main", "proto", "114"]).lines().count()
+    node.inside("ip", &["route", "show", "table", "main", "proto", "114"]).lines().count()
 }
 
 #[test]
@@ -153,24 +76,17 @@ fn a_flush_of_everything_while_traffic_runs_is_repaired_counted_and_explained() 
         ("bridge", "fdb", &["fdb", "flush", "dev", device]),
     ];
     for (program, kind, args) in flushes {
-        let traffic = Traffic::start(&from, &there);
+        let traffic = Pinging::start_every(&from, &there, INTERVAL_S);
         let was = repaired(node, kind);
         // `bridge flush` removes the forwarding entries that it finds; some versions cannot.
-        inside(node, program, args);
+        node.inside(program, args);
         eventually(TIMEOUT, || repaired(node, kind) > was);
         eventually(TIMEOUT, || quiet(node));
-        let gap = traffic.finish();
-        println!(
-            "{program} {}: {} of {} pings lost, at most {:.1} ms without an answer",
-            args.join(" "),
-            gap.lost,
-            gap.sent,
-            gap.longest_ms
-        );
-        assert!(gap.lost < LOST_MAX);
+        println!("{program} {}", args.join(" "));
+        assert!(traffic.stop().lost.len() < LOST_MAX);
     }
     assert_eq!(routes(node), before);
-    assert!(inside(node, "nft", &["list", "ruleset"]).contains("overlay-postrouting"));
+    assert!(node.inside("nft", &["list", "ruleset"]).contains("overlay-postrouting"));
     let report = drift(node);
     let by = |name: &str| {
         let repairs = report["repairs"].as_array().unwrap();
@@ -180,7 +96,7 @@ fn a_flush_of_everything_while_traffic_runs_is_repaired_counted_and_explained() 
     // The kernel's nf_tables events name the process; see `a_process_with_an_open_netlink_socket_is_identified` for
     // the rest.
     assert!(by("nft") >= 1, "{report:#}");
-    let metrics = inside(node, "curl", &["-sf", "http://127.0.0.1:9471/metrics"]);
+    let metrics = node.inside("curl", &["-sf", "http://127.0.0.1:9471/metrics"]);
     for kind in ["nat", "route", "fdb"] {
         let line = format!("russet_drift_repairs_total{{kind=\"{kind}\"}}");
         assert!(metrics.contains(&line), "{metrics}");
@@ -216,7 +132,7 @@ fn a_flush_while_pods_come_and_go_is_repaired_without_restoring_deleted_pods() {
             (0..ROUNDS_MAX).take_while(|_| !over.load(Ordering::Relaxed)).inspect(once).count()
         });
         for _ in 0..10 {
-            let flush_tables = || drop(inside(&node, "nft", &["flush", "ruleset"]));
+            let flush_tables = || drop(node.inside("nft", &["flush", "ruleset"]));
             for flush in [&flush_routes as &dyn Fn(), &flush_tables] {
                 let was = total();
                 flush();
@@ -264,7 +180,7 @@ fn the_tunnel_device_is_restored_after_every_kind_of_change() {
     let mut fabric = Fabric::new();
     let (nodes, [from, _to], there) = cluster(&mut fabric);
     let node = &nodes[0];
-    let traffic = Traffic::start(&from, &there);
+    let traffic = Pinging::start_every(&from, &there, INTERVAL_S);
     for args in [
         &["link", "set", "vxlan.calico", "down"][..],
         &["link", "set", "vxlan.calico", "mtu", "1300"],
@@ -274,19 +190,18 @@ fn the_tunnel_device_is_restored_after_every_kind_of_change() {
         &["link", "set", "eth0", "down"],
     ] {
         let total = drift(node)["repairs_total"].as_u64().unwrap();
-        inside(node, "ip", args);
+        node.inside("ip", args);
         if args.contains(&"eth0") {
             // This change is the operator's; the routes that were deleted with it are Russet's.
-            inside(node, "ip", &["link", "set", "eth0", "up"]);
-            inside(node, "ip", &["route", "replace", "default", "via", "10.77.0.1"]);
+            node.inside("ip", &["link", "set", "eth0", "up"]);
+            node.inside("ip", &["route", "replace", "default", "via", "10.77.0.1"]);
         }
         // No route of Russet leads directly through that one here.
         let untouched = args.contains(&"eth0");
         eventually(TIMEOUT, || untouched || drift(node)["repairs_total"].as_u64().unwrap() > total);
         eventually(TIMEOUT, || quiet(node));
     }
-    let gap = traffic.finish();
-    println!("{} of {} pings lost, at most {:.1} ms without an answer", gap.lost, gap.sent, gap.longest_ms);
+    traffic.stop();
     println!("{}", node.russet(&["drift", "--last", "50"]).stdout);
 }
 
@@ -299,7 +214,7 @@ fn a_host_ends_objects_are_restored_and_a_deleted_pods_are_not() {
     let address = nodes[0].add(&second).addresses().remove(0);
     let node = &nodes[0];
     let name = node.links().into_iter().find(|link| link.starts_with("russ")).unwrap();
-    let traffic = Traffic::start(&from, &there);
+    let traffic = Pinging::start_every(&from, &there, INTERVAL_S);
     for args in [
         &["link", "set", &name, "down"][..],
         &["link", "set", &name, "mtu", "1300"],
@@ -307,20 +222,19 @@ fn a_host_ends_objects_are_restored_and_a_deleted_pods_are_not() {
         &["neighbour", "flush", "dev", &name, "nud", "permanent"],
     ] {
         let total = drift(node)["repairs_total"].as_u64().unwrap();
-        inside(node, "ip", args);
+        node.inside("ip", args);
         eventually(TIMEOUT, || drift(node)["repairs_total"].as_u64().unwrap() > total);
         eventually(TIMEOUT, || quiet(node));
     }
-    inside(node, "sysctl", &["-w", &format!("net.ipv4.conf.{name}.forwarding=0")]);
+    node.inside("sysctl", &["-w", &format!("net.ipv4.conf.{name}.forwarding=0")]);
     eventually(TIMEOUT, || repaired(node, "pod_sysctl") > 0);
-    let gap = traffic.finish();
-    println!("{} of {} pings lost, at most {:.1} ms without an answer", gap.lost, gap.sent, gap.longest_ms);
+    traffic.stop();
     println!("{}", node.russet(&["drift", "--last", "50"]).stdout);
     // A deleted pod's objects are not restored, whatever happens to the others.
     assert_eq!(node.del(&second).status, 0);
-    inside(node, "ip", &FLUSH_ROUTES);
+    node.inside("ip", &FLUSH_ROUTES);
     eventually(TIMEOUT, || quiet(node) && repaired(node, "route") > 0);
-    let routes = inside(node, "ip", &["route", "show", "table", "main", "proto", "114"]);
+    let routes = node.inside("ip", &["route", "show", "table", "main", "proto", "114"]);
     assert!(!routes.lines().any(|line| line.starts_with(&format!("{address} "))), "{routes}");
 }
 
@@ -332,7 +246,7 @@ fn the_verdict_of_a_pod_whose_namespace_goes_without_a_del_goes_with_it() {
     let pod = node.pod();
     let result = node.add(&pod).result();
     let host_end = result["interfaces"][0]["name"].as_str().unwrap();
-    let verdicts = || inside(&node, "nft", &["list", "table", "inet", "russet-policy"]);
+    let verdicts = || node.inside("nft", &["list", "table", "inet", "russet-policy"]);
     assert!(verdicts().contains(host_end));
     NetNs::delete_named(&pod.netns_name).unwrap();
     eventually(TIMEOUT, || !verdicts().contains(host_end));
@@ -346,14 +260,14 @@ fn drift_is_repaired_while_the_datastore_is_away() {
     let node = &nodes[0];
     let before = routes(node);
     fabric.kill_etcd();
-    inside(node, "ip", &FLUSH_ROUTES);
+    node.inside("ip", &FLUSH_ROUTES);
     eventually(TIMEOUT, || routes(node) == before);
     // The kernel sends no event for this one.
     let name = node.links().into_iter().find(|link| link.starts_with("russ")).unwrap();
     let delay = format!("net.ipv4.neigh.{name}.proxy_delay");
-    let read = || inside(node, "sysctl", &["-n", &delay]);
+    let read = || node.inside("sysctl", &["-n", &delay]);
     let right = read();
-    inside(node, "sysctl", &["-w", &format!("{delay}=80")]);
+    node.inside("sysctl", &["-w", &format!("{delay}=80")]);
     assert_ne!(read(), right);
     eventually(RESYNC_TIMEOUT, || read() == right);
 }
@@ -369,14 +283,14 @@ fn a_restarted_agent_knows_existing_links_at_once() {
     });
     let before = routes(&node);
     node.stop_agent();
-    inside(&node, "ip", &FLUSH_ROUTES);
-    inside(&node, "ip", &["link", "set", &stays_end, "down"]);
+    node.inside("ip", &FLUSH_ROUTES);
+    node.inside("ip", &["link", "set", &stays_end, "down"]);
     node.start_agent();
     eventually(TIMEOUT, || routes(&node) == before);
     eventually(TIMEOUT, || quiet(&node));
-    inside(&node, "sysctl", &["-w", &format!("net.ipv4.conf.{stays_end}.forwarding=0")]);
+    node.inside("sysctl", &["-w", &format!("net.ipv4.conf.{stays_end}.forwarding=0")]);
     eventually(TIMEOUT, || repaired(&node, "pod_sysctl") > 0);
-    let verdicts = || inside(&node, "nft", &["list", "table", "inet", "russet-policy"]);
+    let verdicts = || node.inside("nft", &["list", "table", "inet", "russet-policy"]);
     assert!(verdicts().contains(&goes_end));
     NetNs::delete_named(&goes.netns_name).unwrap();
     eventually(TIMEOUT, || !verdicts().contains(&goes_end));
@@ -392,14 +306,14 @@ fn a_deleted_bridge_comes_back_with_the_mac_that_pods_know() {
         "isGateway": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}));
     let result = call(&node, bin.path(), "bridge", "ADD", &pod, &config).result();
     let mac = || {
-        let links: Value = serde_json::from_str(&inside(&node, "ip", &["-j", "link"])).unwrap();
+        let links: Value = serde_json::from_str(&node.inside("ip", &["-j", "link"])).unwrap();
         let bridge = links.as_array().unwrap().iter().find(|link| link["ifname"] == "cni7").cloned();
         bridge.map(|bridge| bridge["address"].clone())
     };
     let before = mac().unwrap();
     for _ in 0..3 {
         let was = repaired(&node, "bridge");
-        inside(&node, "ip", &["link", "delete", "cni7"]);
+        node.inside("ip", &["link", "delete", "cni7"]);
         eventually(TIMEOUT, || repaired(&node, "bridge") > was);
         assert_eq!(mac(), Some(before.clone()));
     }
@@ -430,7 +344,7 @@ fn masquerade_and_published_ports_are_restored_to_their_latest_state() {
         .config(json!({"name": "n", "cniVersion": "1.0.0", "type": "portmap", "prevResult": result,
         "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}));
     let table = || {
-        let text = inside(&node, "nft", &["-s", "list", "table", "inet", "russet-cni"]);
+        let text = node.inside("nft", &["-s", "list", "table", "inet", "russet-cni"]);
         let mut words: Vec<String> =
             text.replace(',', "\n").lines().map(|line| line.trim().to_owned()).collect();
         words.sort();
@@ -446,7 +360,7 @@ fn masquerade_and_published_ports_are_restored_to_their_latest_state() {
             &["-f", loud.to_str().unwrap()],
         ] {
             let was = repaired(&node, "pod_nat");
-            inside(&node, "nft", vandal);
+            node.inside("nft", vandal);
             eventually(TIMEOUT, || repaired(&node, "pod_nat") > was);
             assert_eq!(table(), before);
         }
@@ -475,10 +389,10 @@ fn a_flood_of_foreign_changes_is_no_drift() {
             |n: u32| format!("route {verb} {}/32 via 10.77.0.1\n", std::net::Ipv4Addr::from(0xc000_0000 + n));
         let file = node.path("routes");
         std::fs::write(&file, (0..ROUTES).map(line).collect::<String>()).unwrap();
-        inside(node, "ip", &["-batch", file.to_str().unwrap()]);
+        node.inside("ip", &["-batch", file.to_str().unwrap()]);
     }
     // Changes of Russet's objects are detected in the middle of it, and afterwards.
-    inside(node, "ip", &FLUSH_ROUTES);
+    node.inside("ip", &FLUSH_ROUTES);
     eventually(TIMEOUT, || routes(node) == before);
     let (took, busy) = (began.elapsed().as_secs_f64(), busy_s(node.agent_pid()) - busy);
     println!("{ROUTES} foreign routes added and deleted in {took:.1} s: the agent was busy for {busy:.2} s");
@@ -500,10 +414,10 @@ fn an_agent_that_has_not_read_its_store_does_not_report_no_drift() {
     let mut fabric = Fabric::new();
     fabric.kill_etcd();
     let node = fabric.node("node-a", &[]);
-    let _agent = Spawned(node.spawn_agent());
+    let _agent = node.spawn_agent();
     let listens = || std::net::TcpStream::connect("127.0.0.1:9471").is_ok();
     eventually(TIMEOUT, || node.netns().with(listens).unwrap());
-    eventually(TIMEOUT, || crate::verbs::get(&node, "/readyz?verbose").contains("[-] store: "));
+    eventually(TIMEOUT, || node.get("/readyz?verbose").contains("[-] store: "));
     let answer = node.russet(&["drift"]);
     assert_eq!(answer.status, 1, "{answer:?}");
     assert!(answer.stdout.contains("the agent has not read its store yet"), "{answer:?}");
@@ -513,13 +427,13 @@ fn an_agent_that_has_not_read_its_store_does_not_report_no_drift() {
 }
 
 #[test]
-#[ignore = "kernel: two nodes on an etcd, a foreign rule and an interface that goes down; tool: nft"]
+#[ignore = "kernel: two nodes on an etcd, foreign rules and an interface that goes down; tool: nft, iptables-legacy"]
 fn a_closed_tunnel_and_an_underlay_that_is_down_are_seen_by_drift_and_readyz() {
     let mut fabric = Fabric::new();
     let mut nodes = ["node-a", "node-b"].map(|name| fabric.node(name, &[]));
     nodes.iter_mut().for_each(TestNode::start_agent);
     let node = &nodes[0];
-    let ready = || crate::verbs::get(node, "/readyz?verbose");
+    let ready = || node.get("/readyz?verbose");
     let is_ready = || ready().contains("[+] underlay") && quiet(node);
     eventually(TIMEOUT, is_ready);
     let sees = |what: &str| {
@@ -530,19 +444,23 @@ fn a_closed_tunnel_and_an_underlay_that_is_down_are_seen_by_drift_and_readyz() {
         // The loop checks every 10 s.
         eventually(TIMEOUT, || ready().contains(&format!("[-] underlay: {what}")));
     };
-    inside(
-        node,
+    node.inside(
         "nft",
         &[
             "table inet foreign {\n chain guard {\n type filter hook input priority 0\n udp dport 4789 drop\n }\n }",
         ],
     );
     sees("chain inet foreign guard drops packets from other nodes at UDP port 4789");
-    inside(node, "nft", &["delete", "table", "inet", "foreign"]);
+    node.inside("nft", &["delete", "table", "inet", "foreign"]);
+    eventually(TIMEOUT, is_ready);
+    let closed = ["INPUT", "-p", "udp", "--dport", "4789", "-j", "DROP"];
+    node.inside("iptables-legacy", &[&["-A"], &closed[..]].concat());
+    sees("chain ip filter INPUT of legacy iptables drops packets from other nodes at UDP port 4789");
+    node.inside("iptables-legacy", &[&["-D"], &closed[..]].concat());
     eventually(TIMEOUT, is_ready);
     // The default route and the datastore become unreachable with it; drift is detected all the
     // same.
-    inside(node, "ip", &["link", "set", "eth0", "down"]);
+    node.inside("ip", &["link", "set", "eth0", "down"]);
     let answer = node.russet(&["drift"]);
     assert!(
         answer.status == 3 && answer.stdout.contains("interface eth0 to the other nodes is down"),
@@ -561,10 +479,10 @@ fn an_underlay_that_is_down_or_has_no_address_is_seen_by_drift_and_readyz() {
     let file = node.path("node-b.yaml");
     std::fs::write(&file, other).unwrap();
     assert_eq!(node.russet(&["apply", "-f", file.to_str().unwrap()]).status, 0);
-    let ready = || crate::verbs::get(&node, "/readyz?verbose");
+    let ready = || node.get("/readyz?verbose");
     let is_ready = || ready().contains("[+] underlay") && quiet(&node);
     eventually(TIMEOUT, is_ready);
-    let ip = |words: &str| inside(&node, "ip", &words.split(' ').collect::<Vec<_>>());
+    let ip = |words: &str| node.inside("ip", &words.split(' ').collect::<Vec<_>>());
     let sees = |what: &str| {
         eventually(TIMEOUT, || ready().contains(&format!("[-] underlay: {what}")));
         let answer = node.russet(&["drift"]);

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use russet_cri_client::{Pod, Sandbox};
 use russet_linux::NetNs;
 use russet_testkit::containerd::Containerd;
+use russet_testkit::cri::{Pod, Sandbox};
 use russet_testkit::eventually;
 use russet_testkit::registry::{Access, Registry};
 use rustix::process::Signal;

@@ -2,10 +2,11 @@
 //! its own, a veth to each node.
 
 use std::net::Ipv4Addr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use russet_linux::{NetNs, process};
-use russet_testkit::{eventually, require_tool, run};
+use russet_testkit::{Process, eventually, require_tool, run, spawn_with_input};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::node::{TIMEOUT, TestNode, unique};
@@ -14,13 +15,15 @@ use crate::node::{TIMEOUT, TestNode, unique};
 pub struct Fabric {
     hub: String,
     /// None while it is down.
-    etcd: Option<Child>,
+    etcd: Option<Process>,
     /// The number of veths so far, and the namespaces of the nodes.
     wires: u32,
     nodes: Vec<String>,
     data: TempDir,
 }
 
+/// Where Calico keeps its resources.
+pub const RESOURCES: &str = "/calico/resources/v3/projectcalico.org";
 /// The address of the hub's etcd, for every node and for the hub.
 const ETCD: &str = "10.77.0.1:2379";
 
@@ -54,15 +57,12 @@ impl Fabric {
         etcd.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--enable-v2"]);
         etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         process::in_netns(&mut etcd, &NetNs::open_named(&self.hub).unwrap()).unwrap();
-        self.etcd = Some(etcd.spawn().unwrap());
+        self.etcd = Some(Process::start(&mut etcd));
     }
 
     /// Ends etcd as a crash would.
     pub fn kill_etcd(&mut self) {
-        if let Some(mut etcd) = self.etcd.take() {
-            let _ = etcd.kill();
-            let _ = etcd.wait();
-        }
+        self.etcd = None;
     }
 
     pub fn etcd_serves(&self) -> bool {
@@ -117,9 +117,15 @@ impl Fabric {
     }
 
     fn try_etcdctl(&self, args: &[&str]) -> Option<String> {
+        self.etcdctl_of("3", args)
+    }
+
+    /// Runs etcdctl on an API; none when it fails.
+    fn etcdctl_of(&self, api: &str, args: &[&str]) -> Option<String> {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.hub, "etcdctl", "--endpoints", ETCD]).args(args);
-        let output = command.env("ETCDCTL_API", "3").output().unwrap();
+        let endpoints = format!("http://{ETCD}");
+        command.args(["netns", "exec", &self.hub, "etcdctl", "--endpoints", &endpoints]).args(args);
+        let output = command.env("ETCDCTL_API", api).output().unwrap();
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
@@ -132,24 +138,17 @@ impl Fabric {
     /// Writes many records in one transaction, of which etcd takes 128 at once. Values have no quotation marks and no line ends.
     #[track_caller]
     pub fn put_all(&self, records: &[(String, String)]) {
-        use std::io::Write as _;
         let puts: String = records.iter().map(|(key, value)| format!("put {key} \"{value}\"\n")).collect();
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.hub, "etcdctl", "--endpoints", ETCD, "txn"]);
-        command.env("ETCDCTL_API", "3").stdin(Stdio::piped()).stdout(Stdio::null());
-        let mut etcdctl = command.spawn().unwrap();
         // Nothing is compared, and nothing is to be done otherwise.
-        etcdctl.stdin.take().unwrap().write_all(format!("\n{puts}\n\n").as_bytes()).unwrap();
-        assert!(etcdctl.wait().unwrap().success());
+        let etcdctl = spawn_with_input(command.env("ETCDCTL_API", "3"), format!("\n{puts}\n\n"));
+        assert!(etcdctl.wait_with_output().unwrap().status.success());
     }
 
     /// Runs etcdctl on the v2 API; none when it fails.
     pub fn try_etcdctl_v2(&self, args: &[&str]) -> Option<String> {
-        let mut command = Command::new("ip");
-        let endpoints = format!("http://{ETCD}");
-        command.args(["netns", "exec", &self.hub, "etcdctl", "--endpoints", &endpoints]).args(args);
-        let output = command.env("ETCDCTL_API", "2").output().unwrap();
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        self.etcdctl_of("2", args)
     }
 
     /// Runs etcdctl on the v2 API; it has to succeed.
@@ -163,9 +162,17 @@ impl Fabric {
         self.etcdctl(&["put", key, value]);
     }
 
+    /// Writes a resource of Calico.
+    pub fn put_resource(&self, kinds: &str, kind: &str, name: &str, spec: Value) {
+        let metadata = json!({"name": name, "uid": "u", "creationTimestamp": "2026-08-22T10:00:00Z"});
+        let resource =
+            json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata, "spec": spec});
+        self.put(&format!("{RESOURCES}/{kinds}/{name}"), &resource.to_string());
+    }
+
     /// One record, which must be there and be JSON.
     #[track_caller]
-    pub fn get(&self, key: &str) -> serde_json::Value {
+    pub fn get(&self, key: &str) -> Value {
         let text = self.etcdctl(&["get", key, "--print-value-only"]);
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{key}: {error}: {text:?}"))
     }

@@ -7,54 +7,19 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
-use russet_cni_spec::{ConfigList, Verb, code};
+use russet_cni_spec::{ConfigList, code};
 use russet_linux::NetNs;
 use russet_runtime::{Attachment, Runtime, RuntimeError};
-use russet_testkit::{eventually, eventually_some, require_tool, run};
+use russet_testkit::faults::{Fault, Faulty, Step};
+use russet_testkit::{eventually, require_tool, run};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::host::SmallDisk;
 use crate::node::{TIMEOUT, TestNode, TestPod};
 use crate::reference_plugins::installed;
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Fault {
-    /// The plugin's executable is not there.
-    Missing,
-    /// It never ends, nor does its child, which has left its process group and holds its standard
-    /// output.
-    Hanging,
-    /// It prints text that is not JSON.
-    Garbage,
-    /// It prints two documents.
-    Two,
-    /// It ends by SIGKILL.
-    Killed,
-    /// The agent is killed and not restarted.
-    Agentless,
-}
-
-/// When the fault happens.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Moment {
-    /// Before the plugin has done anything.
-    Before,
-    /// When it has done everything.
-    After,
-}
-
-/// One plugin's fault in one operation.
-#[derive(Debug, Clone, Copy)]
-struct Step {
-    verb: Verb,
-    plugin: usize,
-    fault: Fault,
-    moment: Moment,
-}
 
 /// A node with an agent, a runtime whose plugins can be made faulty, and a pod.
 struct Machine {
@@ -73,60 +38,8 @@ const KINDS: [&str; 3] = ["russet", "portmap", "bandwidth"];
 const PORT: u16 = 18_473;
 /// For a hanging plugin, and with it for the two others of its chain.
 const HANGING_DEADLINE: Duration = Duration::from_secs(5);
-/// A plugin with the fault in the file `fault`, which otherwise does its work.
-const FAULTY: &str = r#"#!/bin/sh
-LAB='@LAB'; KIND=@KIND
-work() { '@OURS'/@KIND; }
-set -- $(cat "$LAB/fault" 2>/dev/null)
-[ "$1 $2" = "$CNI_COMMAND $KIND" ] || { work; exit; }
-[ $4 = Before ] || work > "$LAB/out"
-case $3 in
-Hanging) setsid sleep 600 & echo $! > "$LAB/pid.new"; mv "$LAB/pid.new" "$LAB/pid"; wait;;
-Garbage) echo 'panic: oops'; [ $1 = ADD ];;
-Two) if [ $1 = ADD ]; then echo '{}{}'; else echo '{"code":11,"msg":"a"}{"code":11,"msg":"b"}'; exit 1; fi;;
-Killed) kill -9 $$;;
-Agentless) kill -9 $5; if [ $4 = Before ]; then work; else cat "$LAB/out"; fi;;
-esac
-"#;
 /// Two verbs, three plugins, six faults, of which five may also come when the work is done.
 const STEPS: usize = 2 * 3 * (6 + 5);
-
-// === impl Fault ===
-
-impl Fault {
-    const ALL: [Self; 6] =
-        [Self::Missing, Self::Hanging, Self::Garbage, Self::Two, Self::Killed, Self::Agentless];
-
-    /// The expected words of the error; without an agent there is no error: the plugin then works
-    /// alone.
-    fn words(self) -> Option<&'static str> {
-        match self {
-            Self::Missing => Some("failed to find plugin"),
-            Self::Hanging => Some("no answer within"),
-            Self::Garbage => Some("expected value"),
-            Self::Two => Some("trailing characters"),
-            Self::Killed => Some("signal: 9"),
-            Self::Agentless => None,
-        }
-    }
-}
-
-// === impl Step ===
-
-impl Step {
-    fn all(verb: Verb) -> Vec<Self> {
-        let mut steps = Vec::new();
-        for plugin in 0..KINDS.len() {
-            for fault in Fault::ALL {
-                steps.push(Self { verb, plugin, fault, moment: Moment::Before });
-                if fault != Fault::Missing {
-                    steps.push(Self { verb, plugin, fault, moment: Moment::After });
-                }
-            }
-        }
-        steps
-    }
-}
 
 // === impl Machine ===
 
@@ -137,9 +50,9 @@ impl Machine {
         let bin = node.path("bin");
         fs::create_dir(&bin).unwrap();
         for kind in KINDS {
-            let text = FAULTY.replace("@LAB", node.root().to_str().unwrap()).replace("@KIND", kind);
-            let text = text.replace("@OURS", ours.path().to_str().unwrap());
-            fs::write(bin.join(kind), text).unwrap();
+            let work = ours.path().join(kind);
+            let script = Faulty::script(node.root(), kind, &format!("'{}'", work.display()));
+            fs::write(bin.join(kind), format!("#!/bin/sh\n{script}")).unwrap();
             fs::set_permissions(bin.join(kind), fs::Permissions::from_mode(0o755)).unwrap();
         }
         let pod = node.pod();
@@ -190,38 +103,8 @@ impl Machine {
         assert_eq!(self.node.allocated(), 0, "{when}: addresses");
     }
 
-    fn binary(&self, step: Step) -> PathBuf {
-        self.node.path("bin").join(KINDS[step.plugin])
-    }
-
-    fn break_it(&self, step: Step) {
-        let Step { verb, plugin, fault, moment } = step;
-        if fault == Fault::Missing {
-            fs::rename(self.binary(step), self.node.path("elsewhere")).unwrap();
-        }
-        let line = format!("{verb} {} {fault:?} {moment:?} {}", KINDS[plugin], self.node.agent_pid());
-        fs::write(self.node.path("fault"), line).unwrap();
-    }
-
-    fn mend_it(&mut self, step: Step) {
-        match step.fault {
-            Fault::Missing => fs::rename(self.node.path("elsewhere"), self.binary(step)).unwrap(),
-            Fault::Hanging => self.end_sleeper(),
-            Fault::Agentless => {
-                self.node.wait_for_agents_death();
-                self.node.start_agent();
-            }
-            _ => {}
-        }
-        fs::remove_file(self.node.path("fault")).unwrap();
-    }
-
-    /// It is in a session of its own, so that the runtime cannot find it.
-    fn end_sleeper(&self) {
-        let path = self.node.path("pid");
-        let pid = eventually_some(TIMEOUT, || fs::read_to_string(&path).ok());
-        Command::new("kill").args(["-9", pid.trim()]).status().unwrap();
-        fs::remove_file(path).unwrap();
+    fn plugins(&self) -> Faulty {
+        Faulty { kinds: KINDS, bin: self.node.path("bin"), dir: self.node.root().to_owned() }
     }
 
     /// Executes one step, and undoes it.
@@ -230,13 +113,13 @@ impl Machine {
         if step.fault == Fault::Hanging {
             runtime.plugin_deadline = HANGING_DEADLINE;
         }
-        if step.verb == Verb::Del {
+        if step.verb == "DEL" {
             self.add(&self.runtime).unwrap();
             assert!(self.left().len() >= 4, "two links, a rule, an entry: {:?}", self.left());
         }
-        self.break_it(step);
+        self.plugins().break_it(step, self.node.agent_pid());
         let done = match step.verb {
-            Verb::Add => self.add(&runtime),
+            "ADD" => self.add(&runtime),
             _ => self.del(&runtime, &self.list),
         };
         match (step.fault.words(), done) {
@@ -246,16 +129,20 @@ impl Machine {
             (None, Err(error)) if error.to_cni().code == code::TRY_AGAIN_LATER => {}
             (_, done) => panic!("{step:?}: {done:?}"),
         }
-        self.mend_it(step);
+        if step.fault == Fault::Agentless {
+            self.node.wait_for_agents_death();
+            self.node.start_agent();
+        }
+        self.plugins().mend_it(step);
         self.del(&self.runtime, &self.list).unwrap_or_else(|error| panic!("{step:?}: {error}"));
         self.assert_nothing_is_left(&format!("{step:?}"));
         self.del(&self.runtime, &self.list).unwrap_or_else(|error| panic!("{step:?}: twice: {error}"));
     }
 
     /// Executes every step of a verb; returns how many there were.
-    fn take_all(mut self, verb: Verb) -> usize {
+    fn take_all(mut self, verb: &'static str) -> usize {
         self.assert_nothing_is_left("before");
-        let steps = Step::all(verb);
+        let steps = Step::all(verb, &Fault::ALL);
         steps.iter().for_each(|step| self.take(*step));
         self.node.stop_agent();
         drop(self.ours);
@@ -282,14 +169,14 @@ fn parse(list: &Value) -> ConfigList {
 #[ignore = "kernel: veth, ifb, tbf, nf_tables; root; tool: ip, nft"]
 fn one_del_leaves_nothing_after_any_fault_of_a_plugin_in_an_add() {
     // cni-runtime.md section 0 item 12, section 2.2 and appendix A.5
-    assert_eq!(Machine::start().take_all(Verb::Add), STEPS / 2);
+    assert_eq!(Machine::start().take_all("ADD"), STEPS / 2);
 }
 
 #[test]
 #[ignore = "kernel: veth, ifb, tbf, nf_tables; root; tool: ip, nft"]
 fn the_next_del_leaves_nothing_after_any_fault_of_a_plugin_in_a_del() {
     // cni-runtime.md section 0 item 12, section 2.2 and appendix A.5
-    assert_eq!(Machine::start().take_all(Verb::Del), STEPS / 2);
+    assert_eq!(Machine::start().take_all("DEL"), STEPS / 2);
 }
 
 #[test]
@@ -299,7 +186,7 @@ fn a_cache_on_a_full_disk_undoes_the_add_of_our_plugins() {
     let mut machine = Machine::start();
     let cache = machine.node.path("cache");
     fs::create_dir(&cache).unwrap();
-    let mounted = Mounted::tmpfs(&cache);
+    let mounted = SmallDisk::mount(&cache, 1 << 16);
     fs::create_dir(cache.join("results")).unwrap();
     let full = fs::write(cache.join("ballast"), vec![1; 1 << 20]);
     assert_eq!(full.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
@@ -355,21 +242,4 @@ fn our_plugins_leave_nothing_of_a_namespace_that_was_unmounted_or_removed() {
         NetNs::create_named(&machine.pod.netns_name).unwrap();
     }
     machine.node.stop_agent();
-}
-
-/// A small file system that is unmounted when dropped.
-struct Mounted(String);
-
-impl Mounted {
-    fn tmpfs(dir: &std::path::Path) -> Self {
-        let dir = dir.to_str().unwrap().to_owned();
-        run("mount", &["-t", "tmpfs", "-o", "size=64k", "tmpfs", &dir]);
-        Self(dir)
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).status();
-    }
 }

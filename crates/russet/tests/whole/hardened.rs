@@ -7,9 +7,9 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use russet_cri_client::{Cri, Pod, Sandbox};
 use russet_linux::{NetNs, process};
-use russet_testkit::{eventually, require_tool, run};
+use russet_testkit::cri::{Cri, Pod, Sandbox};
+use russet_testkit::{Process, eventually, require_tool, run};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -198,7 +198,7 @@ fn flanneld_under_its_unit_writes_its_subnet_with_either_firewall_and_shows_life
         let mut command =
             host.command_by(under_unit("russet-flanneld.service", env!("CARGO_BIN_EXE_russet")));
         command.env("NOTIFY_SOCKET", &inbox).env("WATCHDOG_USEC", WATCHDOG_US);
-        host.adopt(command.spawn().unwrap());
+        host.adopt(Process::start(&mut command));
         eventually(TIMEOUT, || {
             assert!(host.runs(), "{}", host.log());
             host.env_path().exists()

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
@@ -32,19 +32,14 @@ fn install(russet: &Path, root: &Path, more: &[&str]) -> Value {
 
 /// Runs a plugin by its path, as a runtime does.
 fn plugin(node: &TestNode, path: &Path, verb: &str, pod: &TestPod) -> Answer {
-    let mut command = Command::new(path);
-    command.env_clear().env("CNI_PATH", path.parent().unwrap()).env("CNI_COMMAND", verb);
-    command.env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path()).env("CNI_IFNAME", "eth0");
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    russet_linux::process::in_netns(&mut command, node.netns()).unwrap();
-    let mut child = command.spawn().unwrap();
-    let _ = child.stdin.take().unwrap().write_all(node.config(json!({})).to_string().as_bytes());
-    child.wait_with_output().unwrap().into()
+    let mut command = pod.call(path, verb, path.parent().unwrap());
+    node.output(&mut command, node.config(json!({})).to_string())
 }
 
 #[test]
 #[ignore = "root: makes network namespaces"]
 fn no_pod_fails_while_the_executables_are_replaced_repeatedly() {
+    // kubernetes.md K90
     const INSTALLATIONS: usize = 4;
     let mut node = TestNode::start(&[]);
     let pod = node.pod();
@@ -92,6 +87,26 @@ fn a_dry_run_says_what_would_be_done_and_writes_nothing() {
         report["steps"].as_array().unwrap().iter().filter_map(|step| step["path"].as_str()).collect();
     assert!(steps.iter().any(|path| path.ends_with("/opt/cni/bin/calico")), "{report}");
     assert!(!root.exists());
+}
+
+#[test]
+#[ignore = "root: runs the command as an operator would"]
+fn the_next_step_after_an_installation_is_one_for_its_root() {
+    let machine = tempfile::tempdir().unwrap();
+    let russet = version(machine.path(), "v1");
+    let next = |name: &str, more: &[&str]| {
+        let root = machine.path().join(name);
+        let done: Answer =
+            Command::new(&russet).args(["install", "--root"]).arg(&root).args(more).output().unwrap().into();
+        assert_eq!(done.status, 0, "{done:?}");
+        let next = done.stdout.lines().find_map(|line| line.strip_prefix("next: ")).map(str::to_owned);
+        (root.display().to_string(), next)
+    };
+    let (root, image) = next("image", &[]);
+    assert_eq!(image, Some(format!("systemctl --root={root} enable russet-agent.service")));
+    let (root, second) = next("second", &["--in-place"]);
+    assert_eq!(second, Some(format!("russet agent --root {root}")));
+    assert_eq!(next("bare", &["--no-unit"]).1, None);
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! `russet ipam` over given records: no agent, no namespace, only a directory.
 
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::node::{Answer, TIMEOUT, TestNode};
+use crate::node::{Answer, StoreProcess, TIMEOUT, TestNode};
 
 /// TV4 of calico-ipam.md: aaaa has one address, bbbb two, the tunnel one.
 const TV4: &str = r#"{"cidr":"10.1.0.16/29","affinity":"host:node-a","allocations":[0,1,1,2,null,null,null,null],"unallocated":[4,5,6,7],"attributes":[{"handle_id":"net.aaaa","secondary":{"namespace":"default","node":"node-a","pod":"web-0"}},{"handle_id":"net.bbbb","secondary":{"namespace":"default","node":"node-b","pod":"job-1"}},{"handle_id":"vxlan-tunnel-addr-node-a","secondary":{"node":"node-a","type":"vxlanTunnelAddress"}}],"sequenceNumber":1767322800000000003,"sequenceNumberForAllocation":{"0":1767322800000000000,"1":1767322800000000001,"2":1767322800000000001,"3":1767322800000000002},"deleted":false}"#;
@@ -101,11 +101,14 @@ impl Planted {
 #[test]
 fn a_good_store_has_no_problems() {
     let planted = Planted::tv4();
+    let repair = format!("russet ipam repair --dry-run --root {}", planted.root.path().display());
     assert_eq!(
         planted.good(&["check"]),
-        "checked 1 blocks, 4 addresses in use, 3 handles, 1 affinities\n\
-         there are no workload endpoints to compare 4 addresses with; `russet ipam repair --dry-run` compares a node's with its \
-         interfaces\nno problems found\n"
+        format!(
+            "checked 1 blocks, 4 addresses in use, 3 handles, 1 affinities\n\
+             there are no workload endpoints to compare 4 addresses with; `{repair}` compares a node's with its \
+             interfaces\nno problems found\n"
+        )
     );
     let report: Value = serde_json::from_str(&planted.good(&["check", "-o", "json"])).unwrap();
     assert_eq!((&report["schema"], &report["findings"]), (&json!(1), &json!([])));
@@ -407,26 +410,12 @@ fn a_missing_store_is_not_created() {
     assert_eq!(std::fs::read_dir(planted.root.path()).unwrap().count(), 0);
 }
 
-/// Kills its process when the test ends, however it does.
-struct Owner(Child);
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn the_store_of_the_settings_file_is_accessed_through_its_owner() {
     let (owner, other) = (Planted::tv4(), Planted::empty());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-    command.args(["store", "serve", "--root"]).arg(owner.root.path());
-    let _owner = Owner(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-    let socket = owner.root.path().join("var/lib/russet/store.sock");
-    eventually(TIMEOUT, || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    let process = StoreProcess::start(owner.root.path());
     assert!(owner.good(&["check"]).contains("no problems found"));
-    let store = format!("unix:{}", socket.display());
+    let store = format!("unix:{}", process.socket.display());
     assert!(other.good(&["check", "--store", &store]).contains("4 addresses in use"));
     let settings = other.root.path().join("etc/russet");
     std::fs::create_dir_all(&settings).unwrap();

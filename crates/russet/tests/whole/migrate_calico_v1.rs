@@ -6,74 +6,51 @@ use russet_testkit::etcd::Cluster;
 use serde_json::Value;
 
 use crate::node::Answer;
-use crate::v1_data::{V2, block};
+use crate::v1_data::{OldEtcd, block};
 
 const POOL: &str = "/calico/resources/v3/projectcalico.org/ippools/10-1-0-0-24";
 const BLOCK: &str = "/calico/ipam/v2/assignment/ipv4/block/10.1.0.0-26";
 
-/// An etcd with a small cluster's v1 data behind its v2 API.
-struct Old {
-    cluster: Cluster,
-    v2: V2,
+/// The data of a small cluster of v1.
+fn planted() -> OldEtcd {
+    let old = OldEtcd::new("calico-v1");
+    for (key, value) in [
+        ("/calico/v1/Ready", "false"),
+        (
+            "/calico/v1/ipam/v4/pool/10.1.0.0-24",
+            r#"{"cidr":"10.1.0.0/24","ipip":"","ipip_mode":"","masquerade":true,"ipam":true,"disabled":false}"#,
+        ),
+        (BLOCK, &block("10.1.0.0/26", "n1", "k8s-pod-network.f00d")),
+        ("/calico/ipam/v2/host/n1/ipv4/block/10.1.0.0-26", "{}"),
+        ("/calico/ipam/v2/handle/k8s-pod-network.f00d", r#"{"block":{"10.1.0.0/26":1}}"#),
+        (
+            "/calico/v1/host/n1/workload/k8s/shop.web-0/endpoint/eth0",
+            r#"{"state":"active","name":"calia4fc3c48bd8","active_instance_id":"f00d","mac":"8e:01:7c:aa:10:f3","profile_ids":["k8s_ns.shop"],"ipv4_nets":["10.1.0.0/32"],"ipv6_nets":[],"labels":{"calico/k8s_ns":"shop"}}"#,
+        ),
+        ("/calico/v1/policy/profile/k8s_ns.shop/tags", r#"["k8s_ns.shop"]"#),
+        (
+            "/calico/v1/policy/profile/k8s_ns.shop/rules",
+            r#"{"inbound_rules":[{"action":"allow"}],"outbound_rules":[{"action":"allow"}]}"#,
+        ),
+        ("/calico/bgp/v1/host/n1/ip_addr_v4", "10.0.0.7"),
+        ("/calico/bgp/v1/host/n1/network_v4", "10.0.0.0/24"),
+    ] {
+        old.v2.put(key, value);
+    }
+    old
 }
 
-// === impl Old ===
-
-impl Old {
-    fn planted() -> Self {
-        let cluster = Cluster::start(1, "http", |_| vec!["--enable-v2".to_owned()], Vec::new());
-        let v2 = V2::at(&cluster.members[0].client);
-        for (key, value) in [
-            ("/calico/v1/Ready", "false"),
-            (
-                "/calico/v1/ipam/v4/pool/10.1.0.0-24",
-                r#"{"cidr":"10.1.0.0/24","ipip":"","ipip_mode":"","masquerade":true,"ipam":true,"disabled":false}"#,
-            ),
-            (BLOCK, &block("10.1.0.0/26", "n1", "k8s-pod-network.f00d")),
-            ("/calico/ipam/v2/host/n1/ipv4/block/10.1.0.0-26", "{}"),
-            ("/calico/ipam/v2/handle/k8s-pod-network.f00d", r#"{"block":{"10.1.0.0/26":1}}"#),
-            (
-                "/calico/v1/host/n1/workload/k8s/shop.web-0/endpoint/eth0",
-                r#"{"state":"active","name":"calia4fc3c48bd8","active_instance_id":"f00d","mac":"8e:01:7c:aa:10:f3","profile_ids":["k8s_ns.shop"],"ipv4_nets":["10.1.0.0/32"],"ipv6_nets":[],"labels":{"calico/k8s_ns":"shop"}}"#,
-            ),
-            ("/calico/v1/policy/profile/k8s_ns.shop/tags", r#"["k8s_ns.shop"]"#),
-            (
-                "/calico/v1/policy/profile/k8s_ns.shop/rules",
-                r#"{"inbound_rules":[{"action":"allow"}],"outbound_rules":[{"action":"allow"}]}"#,
-            ),
-            ("/calico/bgp/v1/host/n1/ip_addr_v4", "10.0.0.7"),
-            ("/calico/bgp/v1/host/n1/network_v4", "10.0.0.0/24"),
-        ] {
-            v2.put(key, value);
-        }
-        Self { cluster, v2 }
-    }
-
-    fn migrate(&self, more: &[&str]) -> Answer {
-        let to = self.cluster.location();
-        let from = self.cluster.members[0].url();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-        command.args(["migrate", "calico-v1", "--from", &from, "--to", &to]).args(more);
-        command.env_remove("RUSSET_STORE").output().unwrap().into()
-    }
-
-    /// All v3 records: keys and values, as etcdctl sees them.
-    fn v3(&self) -> String {
-        self.cluster.members[0].etcdctl(&["get", "/", "--prefix"])
-    }
-
-    fn count(report: &Answer, kind: &str, column: &str) -> u64 {
-        let report: Value = serde_json::from_str(&report.stdout).unwrap();
-        let kinds = report["kinds"].as_array().unwrap();
-        let row = kinds.iter().find(|row| row["kind"] == kind).unwrap();
-        row[column].as_u64().unwrap()
-    }
+fn count(report: &Answer, kind: &str, column: &str) -> u64 {
+    let report: Value = serde_json::from_str(&report.stdout).unwrap();
+    let kinds = report["kinds"].as_array().unwrap();
+    let row = kinds.iter().find(|row| row["kind"] == kind).unwrap();
+    row[column].as_u64().unwrap()
 }
 
 #[test]
 #[ignore = "tool: etcd"]
 fn a_v1_cluster_is_migrated_repeatedly_and_stays_unchanged() {
-    let old = Old::planted();
+    let old = planted();
     let before = old.v2.everything();
     let dry = old.migrate(&["--dry-run"]);
     assert_eq!(dry.status, 0, "{dry:?}");
@@ -83,7 +60,7 @@ fn a_v1_cluster_is_migrated_repeatedly_and_stays_unchanged() {
     let done = old.migrate(&["-o", "json"]);
     assert_eq!(done.status, 0, "{done:?}");
     for kind in ["blocks", "handles", "affinities", "nodes", "profiles", "endpoints", "pools"] {
-        assert_eq!(Old::count(&done, kind, "created"), 1, "{kind}: {done:?}");
+        assert_eq!(count(&done, kind, "created"), 1, "{kind}: {done:?}");
     }
     let written = old.v3();
     assert!(
@@ -94,7 +71,7 @@ fn a_v1_cluster_is_migrated_repeatedly_and_stays_unchanged() {
 
     let again = old.migrate(&["-o", "json"]);
     assert_eq!(again.status, 0, "{again:?}");
-    assert_eq!((Old::count(&again, "blocks", "created"), Old::count(&again, "blocks", "already")), (0, 1));
+    assert_eq!((count(&again, "blocks", "created"), count(&again, "blocks", "already")), (0, 1));
     assert_eq!(old.v3(), written, "a second run changes nothing");
 
     // The new store is consistent: the allocator's own check finds nothing.
@@ -107,7 +84,7 @@ fn a_v1_cluster_is_migrated_repeatedly_and_stays_unchanged() {
 #[test]
 #[ignore = "tool: etcd"]
 fn an_interrupted_migration_is_resumed() {
-    let old = Old::planted();
+    let old = planted();
     assert_eq!(old.migrate(&[]).status, 0);
     let whole = old.v3();
     for key in [POOL, BLOCK] {
@@ -115,14 +92,14 @@ fn an_interrupted_migration_is_resumed() {
     }
     let resumed = old.migrate(&["-o", "json"]);
     assert_eq!(resumed.status, 0, "{resumed:?}");
-    assert_eq!(Old::count(&resumed, "blocks", "created") + Old::count(&resumed, "handles", "already"), 2);
+    assert_eq!(count(&resumed, "blocks", "created") + count(&resumed, "handles", "already"), 2);
     assert_eq!(old.v3().lines().count(), whole.lines().count());
 }
 
 #[test]
 #[ignore = "tool: etcd"]
 fn differing_records_of_the_new_store_are_kept_unless_forced() {
-    let old = Old::planted();
+    let old = planted();
     let theirs = block("10.1.0.0/26", "n2", "k8s-pod-network.beef");
     old.cluster.members[0].etcdctl(&["put", BLOCK, &theirs]);
     let refused = old.migrate(&[]);
@@ -131,14 +108,14 @@ fn differing_records_of_the_new_store_are_kept_unless_forced() {
     assert_eq!(old.v3().lines().count(), 2, "nothing was written");
     let forced = old.migrate(&["--force", "-o", "json"]);
     assert_eq!(forced.status, 0, "{forced:?}");
-    assert_eq!(Old::count(&forced, "blocks", "overwritten"), 1);
+    assert_eq!(count(&forced, "blocks", "overwritten"), 1);
     assert!(old.v3().contains("host:n1") && !old.v3().contains("host:n2"));
 }
 
 #[test]
 #[ignore = "tool: etcd"]
 fn open_v1_data_are_refused_unless_an_option_allows_them() {
-    let old = Old::planted();
+    let old = planted();
     old.v2.put("/calico/v1/Ready", "true");
     let refused = old.migrate(&[]);
     assert_eq!(refused.status, 1, "{refused:?}");
@@ -151,7 +128,7 @@ fn open_v1_data_are_refused_unless_an_option_allows_them() {
 #[test]
 #[ignore = "tool: etcd"]
 fn a_store_with_pools_is_in_use_and_force_is_refused() {
-    let old = Old::planted();
+    let old = planted();
     assert_eq!(old.migrate(&[]).status, 0);
     let theirs = block("10.1.0.0/26", "n1", "k8s-pod-network.beef");
     old.cluster.members[0].etcdctl(&["put", BLOCK, &theirs]);
@@ -168,7 +145,7 @@ fn a_store_with_pools_is_in_use_and_force_is_refused() {
 #[test]
 #[ignore = "tool: etcd"]
 fn invalid_names_are_listed_and_nothing_is_written() {
-    let old = Old::planted();
+    let old = planted();
     old.v2.put("/calico/v1/policy/profile/kns.shop/tags", "[]");
     old.v2.put("/calico/v1/host/Node_1/metadata", "{}");
     let refused = old.migrate(&["--force"]);

@@ -1,12 +1,9 @@
 //! `russet migrate flannel-v2` over a real etcd that serves both APIs (flannel.md sections 3.1, 3.1a).
 
-use std::process::Command;
-
-use russet_testkit::etcd::Cluster;
 use serde_json::Value;
 
 use crate::node::Answer;
-use crate::v1_data::V2;
+use crate::v1_data::OldEtcd;
 
 const PREFIX: &str = "/coreos.com/network";
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
@@ -15,52 +12,29 @@ const LEASE: &str =
     r#"{"PublicIP":"10.37.7.195","BackendType":"vxlan","BackendData":{"VtepMAC":"82:4b:b6:2f:54:4e"}}"#;
 const RESERVED: &str = r#"{"PublicIP":"10.37.7.196","BackendType":"vxlan"}"#;
 
-/// An etcd with a small network's data behind its v2 API.
-struct Old {
-    cluster: Cluster,
-    v2: V2,
+/// The data of a small network.
+fn planted() -> OldEtcd {
+    let old = OldEtcd::new("flannel-v2");
+    old.v2.put(&format!("{PREFIX}/config"), CONFIG);
+    old.v2.put_for(&format!("{PREFIX}/subnets/10.5.34.0-24"), LEASE, Some(40_000));
+    old.v2.put(&format!("{PREFIX}/subnets/10.5.35.0-24"), RESERVED);
+    old.v2.put(&format!("{PREFIX}/subnets/nonsense"), "x");
+    old
 }
 
-// === impl Old ===
+fn put(old: &OldEtcd, below: &str, value: &str) {
+    old.cluster.members[0].etcdctl(&["put", &format!("{PREFIX}/{below}"), value]);
+}
 
-impl Old {
-    fn planted() -> Self {
-        let cluster = Cluster::start(1, "http", |_| vec!["--enable-v2".to_owned()], Vec::new());
-        let v2 = V2::at(&cluster.members[0].client);
-        v2.put(&format!("{PREFIX}/config"), CONFIG);
-        v2.put_for(&format!("{PREFIX}/subnets/10.5.34.0-24"), LEASE, Some(40_000));
-        v2.put(&format!("{PREFIX}/subnets/10.5.35.0-24"), RESERVED);
-        v2.put(&format!("{PREFIX}/subnets/nonsense"), "x");
-        Self { cluster, v2 }
-    }
-
-    fn migrate(&self, more: &[&str]) -> Answer {
-        let to = self.cluster.location();
-        let from = self.cluster.members[0].url();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-        command.args(["migrate", "flannel-v2", "--from", &from, "--to", &to]).args(more);
-        command.env_remove("RUSSET_STORE").output().unwrap().into()
-    }
-
-    /// All v3 records: keys and values, as etcdctl sees them.
-    fn v3(&self) -> String {
-        self.cluster.members[0].etcdctl(&["get", "", "--prefix"])
-    }
-
-    fn put(&self, below: &str, value: &str) {
-        self.cluster.members[0].etcdctl(&["put", &format!("{PREFIX}/{below}"), value]);
-    }
-
-    /// What a lease was granted for in v3, and what it has left; None for a key that never expires.
-    fn time(&self, subnet: &str) -> Option<(i64, i64)> {
-        let json = |arguments: &[&str]| -> Value {
-            serde_json::from_str(&self.cluster.members[0].etcdctl(arguments)).unwrap()
-        };
-        let found = json(&["get", &format!("{PREFIX}/subnets/{subnet}"), "--write-out=json"]);
-        let id = format!("{:x}", found["kvs"][0]["lease"].as_i64()?);
-        let output = json(&["lease", "timetolive", &id, "--write-out=json"]);
-        Some((output["granted-ttl"].as_i64().unwrap(), output["ttl"].as_i64().unwrap()))
-    }
+/// What a lease was granted for in v3, and what it has left; None for a key that never expires.
+fn time(old: &OldEtcd, subnet: &str) -> Option<(i64, i64)> {
+    let json = |arguments: &[&str]| -> Value {
+        serde_json::from_str(&old.cluster.members[0].etcdctl(arguments)).unwrap()
+    };
+    let found = json(&["get", &format!("{PREFIX}/subnets/{subnet}"), "--write-out=json"]);
+    let id = format!("{:x}", found["kvs"][0]["lease"].as_i64()?);
+    let output = json(&["lease", "timetolive", &id, "--write-out=json"]);
+    Some((output["granted-ttl"].as_i64().unwrap(), output["ttl"].as_i64().unwrap()))
 }
 
 fn done(report: &Answer, key: &str) -> String {
@@ -73,7 +47,7 @@ fn done(report: &Answer, key: &str) -> String {
 #[test]
 #[ignore = "tool: etcd"]
 fn a_v2_network_is_migrated_repeatedly_and_stays_unchanged() {
-    let old = Old::planted();
+    let old = planted();
     let dry = old.migrate(&["--dry-run"]);
     assert_eq!(dry.status, 0, "{dry:?}");
     assert!(dry.stdout.contains("10.5.34.0-24") && dry.stdout.contains("nothing was written"), "{dry:?}");
@@ -90,14 +64,14 @@ fn a_v2_network_is_migrated_repeatedly_and_stays_unchanged() {
         "{PREFIX}/config\n{CONFIG}\n{PREFIX}/subnets/10.5.34.0-24\n{LEASE}\n{PREFIX}/subnets/10.5.35.0-24\n{RESERVED}\n"
     );
     assert_eq!(written, wanted);
-    let (granted, left) = old.time("10.5.34.0-24").unwrap();
+    let (granted, left) = time(&old, "10.5.34.0-24").unwrap();
     assert!((39_000..=40_000).contains(&granted) && (39_000..=40_000).contains(&left), "{granted} {left}");
-    assert_eq!(old.time("10.5.35.0-24"), None, "a reservation stays one");
+    assert_eq!(time(&old, "10.5.35.0-24"), None, "a reservation stays one");
 
     let again = old.migrate(&["-o", "json"]);
     assert_eq!((again.status, done(&again, "subnets/10.5.34.0-24")), (0, "already there".to_owned()));
     assert_eq!(old.v3(), written, "a second run changes nothing");
-    assert_eq!(old.time("10.5.34.0-24").unwrap().0, granted);
+    assert_eq!(time(&old, "10.5.34.0-24").unwrap().0, granted);
 
     // One that was lost, and one that is new in the v2 data.
     old.cluster.members[0].etcdctl(&["del", &format!("{PREFIX}/subnets/10.5.34.0-24")]);
@@ -112,10 +86,10 @@ fn a_v2_network_is_migrated_repeatedly_and_stays_unchanged() {
 #[test]
 #[ignore = "tool: etcd"]
 fn another_config_is_refused_unless_forced_and_leases_of_others_are_never_overwritten() {
-    let old = Old::planted();
-    old.put("config", r#"{"Network":"10.6.0.0/16"}"#);
-    old.put("subnets/10.5.34.0-25", r#"{"PublicIP":"10.37.7.9"}"#);
-    old.put("subnets/10.5.77.0-24", RESERVED);
+    let old = planted();
+    put(&old, "config", r#"{"Network":"10.6.0.0/16"}"#);
+    put(&old, "subnets/10.5.34.0-25", r#"{"PublicIP":"10.37.7.9"}"#);
+    put(&old, "subnets/10.5.77.0-24", RESERVED);
     let before = old.v3();
     let refused = old.migrate(&[]);
     assert_eq!(refused.status, 3, "{refused:?}");
@@ -139,7 +113,7 @@ fn another_config_is_refused_unless_forced_and_leases_of_others_are_never_overwr
 #[test]
 #[ignore = "tool: etcd"]
 fn a_prefix_without_data_is_an_error_and_not_an_empty_network() {
-    let old = Old::planted();
+    let old = planted();
     let nothing = old.migrate(&["--prefix", "/elsewhere"]);
     assert_eq!(nothing.status, 1, "{nothing:?}");
     assert!(nothing.stderr.contains("--prefix"), "{nothing:?}");

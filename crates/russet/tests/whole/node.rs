@@ -1,7 +1,8 @@
 //! One node for tests: a namespace, an agent process in it on an embedded store, and pods attached
 //! as a runtime would.
 
-use std::io::Write;
+use std::ffi::OsStr;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Once;
@@ -9,7 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use russet_linux::{NetNs, process};
-use russet_testkit::eventually;
+use russet_testkit::{Process, eventually, http_get, links, pings_with, run, spawn_with_input};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -21,7 +23,7 @@ pub struct TestNode {
     root: TempDir,
     name: String,
     netns: NetNs,
-    agent: Option<Child>,
+    agent: Option<Process>,
     /// The arguments of its agents, besides the root.
     pub agent_args: Vec<String>,
     pub agent_env: Vec<(String, String)>,
@@ -37,6 +39,12 @@ pub struct TestPod {
     pub netns_name: String,
 }
 
+/// A process that owns an embedded store and serves it; ends with the test.
+pub struct StoreProcess {
+    _process: Process,
+    pub socket: PathBuf,
+}
+
 /// A plugin's answer.
 #[derive(Debug)]
 pub struct Answer {
@@ -44,6 +52,9 @@ pub struct Answer {
     pub stdout: String,
     pub stderr: String,
 }
+
+/// The `PATH` of calls of plugins that start programs.
+pub const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
@@ -123,18 +134,18 @@ impl TestNode {
     pub fn start_agent_by(&mut self, command: Command) {
         self.agent = Some(self.spawn_agent_by(command));
         eventually(TIMEOUT, || {
-            let exited = self.agent.as_mut().unwrap().try_wait().unwrap();
+            let exited = self.agent.as_mut().unwrap().has_ended();
             assert!(exited.is_none(), "the agent ended:\n{}", self.log());
             self.status().status == 0
         });
     }
 
     /// An agent that the caller owns; does not wait until it serves.
-    pub fn spawn_agent(&self) -> Child {
+    pub fn spawn_agent(&self) -> Process {
         self.spawn_agent_by(Command::new(env!("CARGO_BIN_EXE_russet")))
     }
 
-    fn spawn_agent_by(&self, mut command: Command) -> Child {
+    fn spawn_agent_by(&self, mut command: Command) -> Process {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.root().join("agent.log"));
         command.arg("agent").arg("--root").arg(self.root()).args(&self.agent_args);
         if !self.is_named && !self.agent_args.iter().any(|arg| arg == "--node-name") {
@@ -142,8 +153,7 @@ impl TestNode {
         }
         command.envs(self.agent_env.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.unwrap());
-        process::in_netns(&mut command, &self.netns).unwrap();
-        command.spawn().unwrap()
+        Process::start(process::in_netns(&mut command, &self.netns).unwrap())
     }
 
     /// The agent's process.
@@ -158,7 +168,7 @@ impl TestNode {
 
     /// Whether the agent's process has ended, because it was killed.
     pub fn has_lost_its_agent(&mut self) -> bool {
-        self.agent.as_mut().is_none_or(|agent| agent.try_wait().unwrap().is_some())
+        self.agent.as_mut().is_none_or(|agent| agent.has_ended().is_some())
     }
 
     /// Waits for the end of an agent that was killed.
@@ -169,7 +179,7 @@ impl TestNode {
     /// Whether the agent lives: it answers, or it is dead, and reaped.
     pub fn agent_lives(&mut self) -> bool {
         eventually(TIMEOUT, || {
-            self.agent.take_if(|agent| agent.try_wait().unwrap().is_some());
+            self.agent.take_if(|agent| agent.has_ended().is_some());
             self.agent.is_none() || self.status().status == 0
         });
         self.agent.is_some()
@@ -177,20 +187,13 @@ impl TestNode {
 
     /// Ends the agent as a crash would.
     pub fn kill_agent(&mut self) {
-        let mut agent = self.agent.take().unwrap();
-        agent.kill().unwrap();
-        agent.wait().unwrap();
+        drop(self.agent.take().unwrap());
     }
 
     /// Stops the agent, and waits until it has ended.
     pub fn stop_agent(&mut self) {
-        if let Some(mut agent) = self.agent.take() {
-            rustix::process::kill_process(
-                rustix::process::Pid::from_child(&agent),
-                rustix::process::Signal::TERM,
-            )
-            .unwrap();
-            let status = agent.wait().unwrap();
+        if let Some(agent) = self.agent.take() {
+            let status = agent.end(Signal::TERM);
             assert!(status.success(), "{status}:\n{}", self.log());
         }
     }
@@ -199,7 +202,9 @@ impl TestNode {
     pub fn pod(&mut self) -> TestPod {
         let netns_name = unique("p");
         NetNs::create_named(&netns_name).unwrap();
-        let pod = TestPod { container: netns_name.replace("rstest", "c"), netns_name };
+        // The `calico` plugin names a host end by the first 11 characters.
+        let number = netns_name.rsplit_once('-').unwrap().1;
+        let pod = TestPod { container: format!("{number}-c{}", std::process::id()), netns_name };
         self.pods.push(pod.clone());
         pod
     }
@@ -243,19 +248,48 @@ impl TestNode {
     pub fn run(&self, env: &[(&str, &str)], stdin: &[u8]) -> Answer {
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
         command.env_clear().env("CNI_PATH", "/opt/cni/bin").envs(env.iter().copied());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        process::in_netns(&mut command, &self.netns).unwrap();
-        let mut child = command.spawn().unwrap();
-        // A plugin that refuses early closes its end; that is its answer, not a fault of the test.
-        let _ = child.stdin.take().unwrap().write_all(stdin);
-        child.wait_with_output().unwrap().into()
+        self.output(&mut command, stdin)
+    }
+
+    /// Starts a command in the node's network and writes its standard input.
+    pub fn spawn(&self, command: &mut Command, stdin: impl AsRef<[u8]>) -> Child {
+        spawn_with_input(process::in_netns(command, &self.netns).unwrap(), stdin)
+    }
+
+    /// The output of a command in the node's network, with this standard input.
+    pub fn output(&self, command: &mut Command, stdin: impl AsRef<[u8]>) -> Answer {
+        self.spawn(command, stdin).wait_with_output().unwrap().into()
+    }
+
+    /// The output of `ip` in the node's network.
+    #[track_caller]
+    pub fn ip(&self, args: &[&str]) -> String {
+        run("ip", &[&["-n", &self.name], args].concat())
+    }
+
+    /// The output of a program in the node's network; it has to succeed.
+    #[track_caller]
+    pub fn inside(&self, program: &str, args: &[&str]) -> String {
+        self.netns.with(|| run(program, args)).unwrap()
+    }
+
+    /// The answer of the agent's health address, with its heading; empty if it does not serve.
+    pub fn get(&self, path: &str) -> String {
+        self.netns.with(|| http_get("127.0.0.1:9471", path)).unwrap().unwrap_or_default()
+    }
+
+    /// A process in the node's network that has another program's name and does nothing.
+    pub fn decoy(&self, name: &str) -> Process {
+        let program = self.path(name);
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        let mut command = Command::new(program);
+        command.arg("300").stdin(Stdio::null()).stdout(Stdio::null());
+        Process::start(process::in_netns(&mut command, &self.netns).unwrap())
     }
 
     /// Names of links in the node's namespace, without `lo`.
     pub fn links(&self) -> Vec<String> {
-        let text = self.netns.with(|| Command::new("ip").args(["-j", "link"]).output().unwrap()).unwrap();
-        let links: Value = serde_json::from_slice(&text.stdout).unwrap();
-        let names = links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned());
+        let names = links(Some(&self.name)).into_iter();
         names.filter(|name| name != "lo" && !name.starts_with("vxlan")).collect()
     }
 
@@ -325,10 +359,7 @@ impl Drop for TestNode {
         if std::thread::panicking() {
             eprintln!("--- agent log\n{}", self.log());
         }
-        if let Some(agent) = &mut self.agent {
-            let _ = agent.kill();
-            let _ = agent.wait();
-        }
+        self.agent = None;
         for pod in &self.pods {
             let _ = NetNs::delete_named(&pod.netns_name);
         }
@@ -341,6 +372,37 @@ impl Drop for TestNode {
 impl TestPod {
     pub fn path(&self) -> PathBuf {
         Path::new("/run/netns").join(&self.netns_name)
+    }
+
+    /// Whether a ping is answered; `arguments` end with the address.
+    pub fn pings(&self, arguments: &[&str]) -> bool {
+        pings_with(&self.netns_name, arguments)
+    }
+
+    /// The call of a plugin for the pod's `eth0`, as runtimes make it: with nothing of the test's environment.
+    pub fn call(&self, program: impl AsRef<OsStr>, verb: &str, cni_path: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env_clear().env("CNI_COMMAND", verb).env("CNI_PATH", cni_path);
+        command
+            .env("CNI_CONTAINERID", &self.container)
+            .env("CNI_NETNS", self.path())
+            .env("CNI_IFNAME", "eth0");
+        command
+    }
+}
+
+// === impl StoreProcess ===
+
+impl StoreProcess {
+    /// That of the store below `root`.
+    pub fn start(root: &Path) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(["store", "serve", "--root"]).arg(root);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let socket = root.join("var/lib/russet/store.sock");
+        let store = Self { _process: Process::start(&mut command), socket };
+        eventually(TIMEOUT, || UnixStream::connect(&store.socket).is_ok());
+        store
     }
 }
 

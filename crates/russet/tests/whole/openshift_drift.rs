@@ -8,7 +8,7 @@ use std::time::Duration;
 use russet_testkit::cross_traffic::Arrival;
 use russet_testkit::eventually;
 
-use crate::drift::{drift, inside, quiet, repaired};
+use crate::drift::{drift, quiet, repaired};
 use crate::fabric::Fabric;
 use crate::node::{TIMEOUT, TestNode};
 use crate::openshift_tenants::{Attached, across, agent_args, attach, cross_traffic, netnamespace, pairs};
@@ -67,7 +67,7 @@ fn flushed_openshift_objects_are_restored_and_tenants_stay_isolated() {
         traffic.flows(&pairs(PODS, false), 0);
         let was = kind.map(|kind| repaired(node, kind));
         let began = traffic.now();
-        inside(node, harm[0], &harm[1..]);
+        node.inside(harm[0], &harm[1..]);
         eventually(TIMEOUT, || kind.is_none_or(|kind| Some(repaired(node, kind)) > was));
         eventually(TIMEOUT, || quiet(node));
         traffic.flows(&pairs(PODS, false), traffic.now());
@@ -89,7 +89,7 @@ fn flushed_openshift_objects_are_restored_and_tenants_stay_isolated() {
         repair["who"].as_array().unwrap().iter().any(|who| who["process"] == "nft")
     };
     assert!(repairs.iter().any(|repair| by_nft(&repair) && repair["kinds"]["sdn_table"] == 1), "{report:#}");
-    let metrics = inside(node, "curl", &["-sf", "http://127.0.0.1:9471/metrics"]);
+    let metrics = node.inside("curl", &["-sf", "http://127.0.0.1:9471/metrics"]);
     for kind in CHANGES.iter().filter_map(|(_, kind)| *kind) {
         let line = format!("russet_drift_repairs_total{{kind=\"{kind}\"}}");
         assert!(metrics.contains(&line), "{metrics}");

@@ -3,15 +3,13 @@
 //! arrive are checked against the time when they were sent.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use russet_linux::process;
 use russet_testkit::cross_traffic::{self, Arrival, CrossTraffic};
-use russet_testkit::eventually;
+use russet_testkit::{eventually, eventually_some};
 use serde_json::{Value, json};
 
 use crate::fabric::Fabric;
@@ -41,21 +39,18 @@ fn verb(node: &TestNode, verb: &str, pod: &TestPod, namespace: &str) -> crate::n
     );
     let config =
         node.config(json!({ "cniVersion": "0.3.1", "name": "openshift-sdn", "type": "openshift-sdn" }));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-    command.arg0("openshift-sdn").env_clear().env("CNI_PATH", "/opt/cni/bin").env("CNI_COMMAND", verb);
-    command.env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());
-    command.env("CNI_IFNAME", "eth0").env("CNI_ARGS", args);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    process::in_netns(&mut command, node.netns()).unwrap();
-    let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
-    child.wait_with_output().unwrap().into()
+    let mut command = pod.call(env!("CARGO_BIN_EXE_russet"), verb, "/opt/cni/bin");
+    node.output(command.arg0("openshift-sdn").env("CNI_ARGS", args), config.to_string())
 }
 
 #[track_caller]
 pub fn attach(node: &mut TestNode, namespace: &str) -> Attached {
     let pod = node.pod();
-    let answer = verb(node, "ADD", &pod, namespace);
+    // kubelet repeats an ADD, too, while the server of the plugin starts.
+    let answer = eventually_some(TIMEOUT, || {
+        let answer = verb(node, "ADD", &pod, namespace);
+        (!answer.stdout.contains("not (yet?) available")).then_some(answer)
+    });
     assert_eq!(answer.status, 0, "{answer:?}\n{}", node.log());
     let address = answer.result()["ips"][0]["address"].as_str().unwrap().to_owned();
     Attached { pod, address: address.split('/').next().unwrap().parse().unwrap() }

@@ -1,37 +1,43 @@
-//! Pings from one pod to another that continue whatever a test does to the programs around them:
-//! none may be lost.
+//! Pings from one pod to another that continue whatever a test does to the programs around them.
 
 use std::collections::BTreeSet;
 use std::io::Read;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use russet_linux::{NetNs, process};
-use russet_testkit::{eventually, require_tool};
-use rustix::process::{Pid, Signal, kill_process};
+use russet_testkit::{Process, eventually, require_tool};
+use rustix::process::Signal;
 
 use crate::node::{TIMEOUT, TestPod};
 
-/// Fifty pings a second.
+/// Pings at an interval.
 pub struct Pinging {
-    ping: Child,
+    ping: Process,
     /// The output of `ping`, read as it comes: a full pipe would stop it.
     output: std::thread::JoinHandle<String>,
+}
+
+/// What was answered of all pings but the last, which may have been in progress.
+pub struct Replies {
+    pub sent: u32,
+    pub lost: Vec<u32>,
 }
 
 // === impl Pinging ===
 
 impl Pinging {
-    /// Starts when the address answers.
+    /// Fifty a second; starts when the address answers.
     pub fn start(from: &TestPod, address: &str) -> Self {
+        Self::start_every(from, address, "0.02")
+    }
+
+    /// The same at an interval in seconds.
+    pub fn start_every(from: &TestPod, address: &str, interval_s: &str) -> Self {
         let netns = NetNs::open_named(&from.netns_name).unwrap();
-        let command = |args: &[&str]| {
-            let mut ping = Command::new(require_tool("ping"));
-            ping.args(args).arg(address).stdin(Stdio::null()).stdout(Stdio::piped());
-            process::in_netns(&mut ping, &netns).unwrap();
-            ping
-        };
-        eventually(TIMEOUT, || command(&["-c", "1", "-W", "1"]).output().unwrap().status.success());
-        let mut ping = command(&["-n", "-i", "0.02"]).spawn().unwrap();
+        eventually(TIMEOUT, || from.pings(&["-W", "1", address]));
+        let mut command = Command::new(require_tool("ping"));
+        command.args(["-n", "-D", "-i", interval_s, address]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut ping = Process::start(process::in_netns(&mut command, &netns).unwrap());
         let mut stdout = ping.stdout.take().unwrap();
         let read = move || {
             let mut text = String::new();
@@ -41,19 +47,29 @@ impl Pinging {
         Self { ping, output: std::thread::spawn(read) }
     }
 
-    /// Ends it; every ping but the last, which may be in progress, must have been answered.
-    pub fn finish(mut self) {
-        kill_process(Pid::from_child(&self.ping), Signal::INT).unwrap();
-        self.ping.wait().unwrap();
+    /// Ends it.
+    pub fn stop(self) -> Replies {
+        self.ping.end(Signal::INT);
         let output = self.output.join().unwrap();
         // An ICMP error has a number, too.
-        let replies = output.lines().filter(|line| line.contains(" bytes from "));
-        let words = replies.flat_map(str::split_whitespace);
-        let numbers = words.filter_map(|word| word.strip_prefix("icmp_seq=")?.parse::<u32>().ok());
-        let answered: BTreeSet<u32> = numbers.collect();
-        let last = *answered.last().expect("no ping was answered");
-        let lost: Vec<u32> = (1..last).filter(|number| !answered.contains(number)).collect();
-        assert!(lost.is_empty(), "of {last} pings these were lost: {lost:?}");
-        println!("{last} pings, none lost");
+        let reply = |line: &str| {
+            let at_s: f64 = line.strip_prefix('[')?.split_once(']')?.0.parse().ok()?;
+            let number = line.split_whitespace().find_map(|word| word.strip_prefix("icmp_seq="))?;
+            line.contains(" bytes from ").then_some((number.parse::<u32>().ok()?, at_s))
+        };
+        let replies: Vec<(u32, f64)> = output.lines().filter_map(reply).collect();
+        let answered: BTreeSet<u32> = replies.iter().map(|(number, _)| *number).collect();
+        let sent = *answered.last().expect("no ping was answered");
+        let lost: Vec<u32> = (1..sent).filter(|number| !answered.contains(number)).collect();
+        let gaps = replies.windows(2).map(|pair| (pair[1].1 - pair[0].1) * 1000.0);
+        let longest_ms = gaps.fold(0.0, f64::max);
+        println!("{} of {sent} pings lost, at most {longest_ms:.1} ms without a reply", lost.len());
+        Replies { sent, lost }
+    }
+
+    /// Ends it; no ping may have been lost.
+    pub fn finish(self) {
+        let Replies { sent, lost } = self.stop();
+        assert!(lost.is_empty(), "of {sent} pings these were lost: {lost:?}");
     }
 }

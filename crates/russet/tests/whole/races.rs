@@ -12,18 +12,13 @@ use crate::node::{TIMEOUT, TestNode};
 
 const NODE_KEY: &str = "/calico/resources/v3/projectcalico.org/nodes/node-a";
 
-fn ip(node: &TestNode, args: &[&str]) {
-    let run = || assert!(Command::new("ip").args(args).status().unwrap().success(), "{args:?}");
-    node.netns().with(run).unwrap();
-}
-
 /// An underlay for agents that are started with `--interface up0`.
 fn underlay(node: &TestNode) {
-    ip(node, &["link", "add", "up0", "type", "veth", "peer", "name", "down0"]);
-    ip(node, &["address", "add", "192.0.2.1/24", "dev", "up0"]);
-    ip(node, &["address", "add", "2001:db8::1/64", "dev", "up0", "nodad"]);
-    ip(node, &["link", "set", "down0", "up"]);
-    ip(node, &["link", "set", "up0", "up"]);
+    node.ip(&["link", "add", "up0", "type", "veth", "peer", "name", "down0"]);
+    node.ip(&["address", "add", "192.0.2.1/24", "dev", "up0"]);
+    node.ip(&["address", "add", "2001:db8::1/64", "dev", "up0", "nodad"]);
+    node.ip(&["link", "set", "down0", "up"]);
+    node.ip(&["link", "set", "up0", "up"]);
 }
 
 #[test]
@@ -32,8 +27,8 @@ fn a_kernel_that_refused_at_first_does_not_keep_the_node_unready() {
     let mut node = TestNode::without_agent(&["--ipv6-pool", "none", "--interface", "up0"]);
     underlay(&node);
     // It has the port and VNI that the tunnel needs.
-    ip(&node, &["link", "add", "vxlan-rival", "type", "vxlan", "id", "4096", "dstport", "4789"]);
-    ip(&node, &["link", "set", "vxlan-rival", "up"]);
+    node.ip(&["link", "add", "vxlan-rival", "type", "vxlan", "id", "4096", "dstport", "4789"]);
+    node.ip(&["link", "set", "vxlan-rival", "up"]);
     let netns = russet_linux::NetNs::open(node.netns().path()).unwrap();
     let log = node.path("agent.log");
     let rival = std::thread::spawn(move || {
@@ -156,7 +151,7 @@ fn pods_are_attached_while_another_process_has_the_health_address() {
     );
     drop(squatter);
     eventually(TIMEOUT, || ask().starts_with("HTTP/1.1 200 "));
-    assert!(crate::verbs::get(&node, "/healthz").starts_with("HTTP/1.1 200"));
+    assert!(node.get("/healthz").starts_with("HTTP/1.1 200"));
 }
 
 #[test]

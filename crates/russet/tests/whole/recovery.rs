@@ -2,7 +2,6 @@
 //! back or forward, and running pods are not affected.
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -10,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use russet_linux::FileLock;
-use russet_testkit::{eventually, let_pass, require_tool};
+use russet_testkit::{Process, eventually, let_pass, require_tool};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -24,7 +23,7 @@ const STEPS_MAX: usize = 200;
 const KINDS: [&str; 3] = ["pwrite64", "sendto", "sendmsg"];
 
 /// Kills the agent as it is about to make its `nth` system call of a kind.
-struct SyscallKiller(Child);
+struct SyscallKiller(Process);
 
 // === impl SyscallKiller ===
 
@@ -34,7 +33,7 @@ impl SyscallKiller {
         let mut command = Command::new(require_tool("strace"));
         command.args(["-f", "-q", "-o", "/dev/null", "-e", &format!("trace={kind}"), "-e", &inject, "-p"]);
         command.arg(agent.to_string()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let it = Self(command.spawn().unwrap());
+        let it = Self(Process::start(&mut command));
         let traced = || {
             let tasks = std::fs::read_dir(format!("/proc/{agent}/task")).unwrap().flatten();
             // A thread may end between the two reads.
@@ -48,13 +47,10 @@ impl SyscallKiller {
 
     /// Detaches from the agent, unless it reaches that step in this very moment.
     fn detach(mut self) {
-        kill_process(Pid::from_child(&self.0), Signal::INT).unwrap();
+        self.0.signal(Signal::INT);
         // When strace detaches from an agent that is just dying, it waits for its first thread,
         // which the kernel reaps last: for ever.
-        if !self.ends() {
-            self.0.kill().unwrap();
-        }
-        self.0.wait().unwrap();
+        self.ends();
     }
 
     /// It has killed the agent.
@@ -336,13 +332,8 @@ fn hang(node: &TestNode, pod: &TestPod, bin: &Path) -> (Child, Pid) {
     .unwrap();
     std::fs::set_permissions(&plugin, PermissionsExt::from_mode(0o755)).unwrap();
     let config = node.config(json!({"type": "bridge", "ipam": {"type": "hang"}}));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-    command.arg0("bridge").env_clear().env("CNI_PATH", bin).env("CNI_COMMAND", "ADD");
-    command.env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path()).env("CNI_IFNAME", "eth0");
-    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    russet_linux::process::in_netns(&mut command, node.netns()).unwrap();
-    let mut add = command.spawn().unwrap();
-    add.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+    let mut command = pod.call(env!("CARGO_BIN_EXE_russet"), "ADD", bin);
+    let add = node.spawn(command.arg0("bridge"), config.to_string());
     eventually(TIMEOUT, || began.exists());
     let pid = std::fs::read_to_string(&began).unwrap().trim().parse().unwrap();
     (add, Pid::from_raw(pid).unwrap())

@@ -5,15 +5,15 @@
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Child;
 
 use russet_cni_spec::ConfigList;
-use russet_linux::{NetNs, process};
+use russet_linux::NetNs;
 use russet_runtime::{Attachment, Runtime};
 use russet_testkit as testkit;
 use serde_json::{Value, json};
 
-use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
+use crate::node::{Answer, PATH, TIMEOUT, TestNode, TestPod};
 
 const GO_PLUGINS: &str = "/usr/lib/cni";
 const ENV: &str =
@@ -97,15 +97,8 @@ fn t54_flannels_shipped_conflist_works_with_the_go_bridge_on_our_host_local() {
 
 /// Runs one of our plugins in the node as a runtime does.
 pub fn call(node: &TestNode, bin: &Path, name: &str, verb: &str, pod: &TestPod, config: &Value) -> Answer {
-    let mut command = Command::new(bin.join(name));
-    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("CNI_PATH", bin);
-    command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());
-    command.env("CNI_IFNAME", "eth0").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    process::in_netns(&mut command, node.netns()).unwrap();
-    let mut child = command.spawn().unwrap();
-    use std::io::Write as _;
-    let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
-    child.wait_with_output().unwrap().into()
+    let mut command = pod.call(bin.join(name), verb, bin);
+    node.output(command.env("PATH", PATH), config.to_string())
 }
 
 #[test]
@@ -145,19 +138,9 @@ fn killed(bin: &Path, name: &str, verb: &str, container: &str, config: &Value, a
     child.wait().unwrap();
 }
 
-fn started(bin: &Path, name: &str, verb: &str, container: &str, config: &Value) -> std::process::Child {
-    let mut command = Command::new(bin.join(name));
-    command
-        .env_clear()
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .env("CNI_PATH", bin)
-        .env("CNI_COMMAND", verb);
-    command.env("CNI_CONTAINERID", container).env("CNI_NETNS", format!("/run/netns/{container}"));
-    command.env("CNI_IFNAME", "eth0").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = command.spawn().unwrap();
-    use std::io::Write as _;
-    let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
-    child
+fn started(bin: &Path, name: &str, verb: &str, container: &str, config: &Value) -> Child {
+    let pod = TestPod { container: container.to_owned(), netns_name: container.to_owned() };
+    testkit::spawn_with_input(pod.call(bin.join(name), verb, bin).env("PATH", PATH), config.to_string())
 }
 
 #[test]

@@ -13,7 +13,7 @@ use russet_store::{Remote, Store};
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
-use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
+use crate::node::{Answer, StoreProcess, TIMEOUT, TestNode, TestPod};
 
 const OLD: &str = "2026-01-02 03:04:05.678901234 +0000 UTC";
 const IPAM: &str = "/calico/ipam/v2";
@@ -21,7 +21,7 @@ const ENDPOINTS: &str = "/calico/resources/v3/projectcalico.org/workloadendpoint
 
 /// Arguments of an agent whose pool no other test has, since namespaces of other tests are on this
 /// machine, too, and is one block, so that the given records are beside it.
-fn args<'a>(pool: &'a str, leak_repair: &'a str) -> [&'a str; 10] {
+pub fn args<'a>(pool: &'a str, leak_repair: &'a str) -> [&'a str; 10] {
     [
         "--ipv4-pool",
         pool,
@@ -34,17 +34,6 @@ fn args<'a>(pool: &'a str, leak_repair: &'a str) -> [&'a str; 10] {
         "--log-level",
         "debug",
     ]
-}
-
-fn ip(node: &TestNode, args: &[&str]) {
-    let run = || Command::new("ip").args(args).output().unwrap();
-    let output = node.netns().with(run).unwrap();
-    assert!(output.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-fn pings(from: &TestPod, to: &str) -> bool {
-    let args = ["netns", "exec", &from.netns_name, "ping", "-c", "1", "-W", "2", to];
-    Command::new("ip").args(args).stdout(Stdio::null()).status().unwrap().success()
 }
 
 /// Runs the verb on the node, as an operator does.
@@ -113,9 +102,9 @@ fn gos(handle: &str, more: Value) -> Value {
 
 /// A pod as Go Calico wires it: a plain veth and a route to its address.
 fn wire_as_go_calico_does(node: &TestNode, pod: &TestPod, host: &str, address: &str) {
-    ip(node, &["link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", &pod.netns_name]);
-    ip(node, &["link", "set", host, "up"]);
-    ip(node, &["route", "add", &format!("{address}/32"), "dev", host, "scope", "link"]);
+    node.ip(&["link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", &pod.netns_name]);
+    node.ip(&["link", "set", host, "up"]);
+    node.ip(&["route", "add", &format!("{address}/32"), "dev", host, "scope", "link"]);
     let proxy = format!("net/ipv4/conf/{host}/proxy_arp");
     node.netns().with(|| russet_linux::sysctl::write_if_different(&proxy, "1").unwrap()).unwrap();
     let inside = NetNs::open(pod.path()).unwrap();
@@ -150,8 +139,7 @@ fn until_second_check(node: &TestNode, address: &str) -> Child {
 }
 
 fn mac(node: &TestNode, link: &str) -> String {
-    let show = || Command::new("ip").args(["-j", "link", "show", link]).output().unwrap();
-    let shown: Value = serde_json::from_slice(&node.netns().with(show).unwrap().stdout).unwrap();
+    let shown: Value = serde_json::from_str(&node.ip(&["-j", "link", "show", link])).unwrap();
     shown[0]["address"].as_str().unwrap().to_owned()
 }
 
@@ -195,7 +183,7 @@ fn leaks_of_every_kind_are_released_and_live_addresses_stay() {
     std::fs::write(results.join("k8s-pod-network-cached-eth0"), cached.to_string()).unwrap();
     let endpoint = json!({"kind": "WorkloadEndpoint", "metadata": {"name": "e", "namespace": "default"}, "spec": {"node": "node-a", "ipNetworks": ["10.231.0.68/32"]}});
     node.store_put(&format!("{ENDPOINTS}/default/e"), &endpoint.to_string());
-    assert!(pings(&one, &addresses[1]) && pings(&go, &addresses[0]) && pings(&two, "10.231.0.64"));
+    assert!(one.pings(&[&addresses[1]]) && go.pings(&[&addresses[0]]) && two.pings(&["10.231.0.64"]));
 
     let leaked = ["10.231.0.65", "10.231.0.73", "k8s-pod-network.golive", "k8s-pod-network.orphan"];
     let before = dump(&node);
@@ -219,7 +207,7 @@ fn leaks_of_every_kind_are_released_and_live_addresses_stay() {
         assert!(after.contains(kept), "{kept} is gone");
     }
     assert_eq!(node.allocated(), 2);
-    assert!(pings(&one, &addresses[1]) && pings(&go, &addresses[0]) && pings(&two, "10.231.0.64"));
+    assert!(one.pings(&[&addresses[1]]) && go.pings(&[&addresses[0]]) && two.pings(&["10.231.0.64"]));
     let again = repair(&node, &["--grace", "1s"]);
     assert_eq!(again.status, 0, "{again:?}");
     assert!(again.stdout.ends_with("0 leaks repaired, 0 left\n"), "{again:?}");
@@ -234,7 +222,7 @@ fn changes_between_the_two_checks_prevent_the_release() {
     plant_block(&node, "10.232.0.64/26", &[gos("k8s-pod-network.retaken", json!({}))]);
     // The pod's wiring is gone, its address is not: a leak, until its runtime repeats the ADD.
     for link in node.links() {
-        ip(&node, &["link", "del", &link]);
+        node.ip(&["link", "del", &link]);
     }
     let running = until_second_check(&node, &address);
     assert_eq!(node.add(&pod).addresses(), std::slice::from_ref(&address), "it has its old address again");
@@ -259,7 +247,7 @@ fn a_request_for_a_container_between_the_checks_keeps_its_address() {
     let pod = node.pod();
     let address = node.add(&pod).addresses()[0].clone();
     for link in node.links() {
-        ip(&node, &["link", "del", &link]);
+        node.ip(&["link", "del", &link]);
     }
     let running = until_second_check(&node, &address);
     // CHECK wires nothing and fails, but it proves that a runtime uses the container.
@@ -331,14 +319,14 @@ fn the_agent_repairs_by_itself_and_counts_what_it_did() {
     plant_block(&node, "10.235.0.64/26", &[gos("k8s-pod-network.goleak", json!({}))]);
     plant_handle(&node, "k8s-pod-network.orphan", &json!({"10.235.0.64/26": 1}));
     eventually(TIMEOUT, || !dump(&node).contains("k8s-pod-network"));
-    let metrics = node.netns().with(metrics).unwrap();
-    for line in
-        ["russet_ipam_repaired_total{kind=\"address\"} 1", "russet_ipam_repaired_total{kind=\"handle\"} 1"]
-    {
-        assert!(metrics.contains(line), "{metrics}");
-    }
-    assert!(node.log().contains("a leak was repaired"));
-    assert!(pings(&one, &address));
+    eventually(TIMEOUT, || {
+        let metrics = node.netns().with(metrics).unwrap();
+        ["address", "handle"]
+            .iter()
+            .all(|kind| metrics.contains(&format!("russet_ipam_repaired_total{{kind=\"{kind}\"}} 1")))
+    });
+    eventually(TIMEOUT, || node.log().contains("a leak was repaired"));
+    assert!(one.pings(&[&address]));
     assert_eq!(node.allocated(), 2);
 }
 
@@ -348,35 +336,6 @@ fn metrics() -> String {
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text
-}
-
-/// A store in a process of its own, as several nodes on one machine share it.
-struct StoreProcess {
-    dir: tempfile::TempDir,
-    child: Child,
-}
-
-impl StoreProcess {
-    fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-        command.args(["store", "serve", "--root"]).arg(dir.path()).stdin(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().unwrap();
-        let store = Self { dir, child };
-        eventually(TIMEOUT, || UnixStream::connect(store.socket()).is_ok());
-        store
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("var/lib/russet/store.sock")
-    }
-}
-
-impl Drop for StoreProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Forwards a plugin's connection to the store until the store has `key`: then kills the plugin,
@@ -413,7 +372,8 @@ fn is_stored(socket: &Path, key: &str) -> bool {
 #[test]
 #[ignore = "root: makes network namespaces"]
 fn without_an_agent_a_plugin_killed_between_address_and_wiring_is_repaired_after() {
-    let store = StoreProcess::start();
+    let owner = tempfile::tempdir().unwrap();
+    let store = StoreProcess::start(owner.path());
     let mut node = TestNode::without_agent(&[]);
     let proxy = node.path("proxy.sock");
     let settings = |socket: &Path| {
@@ -424,23 +384,23 @@ fn without_an_agent_a_plugin_killed_between_address_and_wiring_is_repaired_after
         std::fs::create_dir_all(node.path("etc/russet")).unwrap();
         std::fs::write(node.path("etc/russet/russet.toml"), text).unwrap();
     };
-    settings(&store.socket());
+    settings(&store.socket);
     let (one, two, killed) = (node.pod(), node.pod(), node.pod());
     node.add(&one);
     let address = node.add(&two).addresses()[0].clone();
     let links = node.links();
 
     let (sender, receiver) = channel();
-    kill_once_stored(&proxy, store.socket(), format!("{IPAM}/handle/testnet.{}", killed.container), receiver);
+    kill_once_stored(
+        &proxy,
+        store.socket.clone(),
+        format!("{IPAM}/handle/testnet.{}", killed.container),
+        receiver,
+    );
     let text = std::fs::read_to_string(node.path("etc/russet/russet.toml")).unwrap();
-    let through = text.replace(&store.socket().display().to_string(), &proxy.display().to_string());
+    let through = text.replace(&store.socket.display().to_string(), &proxy.display().to_string());
     std::fs::write(node.path("etc/russet/russet.toml"), through).unwrap();
-    let mut plugin = Command::new(env!("CARGO_BIN_EXE_russet"));
-    plugin.env_clear().env("CNI_PATH", "/opt/cni/bin").env("CNI_COMMAND", "ADD");
-    plugin
-        .env("CNI_CONTAINERID", &killed.container)
-        .env("CNI_NETNS", killed.path())
-        .env("CNI_IFNAME", "eth0");
+    let mut plugin = killed.call(env!("CARGO_BIN_EXE_russet"), "ADD", "/opt/cni/bin");
     process::in_netns(&mut plugin, node.netns()).unwrap();
     let mut plugin = plugin.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     sender.send(plugin.id()).unwrap();
@@ -459,5 +419,5 @@ fn without_an_agent_a_plugin_killed_between_address_and_wiring_is_repaired_after
     });
     assert_eq!(node.allocated(), 2);
     assert!(!node.store_get(&format!("{IPAM}/handle/")).contains(&killed.container));
-    assert!(pings(&one, &address));
+    assert!(one.pings(&[&address]));
 }

@@ -1,8 +1,8 @@
 //! `russet get`, `apply` and `delete` over the embedded store: no agent, no namespace, only a directory.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use russet_testkit::spawn_with_input;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -53,11 +53,7 @@ impl Store {
     fn run_with(&self, args: &[&str], stdin: &str) -> Answer {
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
         command.args(args).arg("--root").arg(self.root.path()).env_remove("RUSSET_STORE");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        // A verb that refuses its arguments reads no input.
-        let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-        child.wait_with_output().unwrap().into()
+        spawn_with_input(&mut command, stdin).wait_with_output().unwrap().into()
     }
 
     fn run(&self, args: &[&str]) -> Answer {
@@ -515,13 +511,67 @@ fn resources_of_other_programs_in_a_file_are_skipped_on_request() {
     assert!(answer.stderr.contains("kind \"BGPPeer\" is skipped"), "{answer:?}");
 }
 
+/// One document of each kind of network policy.
+const POLICIES: &str = r#"
+{apiVersion: projectcalico.org/v3, kind: Tier, metadata: {name: first}, spec: {order: 10}}
+---
+{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: deny}, spec: {tier: first, order: 1.5, selector: app == "db", types: [Ingress]}}
+---
+{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: db, namespace: shop}, spec: {egress: [{action: Allow, protocol: TCP, destination: {ports: [80, "90:99"]}}]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: db, namespace: shop}, spec: {podSelector: {matchLabels: {app: db}}}}
+---
+{apiVersion: projectcalico.org/v3, kind: GlobalNetworkSet, metadata: {name: ops, labels: {set: ops}}, spec: {nets: [192.0.2.0/24]}}
+---
+{apiVersion: projectcalico.org/v3, kind: NetworkSet, metadata: {name: ops}, spec: {nets: [192.0.2.0/24]}}
+---
+{apiVersion: projectcalico.org/v3, kind: HostEndpoint, metadata: {name: h}, spec: {node: n1, interfaceName: eth0}}
+---
+{apiVersion: projectcalico.org/v3, kind: StagedGlobalNetworkPolicy, metadata: {name: s}, spec: {stagedAction: Set}}
+---
+{apiVersion: projectcalico.org/v3, kind: StagedNetworkPolicy, metadata: {name: s}, spec: {stagedAction: Learn}}
+---
+{apiVersion: projectcalico.org/v3, kind: StagedKubernetesNetworkPolicy, metadata: {name: s}, spec: {stagedAction: Set, podSelector: {}}}
+"#;
+
+#[test]
+fn policies_of_calico_and_kubernetes_are_applied_printed_and_deleted() {
+    let store = Store::with(POLICIES);
+    assert_eq!(store.apply(POLICIES).stdout.matches(" unchanged\n").count(), 10);
+    assert_eq!(
+        store.good(&["get", "gnp", "-o", "wide"]),
+        "NAME  TIER   ORDER  SELECTOR\ndeny  first  1.5    app == \"db\"\n"
+    );
+    let calico = store.json(&["get", "networkpolicy", "db", "-n", "shop"]);
+    assert_eq!((&calico["spec"]["tier"], &calico["spec"]["types"]), (&json!("default"), &json!(["Egress"])));
+    let of_kubernetes = store.json(&["get", "netpol", "db", "-n", "shop"]);
+    assert_eq!(of_kubernetes["apiVersion"], "networking.k8s.io/v1");
+    assert_eq!(
+        (&of_kubernetes["kind"], &of_kubernetes["spec"]["podSelector"]["matchLabels"]["app"]),
+        (&json!("NetworkPolicy"), &json!("db"))
+    );
+    let listed = store.good(&["get", "netpol", "-A", "-o", "yaml"]);
+    assert!(listed.contains("kind: NetworkPolicyList"), "{listed}");
+    let again = store.run_with(&["apply", "-f", "-"], &listed);
+    assert_eq!(again.stdout, "KubernetesNetworkPolicy/shop/db unchanged\n", "{again:?}");
+
+    assert!(store.bad(&["delete", "tier", "first"]).contains("Tier/first has 1 policies"));
+    assert!(store.bad(&["delete", "tier", "default"]).contains("belongs to every cluster"));
+    assert_eq!(store.good(&["delete", "gnp", "deny"]), "GlobalNetworkPolicy/deny deleted\n");
+    assert_eq!(store.good(&["delete", "tier", "first"]), "Tier/first deleted\n");
+    for kind in ["NetworkPolicy", "Tier"] {
+        let wrong = format!("{{apiVersion: v1, kind: {kind}, metadata: {{name: x}}}}");
+        assert!(store.refusal(&wrong).contains("apiVersion: projectcalico.org/v3"));
+    }
+}
+
 #[test]
 fn verbs_and_kinds_of_kubectl_and_calicoctl_get_a_hint() {
     let store = Store::empty();
     for (args, words) in [
         (&["status"][..], "russet drift"),
         (&["describe", "pod", "x"], "russet get KIND NAME -o yaml"),
-        (&["get", "networkpolicies"], "does not enforce network policies"),
+        (&["networkpolicy"], "russet get netpol -A"),
         (&["get", "pods"], "russet journal"),
     ] {
         let answer = store.run(args);

@@ -1,13 +1,12 @@
 //! What survives a restart: connections continue while agents are killed and the store's owner is
 //! stopped.
 
-use std::io::Write;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use russet_linux::{NetNs, process};
-use russet_testkit::eventually;
+use russet_testkit::{Process, eventually, pings, spawn_with_input};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -42,7 +41,7 @@ impl Agent {
         kill_process(Pid::from_raw(i32::try_from(self.pid).unwrap()).unwrap(), signal).unwrap();
     }
 
-    fn restart(&self) -> std::process::Child {
+    fn restart(&self) -> Process {
         let mut command = Command::new(&self.command[0]);
         command
             .args(&self.command[1..])
@@ -51,7 +50,7 @@ impl Agent {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         process::in_netns(&mut command, &self.node).unwrap();
-        command.spawn().unwrap()
+        Process::start(&mut command)
     }
 }
 
@@ -69,9 +68,7 @@ fn plugin(node: &str, verb: &str, container: &str, netns: &str) -> Answer {
         ("CNI_PATH", "/opt/cni/bin"),
     ];
     let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-    command.env_clear().envs(env).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+    let child = spawn_with_input(command.env_clear().envs(env), config.to_string());
     child.wait_with_output().unwrap().into()
 }
 
@@ -88,6 +85,7 @@ fn store_pid() -> u32 {
 #[test]
 #[ignore = "root: makes network namespaces; takes 40 s"]
 fn connections_survive_every_agents_death_and_a_stopped_store() {
+    // kubernetes.md K91
     let _turn = demo_turn();
     let before = HostState::now();
     let report = Russet::demo(&["--keep"]).json();
@@ -98,7 +96,7 @@ fn connections_survive_every_agents_death_and_a_stopped_store() {
     let agents: Vec<Agent> = report["nodes"].as_array().unwrap().iter().map(Agent::of).collect();
     agents.iter().for_each(|agent| agent.signal(Signal::KILL));
     conversations.iter().for_each(Conversation::assert_alive);
-    let mut restarted: Vec<_> = agents.iter().map(Agent::restart).collect();
+    let restarted: Vec<_> = agents.iter().map(Agent::restart).collect();
     for node in ["n1", "n2", "n3"] {
         eventually(TIMEOUT, || plugin(node, "STATUS", "", "").status == 0);
     }
@@ -117,15 +115,11 @@ fn connections_survive_every_agents_death_and_a_stopped_store() {
     eventually(TIMEOUT, || plugin("n1", "ADD", "late", "/run/netns/rsdemo-late").status == 0);
     let late = plugin("n1", "ADD", "late", "/run/netns/rsdemo-late").addresses();
     let target: IpAddr = late[0].parse().unwrap();
-    let ping = ["netns", "exec", "rsdemo-n3-p1", "ping", "-c", "1", "-W", "2", &target.to_string()];
-    assert!(Command::new("ip").args(ping).stdout(Stdio::null()).status().unwrap().success());
+    assert!(pings("rsdemo-n3-p1", &target.to_string()));
     assert_eq!(plugin("n1", "DEL", "late", "/run/netns/rsdemo-late").status, 0);
 
     conversations.into_iter().for_each(Conversation::finish);
-    for agent in &mut restarted {
-        agent.kill().unwrap();
-        agent.wait().unwrap();
-    }
+    drop(restarted);
     assert!(Russet::demo(&["--clean"]).output().status.success());
     assert_eq!(HostState::now(), before);
 }

@@ -264,7 +264,8 @@ fn without_a_network_a_pod_is_refused_with_a_remedy() {
     std::fs::remove_file(host.node.path("etc/cni/net.d/10-testnet.conflist")).unwrap();
     let refused = host.sandbox(&["run", web.to_str().unwrap()]);
     assert_eq!(refused.status, 1);
-    for part in ["network is not ready", "`russet install --start`", "russet cni lint"] {
+    let install = format!("`russet install --in-place --root {}`", host.node.root().display());
+    for part in ["network is not ready", &install, "russet cni lint"] {
         assert!(refused.stderr.contains(part), "{part}: {refused:?}");
     }
     assert_eq!(host.sandbox(&["ls", "-o", "json"]).result()["pods"], json!([]), "nothing is left of it");

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use russet_cri_client::{Pod, Sandbox};
 use russet_linux::NetNs;
+use russet_testkit::cri::{Pod, Sandbox};
 use russet_testkit::eventually;
 use serde_json::json;
 

@@ -1,12 +1,12 @@
 //! One node, one store: an agent's settings apply to plugins without it and to commands, whatever
 //! their source was.
 
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use russet_testkit::eventually;
+use russet_testkit::{Process, eventually};
 
 use crate::configured::Configured;
 use crate::fabric::Fabric;
@@ -15,16 +15,6 @@ use crate::node::{Answer, TIMEOUT, TestNode};
 const STORE: &str = "etcd:http://10.77.0.1:2379";
 /// A pool that no other test's pods have: repairs read all namespaces of the machine.
 const POOL: &str = "10.246.0.0/24";
-
-/// An agent that should end by itself.
-struct Agent(Child);
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Runs a verb with only these variables.
 fn russet(root: &std::path::Path, args: &[&str], variables: &[(&str, &str)]) -> Answer {
@@ -208,32 +198,14 @@ fn an_agent_in_calicos_place_does_not_start_on_a_store_of_its_own() {
     let root = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
     command.args(["agent", "--calico", "--root"]).arg(root.path()).env_clear();
-    let mut agent = Agent(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
-    eventually(TIMEOUT, || agent.0.try_wait().unwrap().is_some());
+    let mut agent = Process::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+    eventually(TIMEOUT, || agent.has_ended().is_some());
     let mut refused = String::new();
-    agent.0.stderr.take().unwrap().read_to_string(&mut refused).unwrap();
+    agent.stderr.take().unwrap().read_to_string(&mut refused).unwrap();
     for remedy in ["--store etcd:URL", "calicoctl.cfg"] {
         assert!(refused.contains(remedy), "{refused}");
     }
     assert!(!root.path().join("var").exists() && !root.path().join("run").exists());
-}
-
-/// The answer to `/readyz?verbose` in the node's namespace, once it is served.
-fn readyz(node: &TestNode) -> String {
-    health(node, "/readyz?verbose")
-}
-
-/// What the agent's health address answers, with its heading; empty before it is served.
-fn health(node: &TestNode, path: &str) -> String {
-    let ask = || -> std::io::Result<String> {
-        let mut stream = TcpStream::connect("127.0.0.1:9471")?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes())?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text)
-    };
-    node.netns().with(ask).unwrap().unwrap_or_default()
 }
 
 #[test]
@@ -244,7 +216,7 @@ fn an_agent_whose_etcd_is_away_says_so_long_before_its_requests_run_out() {
         // It never accepts: connections are established, and not answered.
         let listen = || TcpListener::bind("127.0.0.1:2379").unwrap();
         let _listener = is_silent.then(|| node.netns().with(listen).unwrap());
-        let _agent = Agent(node.spawn_agent());
+        let _agent = node.spawn_agent();
         eventually(TIMEOUT, || node.log().contains(logged));
         if is_silent {
             assert!(
@@ -253,8 +225,8 @@ fn an_agent_whose_etcd_is_away_says_so_long_before_its_requests_run_out() {
                 node.log()
             );
         }
-        eventually(TIMEOUT, || readyz(&node).contains("[-] store: "));
-        let output = readyz(&node);
+        eventually(TIMEOUT, || node.get("/readyz?verbose").contains("[-] store: "));
+        let output = node.get("/readyz?verbose");
         assert!(output.contains("127.0.0.1:2379") && !output.contains("store: not yet"), "{output}");
     }
 }
@@ -272,9 +244,9 @@ fn a_password_of_the_agents_environment_is_warned_of_once_and_named_by_plugins_w
         node.agent_env.push((name.to_owned(), value.to_owned()));
     }
     {
-        let _agent = Agent(node.spawn_agent());
+        let _agent = node.spawn_agent();
         eventually(TIMEOUT, || node.log().contains("--etcd-password-file"));
-        eventually(TIMEOUT, || !readyz(&node).is_empty());
+        eventually(TIMEOUT, || !node.get("/readyz?verbose").is_empty());
     }
     let log = node.log();
     assert_eq!(log.matches("etcd's password is in the environment of this agent only").count(), 1, "{log}");
@@ -298,9 +270,9 @@ fn an_etcd_that_is_lost_while_the_agent_runs_is_one_warning_and_one_when_it_is_b
     let mut fabric = Fabric::new();
     let mut node = fabric.node("a", &[]);
     node.start_agent();
-    let is_ready = || readyz(&node).starts_with("HTTP/1.1 200");
+    let is_ready = || node.get("/readyz?verbose").starts_with("HTTP/1.1 200");
     let silence = || {
-        let text = health(&node, "/metrics");
+        let text = node.get("/metrics");
         let line = text.lines().find_map(|line| line.strip_prefix("russet_store_silence_seconds "));
         line.and_then(|value| value.trim().parse::<f64>().ok()).unwrap()
     };
@@ -309,7 +281,7 @@ fn an_etcd_that_is_lost_while_the_agent_runs_is_one_warning_and_one_when_it_is_b
     eventually(DEADLINE, || node.log().contains(LOST));
     // Longer than until the warning: it is not repeated.
     eventually(DEADLINE, || silence() > SILENT_S);
-    assert!(is_ready(), "pods that are attached keep their network: {}", readyz(&node));
+    assert!(is_ready(), "pods that are attached keep their network: {}", node.get("/readyz?verbose"));
     assert_eq!(node.log().matches(LOST).count(), 1, "{}", node.log());
     assert!(!node.log().contains(BACK), "{}", node.log());
     fabric.start_etcd();

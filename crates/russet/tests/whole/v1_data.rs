@@ -3,6 +3,11 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::process::Command;
+
+use russet_testkit::etcd::Cluster;
+
+use crate::node::Answer;
 
 /// A member that serves the v2 API.
 pub struct V2 {
@@ -49,6 +54,35 @@ impl V2 {
         let (status, body) = self.request("GET", "/?recursive=true&sorted=true&quorum=true", "");
         assert!(status.contains(" 200"), "{status} {body}");
         body
+    }
+}
+
+/// An etcd with old data behind its v2 API, for `russet migrate KIND`.
+pub struct OldEtcd {
+    kind: &'static str,
+    pub cluster: Cluster,
+    pub v2: V2,
+}
+
+// === impl OldEtcd ===
+
+impl OldEtcd {
+    pub fn new(kind: &'static str) -> Self {
+        let cluster = Cluster::start(1, "http", |_| vec!["--enable-v2".to_owned()], Vec::new());
+        let v2 = V2::at(&cluster.members[0].client);
+        Self { kind, cluster, v2 }
+    }
+
+    pub fn migrate(&self, more: &[&str]) -> Answer {
+        let (from, to) = (self.cluster.members[0].url(), self.cluster.location());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(["migrate", self.kind, "--from", &from, "--to", &to]).args(more);
+        command.env_remove("RUSSET_STORE").output().unwrap().into()
+    }
+
+    /// All v3 records: keys and values, as etcdctl sees them.
+    pub fn v3(&self) -> String {
+        self.cluster.members[0].etcdctl(&["get", "", "--prefix"])
     }
 }
 

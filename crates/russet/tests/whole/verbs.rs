@@ -1,30 +1,11 @@
 //! CHECK, GC and STATUS against the kernel, and the agent's reports on itself.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
-use crate::node::{TIMEOUT, TestNode, TestPod};
-
-fn ping(from: &TestPod, to: &str) -> bool {
-    let args = ["netns", "exec", &from.netns_name, "ping", "-c", "1", "-W", "2", to];
-    Command::new("ip").args(args).stdout(Stdio::null()).status().unwrap().success()
-}
-
-/// A GET on the agent's health address, from inside the node.
-pub fn get(node: &TestNode, path: &str) -> String {
-    let request = || {
-        let mut stream = TcpStream::connect("127.0.0.1:9471").unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text
-    };
-    node.netns().with(request).unwrap()
-}
+use crate::node::{TIMEOUT, TestNode};
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: ip"]
@@ -86,13 +67,13 @@ fn pods_reach_each_other_while_the_agent_is_stopped_and_the_agent_reports_its_st
     let (one, two) = (node.pod(), node.pod());
     assert_eq!(node.add(&one).status, 0);
     let addresses = node.add(&two).addresses();
-    assert!(get(&node, "/healthz").starts_with("HTTP/1.1 200"));
-    let ready = get(&node, "/readyz?verbose");
+    assert!(node.get("/healthz").starts_with("HTTP/1.1 200"));
+    let ready = node.get("/readyz?verbose");
     assert!(ready.starts_with("HTTP/1.1 200") && ready.contains("[+] programmed"), "{ready}");
-    let metrics = get(&node, "/metrics");
+    let metrics = node.get("/metrics");
     assert!(metrics.contains("russet_cni_requests_total{verb=\"ADD\",code=\"0\"} 2"), "{metrics}");
     node.stop_agent();
-    assert!(addresses.iter().all(|address| ping(&one, address)));
+    assert!(addresses.iter().all(|address| one.pings(&[address])));
     // A pod can be deleted without an agent, and the next agent finds the current state.
     assert_eq!(node.del(&two).status, 0);
     node.start_agent();

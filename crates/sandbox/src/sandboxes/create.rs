@@ -37,10 +37,9 @@ impl Sandboxes {
 
     fn create(&self, config: Config) -> Result<SandboxId, SandboxError> {
         config.validate()?;
-        let _inside = self.gate.enter();
         let id = SandboxId::random().map_err(|error| SandboxError::step("make", "an ID", error))?;
         let claim = self.claim(&config.metadata, &id)?;
-        let _pod = self.locks.lock(config.metadata.pod_key());
+        let _pod = self.locks.lock_blocking([config.metadata.pod_key()]);
         let network = self.network_of(&config)?;
         if let Some(stale) = &claim.stale {
             self.take_down(stale)?;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use russet_addr::IfName;
-use russet_cni_spec::ValidAttachment;
+use russet_addr::{ContainerId, EndpointId, IfName};
+use russet_cni_spec::ConfigList;
 
 use super::Sandboxes;
 use super::table::Record;
@@ -99,16 +99,13 @@ impl Sandboxes {
 
     /// Exclusive GC of every network to which a sandbox is attached, and of the default one.
     fn gc_networks(&self) -> Result<(), SandboxError> {
-        let _alone = self.gate.enter_exclusively(EXCLUSIVE_TIMEOUT).ok_or(SandboxError::Busy)?;
+        let _alone = self.locks.exclusive_blocking(EXCLUSIVE_TIMEOUT).ok_or(SandboxError::Busy)?;
         let step =
             |error: russet_addr::NameError| SandboxError::step("collect", "the networks' attachments", error);
         let eth0 = IfName::new(crate::network::IFNAME).map_err(step)?;
-        let (mut valid, mut lists) = (Vec::new(), BTreeMap::new());
+        let (mut containers, mut lists) = (Vec::new(), BTreeMap::new());
         for (id, record) in self.table().iter().filter(|(_, record)| record.live.attached) {
-            valid.push(ValidAttachment {
-                container_id: id.container_id().map_err(step)?,
-                ifname: eth0.clone(),
-            });
+            containers.push(id.container_id().map_err(step)?);
             if let Known::As(checkpoint) = &record.known
                 && let Some(list) =
                     checkpoint.network.as_ref().and_then(|network| Network::list(network).ok())
@@ -119,7 +116,14 @@ impl Sandboxes {
         if let Ok(list) = self.networks.current() {
             lists.insert(list.name.clone(), list.as_ref().clone());
         }
-        let gc = |list| self.runtime.gc(list, Some(&valid));
+        let gc = |list: &ConfigList| {
+            let id = |container: &ContainerId| EndpointId {
+                network: list.name.clone(),
+                container: container.clone(),
+                ifname: eth0.clone(),
+            };
+            self.runtime.gc(list, Some(&containers.iter().map(id).collect::<Vec<_>>()))
+        };
         let failed = lists.values().filter_map(|list| gc(list).err().map(|error| (list, error)));
         let failed = failed.map(|(list, source)| SandboxError::Network {
             operation: format!("collect in network {}", list.name),

@@ -33,9 +33,8 @@ impl Sandboxes {
         id: &SandboxId,
         work: impl FnOnce() -> Result<(), SandboxError>,
     ) -> Result<(), SandboxError> {
-        let _inside = self.gate.enter();
         let Some(key) = self.table().get(id).map(|record| record.pod_key(id)) else { return Ok(()) };
-        let _pod = self.locks.lock(key);
+        let _pod = self.locks.lock_blocking([key]);
         work()
     }
 

@@ -20,6 +20,12 @@ fn lab() -> (tempfile::TempDir, Lab) {
     (dir, lab)
 }
 
+fn opened() -> (tempfile::TempDir, Lab, Sandboxes) {
+    let (dir, lab) = lab();
+    let sandboxes = lab.open();
+    (dir, lab, sandboxes)
+}
+
 fn listed(sandboxes: &Sandboxes) -> Vec<(SandboxId, State)> {
     sandboxes.list(&Filter::default()).into_iter().map(|sandbox| (sandbox.id, sandbox.state)).collect()
 }
@@ -27,8 +33,7 @@ fn listed(sandboxes: &Sandboxes) -> Vec<(SandboxId, State)> {
 #[test]
 fn a_sandbox_is_ready_when_run_returns_and_gone_after_remove() {
     // cni-runtime.md section 3.2, RunPodSandbox
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     let sandbox = sandboxes.status(&id).unwrap();
     assert_eq!((sandbox.state, sandbox.addresses), (State::Ready, vec![[10, 9, 8, 7].into()]));
@@ -44,8 +49,7 @@ fn a_sandbox_is_ready_when_run_returns_and_gone_after_remove() {
 #[test]
 fn plugins_get_the_pods_identity_and_ports() {
     // cni-runtime.md section 3.1, buildCNIRuntimeConf
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let port = crate::PortMapping {
         protocol: crate::Protocol::Tcp,
         container_port: 80,
@@ -78,8 +82,7 @@ fn a_sandbox_in_the_nodes_network_runs_no_plugin() {
 #[test]
 fn stop_and_remove_can_be_repeated_and_know_no_unknown_sandbox() {
     // cni-runtime.md section 6.2 item 42; section 3.2, StopPodSandbox and RemovePodSandbox
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     for _ in 0..3 {
         sandboxes.stop(&id).unwrap();
@@ -97,8 +100,7 @@ fn stop_and_remove_can_be_repeated_and_know_no_unknown_sandbox() {
 #[test]
 fn a_failed_add_is_undone_by_a_del() {
     // cni-runtime.md section 1.13: every ADD, even failed, is followed by DEL
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     lab.set("fail-add");
     let error = sandboxes.run(pod("web")).unwrap_err();
     let SandboxError::Create { id, left: None, .. } = &error else { panic!("{error}") };
@@ -112,8 +114,7 @@ fn a_failed_add_is_undone_by_a_del() {
 #[test]
 fn an_interface_without_an_address_is_no_network() {
     // cni-runtime.md section 3.3: no IPs on it, "failed to find network info for sandbox"
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     lab.set("no-address");
     let error = sandboxes.run(pod("web")).unwrap_err().to_string();
     assert!(error.ends_with("network \"pods\" gave eth0 no address"), "{error}");
@@ -123,8 +124,7 @@ fn an_interface_without_an_address_is_no_network() {
 #[test]
 fn what_cannot_be_undone_is_listed_until_it_can() {
     // cni-runtime.md section 3.2: on error nothing must be left that cannot be found by ListPodSandbox
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     lab.set("fail-add");
     lab.set("fail-del");
     let error = sandboxes.run(pod("web")).unwrap_err();
@@ -144,8 +144,7 @@ fn what_cannot_be_undone_is_listed_until_it_can() {
 #[test]
 fn a_failing_del_does_not_keep_processes_alive() {
     // cni-runtime.md section 6.2 item 42; section 3.1, StopPodSandbox: TearDownPod, then StopContainer, errors aggregated
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     lab.set("fail-del");
     assert!(sandboxes.stop(&id).is_err());
@@ -163,8 +162,7 @@ fn a_failing_del_does_not_keep_processes_alive() {
 #[test]
 fn a_sandbox_whose_plugin_is_missing_is_listed_until_it_is_back() {
     // cni-runtime.md section 6.2 item 46
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     let (plugin, away) = (lab.0.join("bin/lab"), lab.0.join("away"));
     fs::rename(&plugin, &away).unwrap();
@@ -197,8 +195,7 @@ fn an_add_that_misses_its_deadline_is_followed_by_a_del() {
 
 #[test]
 fn a_failing_engine_leaves_nothing() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     lab.set("fail-create");
     let error = sandboxes.run(pod("web")).unwrap_err().to_string();
     assert!(error.contains("out of processes"), "{error}");
@@ -216,8 +213,7 @@ fn a_failing_engine_leaves_nothing() {
 #[test]
 fn a_log_directory_that_cannot_be_made_stops_the_start() {
     // cni-runtime.md section 3.1, createPodSandbox: mkdir log dir 0755
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let file = lab.0.join("file");
     fs::write(&file, "").unwrap();
     let error = sandboxes.run(Config { log_directory: Some(file.join("logs")), ..pod("web") }).unwrap_err();
@@ -230,8 +226,7 @@ fn a_log_directory_that_cannot_be_made_stops_the_start() {
 
 #[test]
 fn without_a_network_nothing_is_begun() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     fs::write(lab.0.join("net.d/10-pods.conflist"), "{").unwrap();
     assert!(matches!(sandboxes.run(pod("web")), Err(SandboxError::NetworkNotReady(_))));
     assert!(sandboxes.network_ready().is_err());
@@ -256,8 +251,7 @@ fn the_network_is_ready_when_its_plugins_say_so() {
 #[test]
 fn a_name_belongs_to_one_sandbox_and_a_dead_one_is_replaced() {
     // cni-runtime.md section 3.2: retried with the same attempt, same name; "name … is reserved for …"
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, _lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     let error = sandboxes.run(pod("web")).unwrap_err().to_string();
     assert_eq!(error, format!("name \"web_ns1_u1_0\" is reserved for {id}"));
@@ -275,8 +269,7 @@ fn a_name_belongs_to_one_sandbox_and_a_dead_one_is_replaced() {
 
 #[test]
 fn a_dead_one_that_cannot_be_removed_keeps_its_name() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     lab.set("fail-del");
     assert!(sandboxes.stop(&id).is_err());
@@ -289,8 +282,7 @@ fn a_dead_one_that_cannot_be_removed_keeps_its_name() {
 
 #[test]
 fn names_that_look_alike_are_two() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, _lab, sandboxes) = opened();
     let named = |name: &str, namespace: &str| {
         let mut config = pod(name);
         config.metadata.namespace = namespace.into();
@@ -304,8 +296,7 @@ fn names_that_look_alike_are_two() {
 #[test]
 fn del_uses_the_network_of_the_add() {
     // cni-runtime.md section 0 item 15 and section 1.13: config changed between ADD and DEL
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     let other = r#"{"cniVersion":"1.0.0","name":"others","plugins":[{"type":"absent"}]}"#;
     fs::write(lab.0.join("net.d/10-pods.conflist"), other).unwrap();
@@ -316,8 +307,7 @@ fn del_uses_the_network_of_the_add() {
 
 #[test]
 fn a_dead_sandbox_is_not_ready_and_reported() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let events = sandboxes.events();
     let id = sandboxes.run(pod("web")).unwrap();
     fs::remove_file(lab.0.join("engine").join(id.as_str()).join("running")).unwrap();
@@ -331,8 +321,7 @@ fn a_dead_sandbox_is_not_ready_and_reported() {
 
 #[test]
 fn a_death_during_the_creation_is_reported_without_a_request() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let events = sandboxes.events();
     lab.set("die-at-once");
     let id = sandboxes.run(pod("web")).unwrap();
@@ -345,8 +334,7 @@ fn a_death_during_the_creation_is_reported_without_a_request() {
 #[test]
 fn a_filter_shows_what_fits_all_of_it() {
     // cni-runtime.md section 3.2, ListPodSandbox: by id, state, labels
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, _lab, sandboxes) = opened();
     let labelled = |name: &str| {
         let mut config = pod(name);
         config.labels.insert("app".into(), name.into());
@@ -368,8 +356,7 @@ fn a_filter_shows_what_fits_all_of_it() {
 #[test]
 fn after_a_restart_running_sandboxes_go_on_without_a_call() {
     // cni-runtime.md section 6.2 item 44; section 3.3: running pods stay READY with their IP; no CNI call
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let (web, stopped) = (sandboxes.run(pod("web")).unwrap(), sandboxes.run(pod("db")).unwrap());
     let host = sandboxes.run(host_pod("proxy")).unwrap();
     sandboxes.stop(&stopped).unwrap();
@@ -386,8 +373,7 @@ fn after_a_restart_running_sandboxes_go_on_without_a_call() {
 #[test]
 fn after_a_reboot_addresses_are_released_and_sandboxes_are_not_ready() {
     // cni-runtime.md section A.5: boot-id differs, all records stale, release at once
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let web = sandboxes.run(pod("web")).unwrap();
     let host = sandboxes.run(host_pod("proxy")).unwrap();
     drop(sandboxes);
@@ -406,8 +392,7 @@ fn after_a_reboot_addresses_are_released_and_sandboxes_are_not_ready() {
 
 #[test]
 fn a_run_directory_of_another_boot_is_ignored() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let web = sandboxes.run(pod("web")).unwrap();
     drop(sandboxes);
     let sandboxes = lab.try_open(lab.options(), lab::NEXT_BOOT).unwrap();
@@ -440,8 +425,7 @@ fn a_damaged_checkpoint_is_set_aside_and_its_sandbox_taken_down() {
 
 #[test]
 fn a_damaged_one_that_cannot_be_taken_down_is_listed_and_tried_again() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     drop(sandboxes);
     fs::write(lab.0.join("state/checkpoints").join(id.as_str()), "").unwrap();
@@ -459,8 +443,7 @@ fn a_damaged_one_that_cannot_be_taken_down_is_listed_and_tried_again() {
 
 #[test]
 fn an_unreadable_record_is_an_error_and_kills_no_pod() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     drop(sandboxes);
     let (checkpoint, live) = (lab.0.join("state/checkpoints"), lab.0.join("run/live"));
@@ -488,8 +471,7 @@ fn an_unreadable_record_is_an_error_and_kills_no_pod() {
 
 #[test]
 fn a_sandbox_with_a_lost_state_is_removed() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     drop(sandboxes);
     fs::write(lab.0.join("run/live").join(id.as_str()), "{").unwrap();
@@ -499,8 +481,7 @@ fn a_sandbox_with_a_lost_state_is_removed() {
 
 #[test]
 fn a_half_written_state_is_swept_away_and_means_nothing() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     drop(sandboxes);
     let half = |id: &SandboxId| fs::write(lab.0.join("run/live").join(format!(".{id}")), "[\"boot").unwrap();
@@ -514,8 +495,7 @@ fn a_half_written_state_is_swept_away_and_means_nothing() {
 
 #[test]
 fn gc_removes_unknown_and_superseded_sandboxes() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let (old, kept) = (sandboxes.run(pod("web")).unwrap(), sandboxes.run(pod("db")).unwrap());
     sandboxes.stop(&old).unwrap();
     let mut next = pod("web");
@@ -588,8 +568,7 @@ fn a_sandbox_removed_during_gc_is_no_stray() {
 #[test]
 fn gc_releases_what_a_stop_could_not_and_keeps_the_sandbox() {
     // cni-runtime.md section 3.2, StopPodSandbox; section A.5
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     lab.set("fail-del");
     assert!(sandboxes.stop(&id).is_err());
@@ -604,8 +583,7 @@ fn gc_releases_what_a_stop_could_not_and_keeps_the_sandbox() {
 
 #[test]
 fn removals_beyond_the_start_timeout_are_left_to_gc() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let (web, unknown) = (sandboxes.run(pod("web")).unwrap(), SandboxId::random().unwrap());
     fs::create_dir(lab.0.join("engine").join(unknown.as_str())).unwrap();
     drop(sandboxes);
@@ -625,8 +603,7 @@ fn removals_beyond_the_start_timeout_are_left_to_gc() {
 #[test]
 fn an_unavailable_engine_at_the_start_is_tolerated_and_costs_no_address() {
     // cni-runtime.md section 3.3: what runs stays READY; only what is known is decided about
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let (web, started, unknown) = (pod("web"), pod("started"), pod("unknown"));
     let [web, started, unknown] = [web, started, unknown].map(|pod| sandboxes.run(pod).unwrap());
     drop(sandboxes);
@@ -657,8 +634,7 @@ fn an_unavailable_engine_at_the_start_is_tolerated_and_costs_no_address() {
 #[test]
 fn unreadable_addresses_are_an_error() {
     // cni-runtime.md section 3.2: READY with ip "" has kubelet replace the pod
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     lab.set("fail-addresses");
     let error = sandboxes.status(&id).unwrap_err().to_string();
@@ -672,8 +648,7 @@ fn unreadable_addresses_are_an_error() {
 
 #[test]
 fn an_unknown_sandbox_is_listed_until_there_is_a_network_to_ask() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     drop(sandboxes);
     fs::write(lab.0.join("state/checkpoints").join(id.as_str()), "").unwrap();
@@ -690,8 +665,7 @@ fn an_unknown_sandbox_is_listed_until_there_is_a_network_to_ask() {
 
 #[test]
 fn a_failed_creation_reports_only_events_of_what_was_made() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     for (failure, announced) in
         [("fail-create", &[][..]), ("fail-add", &[EventKind::Created, EventKind::Deleted])]
     {
@@ -708,8 +682,7 @@ fn a_failed_creation_reports_only_events_of_what_was_made() {
 #[test]
 fn gc_of_the_networks_spares_the_sandboxes() {
     // cni-runtime.md section 2.3, GC list
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let (web, leaked) = (sandboxes.run(pod("web")).unwrap(), SandboxId::random().unwrap());
     let runtime = lab.options().runtime;
     let list = lab.options().networks.current().unwrap();
@@ -734,8 +707,7 @@ fn two_processes_never_hold_the_same_sandboxes() {
 
 #[test]
 fn many_at_a_time_leave_nothing() {
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     std::thread::scope(|scope| {
         for worker in 0..10 {
             let sandboxes = &sandboxes;
@@ -756,8 +728,7 @@ fn many_at_a_time_leave_nothing() {
 #[test]
 fn operations_are_counted() {
     // cni-runtime.md section 3.1: set_up_pod, tear_down_pod, get_pod_network_status
-    let (_dir, lab) = lab();
-    let sandboxes = lab.open();
+    let (_dir, lab, sandboxes) = opened();
     let id = sandboxes.run(pod("web")).unwrap();
     sandboxes.status(&id).unwrap();
     sandboxes.remove(&id).unwrap();

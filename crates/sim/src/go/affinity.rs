@@ -22,7 +22,7 @@ impl Go {
     }
 
     pub(super) async fn claim_affine_block(&self, cidr: BlockCidr, aff: Kv<Affinity>) -> Result<Kv<Block>> {
-        let new = block::new_block(cidr, &self.host, self.claim_time(), self.log.now());
+        let new = block::new_block(cidr, &self.host, self.claim_time(), self.environment.now());
         match self.create_block(new).await {
             Ok(created) => {
                 self.confirm(cidr, &aff).await?;
@@ -144,7 +144,7 @@ impl Go {
     pub(super) async fn ensure_consistent_affinity(&self, block: &Block) {
         let result = self.try_ensure_consistent(block).await;
         if let Err(error) = result {
-            self.log.note(&self.store.who, || format!("affinity of {}: {error}", block.cidr));
+            self.environment.note(&|| format!("affinity of {}: {error}", block.cidr));
         }
     }
 

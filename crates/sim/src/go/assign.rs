@@ -105,7 +105,7 @@ impl Go {
                 Ok(taken) => return taken,
                 Err(GoError::Conflict) => {}
                 Err(error) => {
-                    self.log.note(&self.store.who, || format!("{cidr}: {error}"));
+                    self.environment.note(&|| format!("{cidr}: {error}"));
                     break;
                 }
             }

@@ -110,7 +110,7 @@ impl Go {
         for idle in empty {
             let young = idle
                 .claimed_at()
-                .is_some_and(|at| self.log.now().duration_since(at).unwrap_or_default() < IDLE_AFTER);
+                .is_some_and(|at| self.environment.now().duration_since(at).unwrap_or_default() < IDLE_AFTER);
             let Some(owner) = idle.node().filter(|_| !young) else { continue };
             let released = self.release_block_affinity(&owner, idle.cidr, true, Some(idle.sequence_number));
             if released.await.is_ok() {

@@ -5,7 +5,7 @@ use russet_model::{
     Affinity, AffinityState, Attribute, Block, DecodeError, Handle, HandleId, IpamConfig, Key,
 };
 use russet_model::{Prefix, time};
-use russet_store::{Record, Revision, Step, Store, StoreError};
+use russet_store::{Record, Revision, Step, StoreError};
 use serde_json::Value;
 
 use super::{Go, GoError, Result, Version, block};
@@ -61,7 +61,7 @@ impl Go {
         let cools = block.attributes().iter().any(|owner| owner.released_at.is_some());
         if self.version >= Version::V333 && cools {
             let cooldown = self.config().await?.ip_cooldown_seconds;
-            block::free_cooled(block, self.log.now(), cooldown);
+            block::free_cooled(block, self.environment.now(), cooldown);
         }
         Ok(())
     }
@@ -188,6 +188,6 @@ impl Go {
     }
 
     pub(super) fn claim_time(&self) -> Option<String> {
-        (self.version >= Version::V332).then(|| time::rfc3339(self.log.now()))
+        (self.version >= Version::V332).then(|| time::rfc3339(self.environment.now()))
     }
 }

@@ -64,7 +64,7 @@ impl Go {
                 if let Ok(id) = HandleId::new(handle)
                     && let Err(error) = self.decrement(&id, cidr, count as usize).await
                 {
-                    self.log.note(&self.store.who, || format!("handle {id}: {error}"));
+                    self.environment.note(&|| format!("handle {id}: {error}"));
                 }
             }
             self.ensure_consistent_affinity(&after).await;
@@ -74,7 +74,7 @@ impl Go {
     }
 
     /// Stops at the first error. A block that holds nothing leaves the handle as it is.
-    pub(super) async fn release_by_handle(&self, handle: &HandleId) -> Result<()> {
+    pub async fn release_by_handle(&self, handle: &HandleId) -> Result<()> {
         let blocks: Vec<BlockCidr> = self.get_handle(handle).await?.value.blocks().collect();
         for cidr in blocks {
             self.release_handle_in(handle, cidr).await?;
@@ -99,7 +99,7 @@ impl Go {
                 result => result?,
             }
             if let Err(error) = self.decrement(handle, cidr, count).await {
-                self.log.note(&self.store.who, || format!("handle {handle}: {error}"));
+                self.environment.note(&|| format!("handle {handle}: {error}"));
             }
             self.ensure_consistent_affinity(&after).await;
             return Ok(());
@@ -120,6 +120,6 @@ impl Go {
             Version::V333 => self.config().await?.ip_cooldown_seconds,
             _ => 0,
         };
-        Ok(Manner { version: self.version, now: self.log.now(), cooldown_s })
+        Ok(Manner { version: self.version, now: self.environment.now(), cooldown_s })
     }
 }

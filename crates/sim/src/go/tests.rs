@@ -5,6 +5,7 @@ use russet_store::{Sim, Step, Store};
 
 use super::*;
 use crate::executor::alone;
+use crate::wire::{Log, Wire};
 
 struct Bench {
     sim: Sim,
@@ -29,7 +30,8 @@ impl Bench {
 
     fn go(&self, version: Version) -> Go {
         let wire = Wire { sim: self.sim.clone(), who: "node-a".into(), log: self.log.clone() };
-        Go::new(Rc::new(wire), self.log.clone(), host(), version)
+        let wire = Rc::new(wire);
+        Go::new(wire.clone(), wire, host(), version)
     }
 
     fn text(&self, key: &Key) -> Option<String> {

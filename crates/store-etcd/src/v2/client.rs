@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
+use crate::client::backoff;
 use crate::failure::{Effect, Failure};
 use crate::v2::answer::Reply;
 use crate::v2::http::{Members, Opened, Question};
@@ -51,7 +51,7 @@ impl Client {
         read: impl Fn(&str, u16, u64, &[u8]) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let deadline = Instant::now() + self.settings.deadline;
-        let mut backoff = Backoff::new();
+        let mut backoff = backoff();
         let mut unknown = false;
         for tries in 1.. {
             let turn = self.members.turn();

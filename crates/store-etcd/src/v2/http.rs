@@ -2,22 +2,19 @@
 //! API supports no newer version.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::SendRequest;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
+use russet_http::client::{Broken, Connection, Pool};
+use russet_sync::random;
 use tokio::net::TcpStream;
 
-use crate::backoff::random;
-use crate::failure::{Class, Failure, chain};
+use crate::failure::{Class, Failure, with_causes};
 use crate::tls::{Tls, address};
 use crate::{Settings, SettingsError};
 
@@ -57,17 +54,15 @@ pub(crate) struct Members {
 
 struct Slot {
     endpoint: String,
-    idle: Mutex<Vec<Line>>,
+    idle: Pool,
 }
-
-type Line = SendRequest<Full<Bytes>>;
 
 /// An answer whose body has not been read.
 pub(crate) struct Opened {
     pub(crate) status: u16,
     pub(crate) index: u64,
     body: Incoming,
-    line: Line,
+    connection: Connection,
 }
 
 // === impl Question ===
@@ -86,7 +81,9 @@ impl Members {
         for endpoint in &settings.endpoints {
             Tls::new(settings, endpoint, PROTOCOL)?;
         }
-        let slot = |endpoint: &String| Slot { endpoint: endpoint.clone(), idle: Mutex::default() };
+        // A connection that the member has closed is not used again; one that is open, at any age.
+        let idle = || Pool::new(IDLE_MAX, Duration::MAX);
+        let slot = |endpoint: &String| Slot { endpoint: endpoint.clone(), idle: idle() };
         let slots: Vec<Slot> = settings.endpoints.iter().map(slot).collect();
         // A thousand nodes with the same list must not all ask its first member.
         let first = random() % slots.len().max(1) as u64;
@@ -123,14 +120,9 @@ impl Members {
     /// once.
     pub(crate) fn leave(&self, turn: usize) {
         // Idle connections to it are as suspect as the one that failed.
-        self.idle(turn).clear();
+        self.slot(turn).idle.clear();
         let _ =
             self.current.compare_exchange(turn, turn.wrapping_add(1), Ordering::Relaxed, Ordering::Relaxed);
-    }
-
-    fn idle(&self, turn: usize) -> std::sync::MutexGuard<'_, Vec<Line>> {
-        // No code panics while it holds the lock, and the list is consistent in any case.
-        self.slot(turn).idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a request and waits for the head of the answer.
@@ -141,31 +133,18 @@ impl Members {
         question: &Question,
     ) -> Result<Opened, Failure> {
         let endpoint = self.endpoint(turn);
-        let mut line = match self.kept(turn).await {
-            Some(line) => line,
+        let mut connection = match self.slot(turn).idle.take().await {
+            Some(connection) => connection,
             None => open(settings, endpoint).await?,
         };
         let request = self.request(endpoint, question)?;
-        match line.try_send_request(request).await {
-            Ok(answer) => Ok(Opened::new(answer, line)),
-            Err(mut unsent) => {
-                let surely_not = unsent.take_message().is_some();
-                let class = if surely_not { Class::NotDone } else { Class::Ambiguous };
-                let failure = Failure::new(class, endpoint, with_causes(unsent.error()), true);
-                Err(failure.shown(settings.cert.as_deref()))
-            }
-        }
-    }
-
-    /// An idle connection that is not known to be closed.
-    async fn kept(&self, turn: usize) -> Option<Line> {
-        loop {
-            let mut line = self.idle(turn).pop()?;
-            // Lets the connection's task notice that the connection was closed meanwhile.
-            if line.ready().await.is_ok() && !line.is_closed() {
-                return Some(line);
-            }
-        }
+        let (class, error) = match connection.send(request).await {
+            Ok(answer) => return Ok(Opened::new(answer, connection)),
+            Err(Broken::NotSent(error)) => (Class::NotDone, error),
+            Err(Broken::Unknown(error)) => (Class::Ambiguous, error),
+        };
+        let failure = Failure::new(class, endpoint, with_causes(&error), true);
+        Err(failure.shown(settings.cert.as_deref()))
     }
 
     fn request(&self, endpoint: &str, question: &Question) -> Result<Request<Full<Bytes>>, Failure> {
@@ -206,10 +185,7 @@ impl Members {
             }
             all.extend_from_slice(&data);
         }
-        let mut idle = self.idle(turn);
-        if idle.len() < IDLE_MAX {
-            idle.push(opened.line);
-        }
+        self.slot(turn).idle.keep(opened.connection);
         Ok(all.into())
     }
 }
@@ -217,20 +193,21 @@ impl Members {
 // === impl Opened ===
 
 impl Opened {
-    fn new(answer: Response<Incoming>, line: Line) -> Self {
+    fn new(answer: Response<Incoming>, connection: Connection) -> Self {
         let index = answer.headers().get(INDEX).and_then(|value| value.to_str().ok()?.parse().ok());
-        Self { status: answer.status().as_u16(), index: index.unwrap_or(0), body: answer.into_body(), line }
+        let (status, index) = (answer.status().as_u16(), index.unwrap_or(0));
+        Self { status, index, body: answer.into_body(), connection }
     }
 }
 
-async fn open(settings: &Settings, endpoint: &str) -> Result<Line, Failure> {
+async fn open(settings: &Settings, endpoint: &str) -> Result<Connection, Failure> {
     match tokio::time::timeout(CONNECT_TIMEOUT, connect(settings, endpoint)).await {
-        Ok(line) => line,
+        Ok(connection) => connection,
         Err(_) => Err(Failure::unreachable(endpoint, format!("no connection within {CONNECT_TIMEOUT:?}"))),
     }
 }
 
-async fn connect(settings: &Settings, endpoint: &str) -> Result<Line, Failure> {
+async fn connect(settings: &Settings, endpoint: &str) -> Result<Connection, Failure> {
     let unreachable = |reason: String| Failure::unreachable(endpoint, reason);
     let (host, port) = address(endpoint).ok_or_else(|| unreachable("no host and port".to_owned()))?;
     // The files are read for each connection, because certificates get renewed.
@@ -239,30 +216,11 @@ async fn connect(settings: &Settings, endpoint: &str) -> Result<Line, Failure> {
     // Small requests and answers: waiting to fill a segment would only delay them. A failure does
     // no harm.
     let _ = tcp.set_nodelay(true);
-    let Some(tls) = secured else { return handshake(endpoint, tcp).await };
-    handshake(endpoint, tls.connect(tcp).await.map_err(unreachable)?).await
-}
-
-async fn handshake<S>(endpoint: &str, stream: S) -> Result<Line, Failure>
-where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    let (line, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| Failure::unreachable(endpoint, with_causes(&error)))?;
-    // Ends with the connection, or when its last handle is dropped.
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::trace!(%error, "etcd v2 connection");
-        }
-    });
+    let opened = match secured {
+        None => Connection::handshake(tcp).await,
+        Some(tls) => Connection::handshake(tls.connect(tcp).await.map_err(unreachable)?).await,
+    };
+    let opened = opened.map_err(|error| unreachable(with_causes(&error)))?;
     tracing::debug!(endpoint, "etcd v2 connected");
-    Ok(line)
-}
-
-/// An error and its sources in one line.
-fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut parts: Vec<String> = chain(Some(error)).map(ToString::to_string).collect();
-    parts.dedup();
-    parts.join(": ")
+    Ok(opened)
 }

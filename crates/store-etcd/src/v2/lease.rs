@@ -11,9 +11,9 @@ use std::time::Duration;
 use hyper::Method;
 use russet_model::Key;
 use russet_store::{LeaseId, Record, Revision, StoreError};
+use russet_sync::random;
 use tokio::time::Instant;
 
-use crate::backoff::random;
 use crate::failure::{Class, Effect, Failure};
 use crate::v2::answer::{Reply, Why};
 use crate::v2::client::Client;

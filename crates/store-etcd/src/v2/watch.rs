@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use russet_model::Prefix;
 use russet_store::{Event, Known, Revision, StoreError};
+use russet_sync::Backoff;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
+use crate::client::backoff;
 use crate::failure::{Class, Effect, Failure};
 use crate::notification::{Notification, Watcher};
 use crate::v2::answer::{Done, Reply, Why};
@@ -58,7 +59,7 @@ pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Watcher
     let mut known = Known::new();
     let ready = known.absorb(snapshot);
     Ok(Watcher::start(ready, |notifications| {
-        Follower { client, prefix, known, at, notifications, backoff: Backoff::new(), refusals: 0, behind: 0 }
+        Follower { client, prefix, known, at, notifications, backoff: backoff(), refusals: 0, behind: 0 }
             .run()
     }))
 }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use russet_store::conformance::{Subject, atomic, core, ttl};
 use russet_store::{BoxFuture, Store};
 use russet_store_etcd::{Etcd, Settings};
+use russet_testkit::proxy::Proxy;
 
-use crate::proxy::Proxy;
 use crate::server::Cluster;
 
 struct Relayed<'a> {

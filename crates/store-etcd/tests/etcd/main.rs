@@ -10,7 +10,6 @@
 mod auth;
 mod cluster;
 mod conformance;
-mod proxy;
 mod server;
 mod silence;
 mod tls;

@@ -1,53 +1,19 @@
-//! TLS and client certificates, made by the openssl program as an operator would.
+//! TLS and client certificates.
 
-use std::path::Path;
 use std::time::Duration;
 
 use russet_model::Prefix;
 use russet_store::{Step, Store, StoreError};
 use russet_store_etcd::{Etcd, EtcdV2, Settings, SettingsError};
+use russet_testkit::certificates::{certificates, path, request, sign};
 use russet_testkit::run;
 
 use crate::key;
 use crate::server::{Clients, Cluster};
 
-fn path(directory: &Path, name: &str) -> String {
-    directory.join(name).display().to_string()
-}
-
-/// Creates an authority: `NAME.pem`, `NAME.key`.
-fn authority(directory: &Path, name: &str) {
-    let (cert, key) = (path(directory, &format!("{name}.pem")), path(directory, &format!("{name}.key")));
-    let subject = format!("/CN={name}");
-    let new =
-        ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"];
-    run("openssl", &[&new[..], &["-subj", &subject, "-keyout", &key, "-out", &cert]].concat());
-}
-
-/// Creates a certificate signed by `authority`, for servers on 127.0.0.1 and for clients.
-fn certificate(directory: &Path, authority: &str, name: &str) {
-    let at = |name: &str| path(directory, name);
-    let (key, request) = (at(&format!("{name}.key")), at(&format!("{name}.csr")));
-    let (cert, extensions) = (at(&format!("{name}.pem")), at(&format!("{name}.ext")));
-    let subject = format!("/CN={name}");
-    let new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
-    run("openssl", &[&new[..], &["-subj", &subject, "-keyout", &key, "-out", &request]].concat());
-    let text = "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n";
-    std::fs::write(&extensions, text).unwrap();
-    let (ca, ca_key) = (at(&format!("{authority}.pem")), at(&format!("{authority}.key")));
-    let sign =
-        ["x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request, "-CA", &ca, "-CAkey", &ca_key];
-    run("openssl", &[&sign[..], &["-extfile", &extensions, "-out", &cert]].concat());
-}
-
 /// A member that requires TLS and client certificates from `ca`.
 fn secured() -> (Cluster, Settings) {
-    let directory = tempfile::tempdir().unwrap();
-    authority(directory.path(), "ca");
-    authority(directory.path(), "stranger");
-    for (authority, name) in [("ca", "server"), ("ca", "client"), ("stranger", "intruder")] {
-        certificate(directory.path(), authority, name);
-    }
+    let directory = certificates("localhost");
     let at = directory.path().to_owned();
     let files = |options: [&str; 3], names: [&str; 3]| {
         options.iter().zip(names).map(|(option, name)| format!("--{option}={}", path(&at, name))).collect()
@@ -83,7 +49,7 @@ async fn certificates_of_both_sides_are_checked() {
     assert_eq!(store.list(&Prefix::handles()).await.unwrap().records.len(), 1);
     let file = |name: &str| Some(cluster.path().join(name));
 
-    let error = refusal(Settings { ca: file("stranger.pem"), ..settings.clone() }).await;
+    let error = refusal(Settings { ca: file("unknown.pem"), ..settings.clone() }).await;
     assert!(error.contains("UnknownIssuer") || error.contains("certificate"), "{error}");
     let error = refusal(Settings { server_name: Some("etcd.example".into()), ..settings.clone() }).await;
     assert!(error.contains("etcd.example"), "{error}");
@@ -104,7 +70,7 @@ async fn the_v2_engine_checks_certificates_of_both_sides_too() {
     let named = Settings { server_name: Some("localhost".into()), ..settings.clone() };
     assert!(EtcdV2::connect(named).unwrap().get(&key(1)).await.unwrap().is_some());
     for wrong in [
-        Settings { ca: file("stranger.pem"), ..settings.clone() },
+        Settings { ca: file("unknown.pem"), ..settings.clone() },
         Settings { server_name: Some("etcd.example".into()), ..settings.clone() },
         Settings { cert: None, key: None, ..settings.clone() },
         Settings { cert: file("intruder.pem"), key: file("intruder.key"), ..settings.clone() },
@@ -124,12 +90,9 @@ async fn the_v2_engine_checks_certificates_of_both_sides_too() {
 #[ignore = "tool: etcd, openssl"]
 async fn a_client_certificate_of_version_1_is_presented_as_it_is() {
     let (cluster, settings) = secured();
-    let at = |name: &str| path(cluster.path(), name);
-    let (key, request, cert) = (at("old.key"), at("old.csr"), at("old.pem"));
-    let new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
-    run("openssl", &[&new[..], &["-subj", "/CN=old", "-keyout", &key, "-out", &request]].concat());
-    let sign = ["x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request, "-CA", &at("ca.pem")];
-    run("openssl", &[&sign[..], &["-CAkey", &at("ca.key"), "-out", &cert]].concat());
+    let (key, cert) = (path(cluster.path(), "old.key"), path(cluster.path(), "old.pem"));
+    request(cluster.path(), "old");
+    sign(cluster.path(), "ca", "old", "old", &[]);
     let shown = run("openssl", &["x509", "-noout", "-text", "-in", &cert]);
     assert!(shown.contains("Version: 1 (0x0)"), "{shown}");
     let old = Settings { cert: Some(cert.into()), key: Some(key.into()), ..settings };
@@ -148,9 +111,9 @@ async fn the_error_names_the_file_of_a_refused_certificate() {
             true => Etcd::connect(settings).unwrap().get(&key(1)).await.unwrap_err().to_string(),
             false => EtcdV2::connect(settings).unwrap().get(&key(1)).await.unwrap_err().to_string(),
         };
-        let error = refusal(Settings { ca: file("stranger.pem"), ..settings.clone() }).await;
+        let error = refusal(Settings { ca: file("unknown.pem"), ..settings.clone() }).await;
         assert!(error.contains("the server's certificate is refused"), "{error}");
-        assert!(error.contains("stranger.pem"), "{error}");
+        assert!(error.contains("unknown.pem"), "{error}");
         let intruder = Settings { cert: file("intruder.pem"), key: file("intruder.key"), ..settings.clone() };
         // The server's alert comes after the handshake, and is lost if the connection breaks before
         // it is read.

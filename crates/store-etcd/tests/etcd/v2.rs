@@ -7,11 +7,12 @@ use russet_model::{Key, Prefix};
 use russet_store::conformance::{Subject, core, ttl};
 use russet_store::{BoxFuture, Event, Revision, Step, Store, StoreError, Watch};
 use russet_store_etcd::{EtcdV2, Life, Secret, Settings};
+use russet_testkit::proxy::Proxy;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::key;
-use crate::proxy::Proxy;
 use crate::server::{Clients, Cluster, TIMEOUT};
+use crate::watch::{begun, differences_are_reported, next};
 
 /// How many changes a member remembers.
 const REMEMBERED: usize = 1_000;
@@ -37,16 +38,6 @@ async fn bury(store: &EtcdV2) {
         });
     }
     local.await;
-}
-
-async fn next(watch: &mut Box<dyn Watch>) -> Event {
-    tokio::time::timeout(TIMEOUT, watch.next()).await.expect("there is something to tell").unwrap()
-}
-
-async fn begun(store: &EtcdV2) -> Box<dyn Watch> {
-    let mut watch = store.watch(&Prefix::handles()).await.unwrap();
-    assert!(matches!(next(&mut watch).await, Event::Snapshot(_)));
-    watch
 }
 
 struct Relayed {
@@ -99,24 +90,8 @@ async fn a_watch_reports_the_differences_after_the_history_was_cleared() {
     let cluster = members(1);
     let proxy = Proxy::to(&cluster.members[0].client).await;
     let direct = client(&cluster.members[0].client);
-    for n in 0..3 {
-        direct.commit(vec![Step::create(key(n), "old")]).await.unwrap();
-    }
-    let mut watch = begun(&client(&proxy.address)).await;
-    proxy.refuse(true).await;
-    direct.commit(vec![Step::delete(key(0), None)]).await.unwrap();
-    direct.commit(vec![Step::put(key(1), "between")]).await.unwrap();
-    direct.commit(vec![Step::put(key(1), "new")]).await.unwrap();
-    direct.commit(vec![Step::create(key(4), "short-lived")]).await.unwrap();
-    direct.commit(vec![Step::delete(key(4), None)]).await.unwrap();
-    bury(&direct).await;
-    proxy.refuse(false).await;
-    assert!(
-        matches!(next(&mut watch).await, Event::Put(record) if record.key == key(1) && record.value == b"new")
-    );
-    assert!(matches!(next(&mut watch).await, Event::Deleted { key: gone, .. } if gone == key(0)));
-    direct.commit(vec![Step::create(key(9), "last")]).await.unwrap();
-    assert!(matches!(next(&mut watch).await, Event::Put(record) if record.key == key(9)));
+    let relayed = client(&proxy.address);
+    differences_are_reported(&proxy, &relayed, &direct, async || bury(&direct).await).await;
 }
 
 #[tokio::test]

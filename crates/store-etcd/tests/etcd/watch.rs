@@ -6,19 +6,46 @@ use std::time::{Duration, Instant};
 use russet_model::Prefix;
 use russet_store::{Event, Step, Store, Watch};
 use russet_store_etcd::{Etcd, EtcdV2, Settings};
+use russet_testkit::proxy::Proxy;
 
 use crate::key;
-use crate::proxy::Proxy;
 use crate::server::{Clients, Cluster, TIMEOUT};
 
-async fn next(watch: &mut Box<dyn Watch>) -> Event {
+pub async fn next(watch: &mut Box<dyn Watch>) -> Event {
     tokio::time::timeout(TIMEOUT, watch.next()).await.expect("there is something to tell").unwrap()
 }
 
-async fn begun(store: &Etcd) -> Box<dyn Watch> {
+pub async fn begun(store: &impl Store) -> Box<dyn Watch> {
     let mut watch = store.watch(&Prefix::handles()).await.unwrap();
     assert!(matches!(next(&mut watch).await, Event::Snapshot(_)));
     watch
+}
+
+/// What a watch that cannot reach the store misses, which then `forget`s its history: it reports the differences.
+pub async fn differences_are_reported(
+    proxy: &Proxy,
+    relayed: &impl Store,
+    direct: &impl Store,
+    forget: impl AsyncFnOnce(),
+) {
+    for n in 0..3 {
+        direct.commit(vec![Step::create(key(n), "old")]).await.unwrap();
+    }
+    let mut watch = begun(relayed).await;
+    proxy.refuse(true).await;
+    direct.commit(vec![Step::delete(key(0), None)]).await.unwrap();
+    direct.commit(vec![Step::put(key(1), "between")]).await.unwrap();
+    direct.commit(vec![Step::put(key(1), "new")]).await.unwrap();
+    direct.commit(vec![Step::create(key(4), "short-lived")]).await.unwrap();
+    direct.commit(vec![Step::delete(key(4), None)]).await.unwrap();
+    forget().await;
+    proxy.refuse(false).await;
+    assert!(
+        matches!(next(&mut watch).await, Event::Put(record) if record.key == key(1) && record.value == b"new")
+    );
+    assert!(matches!(next(&mut watch).await, Event::Deleted { key: gone, .. } if gone == key(0)));
+    direct.commit(vec![Step::create(key(9), "last")]).await.unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Put(record) if record.key == key(9)));
 }
 
 #[tokio::test]
@@ -27,24 +54,8 @@ async fn a_watch_reports_the_differences_after_a_compaction() {
     let cluster = Cluster::single();
     let proxy = Proxy::to(&cluster.members[0].client).await;
     let direct = cluster.client();
-    for n in 0..3 {
-        direct.commit(vec![Step::create(key(n), "old")]).await.unwrap();
-    }
-    let mut watch = begun(&Etcd::connect(Settings::for_endpoints(&proxy.address).unwrap()).unwrap()).await;
-    proxy.refuse(true).await;
-    direct.commit(vec![Step::delete(key(0), None)]).await.unwrap();
-    direct.commit(vec![Step::put(key(1), "between")]).await.unwrap();
-    direct.commit(vec![Step::put(key(1), "new")]).await.unwrap();
-    direct.commit(vec![Step::create(key(4), "short-lived")]).await.unwrap();
-    direct.commit(vec![Step::delete(key(4), None)]).await.unwrap();
-    cluster.members[0].compact();
-    proxy.refuse(false).await;
-    assert!(
-        matches!(next(&mut watch).await, Event::Put(record) if record.key == key(1) && record.value == b"new")
-    );
-    assert!(matches!(next(&mut watch).await, Event::Deleted { key: gone, .. } if gone == key(0)));
-    direct.commit(vec![Step::create(key(9), "last")]).await.unwrap();
-    assert!(matches!(next(&mut watch).await, Event::Put(record) if record.key == key(9)));
+    let relayed = Etcd::connect(Settings::for_endpoints(&proxy.address).unwrap()).unwrap();
+    differences_are_reported(&proxy, &relayed, &direct, async || cluster.members[0].compact()).await;
 }
 
 #[tokio::test]

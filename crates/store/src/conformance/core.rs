@@ -100,7 +100,8 @@ async fn scan(bench: &Bench<'_>) {
     let nothing = bench.store.scan(&Prefix::handles(), &mut |record| panic!("{record:?}")).await.unwrap();
     assert_eq!(nothing, bench.store.list(&Prefix::handles()).await.unwrap().revision);
     bench.one(Step::create(Key::ipam_config(), "{}")).await;
-    bench.one(Step::create(Key::ipam_host(&NodeName::new("node1").unwrap()), "{}")).await;
+    let affinity = Key::affinity(&NodeName::new("node1").unwrap(), "10.1.0.0/26".parse().unwrap());
+    bench.one(Step::create(affinity, r#"{"state":"confirmed","deleted":false}"#)).await;
     let all: Vec<usize> = (0..SCANNED).collect();
     for chunk in all.chunks(MAX_STEPS) {
         bench.store.commit(chunk.iter().map(|n| Step::create(key(*n), value(*n))).collect()).await.unwrap();

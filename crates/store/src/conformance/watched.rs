@@ -14,6 +14,8 @@ pub(super) struct WatchedRecords {
     pub(super) events: usize,
     started: bool,
     last_put: Revision,
+    /// How often the last record was written: an engine may ignore a write that changes nothing.
+    catch_ups: usize,
 }
 
 // === impl WatchedRecords ===
@@ -57,7 +59,8 @@ impl WatchedRecords {
     /// Writes a last record and takes events until it arrives and nothing is missing. After a gap,
     /// removals are reported after writes.
     pub(super) async fn catch_up(&mut self, bench: &Bench<'_>, watch: &mut Box<dyn Watch>, sentinel: usize) {
-        let revision = bench.one(Step::put(key(sentinel), value(1))).await;
+        self.catch_ups += 1;
+        let revision = bench.one(Step::put(key(sentinel), value(self.catch_ups))).await;
         while self.records.get(&key(sentinel)).is_none_or(|record| record.revision < revision) {
             self.take(next(watch).await);
         }

@@ -5,14 +5,14 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use russet_sync::Backoff;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::{Command, Completed, PendingCall, WatchMessage};
-use crate::sim::Rng;
 use crate::wire::{self, Answer, Call, FrameError, HELLO_ID, Reply, Request, WireEvent, WireRecord};
 use crate::{CommitError, Event, Record, Revision, Snapshot};
 
@@ -38,8 +38,7 @@ pub(super) struct Session {
     watches: HashMap<u64, mpsc::Sender<WatchMessage>>,
     /// Lists of which parts have arrived.
     listings: HashMap<u64, Vec<Record>>,
-    retry: Duration,
-    rng: Rng,
+    backoff: Backoff,
     /// The first connection, where the caller has made it.
     first: Option<UnixStream>,
     /// Whether this ends when the owner listens no more.
@@ -63,9 +62,6 @@ enum Broken {
 
 impl Session {
     pub(super) fn new(path: Arc<PathBuf>, queue: mpsc::Receiver<Command>) -> Self {
-        // Only for jitter: two clients should not reconnect at the same moment.
-        let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)
-            ^ u64::from(std::process::id());
         Self {
             path,
             queue,
@@ -74,8 +70,7 @@ impl Session {
             backlog: VecDeque::new(),
             watches: HashMap::new(),
             listings: HashMap::new(),
-            retry: RETRY_MIN,
-            rng: Rng::new(seed),
+            backoff: Backoff::new(RETRY_MIN, RETRY_MAX),
             first: None,
             guest: false,
         }
@@ -112,15 +107,8 @@ impl Session {
             if self.queue.is_closed() && self.queue.is_empty() {
                 return;
             }
-            self.pause().await;
+            tokio::time::sleep(self.backoff.pause()).await;
         }
-    }
-
-    async fn pause(&mut self) {
-        let half = self.retry / 2;
-        let jitter = self.rng.below(u64::try_from(half.as_micros()).unwrap_or(0));
-        tokio::time::sleep(half + Duration::from_micros(jitter)).await;
-        self.retry = (self.retry * 2).min(RETRY_MAX);
     }
 
     /// Repeats calls that were not sent or only read. The outcome of other commits is unknown,
@@ -143,12 +131,14 @@ impl Session {
         let mut incoming = Vec::new();
         // A guest connects to a process of the same release: it does not wait for the answer to its greeting.
         let mut greeted = self.guest;
+        // An owner that leaves refuses calls and answers those that it has accepted; then it closes the connection.
+        let mut is_refused = false;
         wire::encode(
             &Call { id: HELLO_ID, request: Request::Hello { version: wire::VERSION } },
             &mut outgoing,
         )?;
         loop {
-            if greeted && outgoing.is_empty() {
+            if greeted && !is_refused && outgoing.is_empty() {
                 self.submit_backlog(&mut outgoing)?;
             }
             tokio::select! {
@@ -160,11 +150,19 @@ impl Session {
                 }
                 ready = stream.writable(), if !outgoing.is_empty() => {
                     ready?;
-                    if write_some(&stream, &mut outgoing)? {
-                        self.unwritten.clear();
+                    match write_some(&stream, &mut outgoing) {
+                        Ok(true) => self.unwritten.clear(),
+                        Ok(false) => {}
+                        Err(Broken::Io(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+                            outgoing.clear();
+                            is_refused = true;
+                            let unwritten = self.unwritten.iter().filter_map(|id| self.pending.get(id));
+                            unwritten.for_each(|call| call.ticket.unsend());
+                        }
+                        Err(broken) => return Err(broken),
                     }
                 }
-                command = self.queue.recv(), if greeted && outgoing.is_empty() => match command {
+                command = self.queue.recv(), if greeted && !is_refused && outgoing.is_empty() => match command {
                     Some(command) => self.backlog.push_back(command),
                     None => return Ok(()),
                 }
@@ -218,7 +216,7 @@ impl Session {
                 Reply::Hello { version } if version != wire::VERSION => return Err(Broken::Version(version)),
                 Reply::Hello { .. } => {
                     *greeted = true;
-                    self.retry = RETRY_MIN;
+                    self.backoff.reset();
                 }
                 reply if self.watches.contains_key(&id) => self.tell_watch(id, reply, outgoing)?,
                 reply => self.complete(id, reply),

@@ -9,6 +9,7 @@ use crate::bench::Printed;
 use crate::bench::calico::requests::Requests;
 use crate::bench::calico::{ADD, ADD_20, AGENT, GO, OPS, SUBJECTS};
 use crate::bench::report::Report;
+use crate::bench::statistics::{Conditions, quantile, rounded_to, verdict};
 use crate::text_table::TextTable;
 
 /// All samples.
@@ -62,11 +63,11 @@ impl Findings {
     }
 
     /// Makes a report of the samples.
-    pub fn finish(&mut self, notes: Vec<String>, foreign_cpu: Vec<f64>) {
+    pub fn finish(&mut self, conditions: Conditions) {
         self.times.sort(&OPS, &SUBJECTS);
         let place = |names: &[&str], name: &str| names.iter().position(|known| *known == name);
         self.rows.sort_by_key(|row| (place(&OPS, row.op), place(&SUBJECTS, row.subject)));
-        (self.times.notes, self.times.foreign_cpu) = (notes, foreign_cpu);
+        self.times.conditions = conditions;
     }
 
     fn find(&self, op: &str, subject: &str) -> Option<&Row> {
@@ -103,7 +104,6 @@ impl Printed for Findings {
                 "at_most": REQUESTS_AT_MOST, "found": rounded(found), "met": met })
         };
         all["goals"] = self.goals().map(goal).collect();
-        all["notes"] = json!(self.times.notes);
         all
     }
 }
@@ -122,7 +122,7 @@ impl fmt::Display for Findings {
         }
         writeln!(f, "\n{table}")?;
         self.goals().try_for_each(|(op, found, met)| {
-            let verdict = if met { "met" } else { "MISSED" };
+            let verdict = verdict(met);
             writeln!(f, "goal {op}: etcd requests per ADD, {AGENT}, median <= {REQUESTS_AT_MOST}: {found:.2}, {verdict}")
         })
     }
@@ -135,20 +135,17 @@ impl Row {
         self.sum.total() as f64 / self.pods as f64
     }
 
-    /// By the nearest-rank method.
     fn median(&self) -> f64 {
-        let mut sorted = self.each.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len().div_ceil(2).saturating_sub(1)).copied().unwrap_or_default()
+        quantile(&self.each, 0.5).unwrap_or_default()
     }
 
     fn most(&self) -> f64 {
-        self.each.iter().copied().fold(0.0, f64::max)
+        quantile(&self.each, 1.0).unwrap_or_default()
     }
 }
 
 fn rounded(value: f64) -> f64 {
-    (value * 100.0).round() / 100.0
+    rounded_to(value, 2)
 }
 
 #[cfg(test)]
@@ -169,7 +166,7 @@ mod tests {
         }
         findings.add(ADD_20, GO, 20, Duration::from_micros(9), asked(160));
         findings.add(ADD, AGENT, 1, Duration::from_micros(5), asked(4));
-        findings.finish(Vec::new(), Vec::new());
+        findings.finish(Conditions::default());
         let json = findings.json();
         assert_eq!(json["requests"][0]["op"], "add");
         let row = &json["requests"][1];

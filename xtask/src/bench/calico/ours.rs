@@ -11,16 +11,8 @@ use crate::bench::cni::scratch::Sandbox;
 use crate::bench::cni::subject::{Binaries, Subject};
 use crate::error::{Error, Result};
 
-/// One of ours.
-struct Calico {
-    name: &'static str,
-    plugin: PathBuf,
-    config: String,
-    agent: Option<Running>,
-}
-
 /// Installs the plugin below `root`, and starts an agent if the subject needs one.
-pub fn subject(name: &'static str, binaries: &Binaries, root: &Path, url: &str) -> Result<Box<dyn Subject>> {
+pub fn subject(name: &'static str, binaries: &Binaries, root: &Path, url: &str) -> Result<Subject> {
     let plugin = install(binaries, root)?;
     let node = if name == AGENT { "bench-agent" } else { "bench-direct" };
     let store = format!("etcd:{url}");
@@ -36,7 +28,8 @@ pub fn subject(name: &'static str, binaries: &Binaries, root: &Path, url: &str) 
         // Extensions of ours: paths that Calico has fixed.
         "agent_socket": socket(root), "root": root, "russet_path": binaries.russet,
     });
-    Ok(Box::new(Calico { name, plugin, config: config.to_string(), agent }))
+    let container = |pod: &Sandbox| container(&pod.container);
+    Ok(Subject { agent, container, ..Subject::new(name, &plugin, &config) })
 }
 
 fn install(binaries: &Binaries, root: &Path) -> Result<PathBuf> {
@@ -46,28 +39,6 @@ fn install(binaries: &Binaries, root: &Path) -> Result<PathBuf> {
         fs::create_dir_all(&directory).and_then(|()| fs::copy(&binaries.russet_cni, &plugin)).map(drop);
     installed.map_err(Error::io(format!("install {}", plugin.display())))?;
     Ok(plugin)
-}
-
-impl Subject for Calico {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn plugin(&self) -> &Path {
-        &self.plugin
-    }
-
-    fn config(&self) -> &str {
-        &self.config
-    }
-
-    fn container(&self, pod: &Sandbox) -> String {
-        container(&pod.container)
-    }
-
-    fn settle(&self) -> Result<()> {
-        self.agent.as_ref().map_or(Ok(()), Running::settle)
-    }
 }
 
 /// An ID like containerd's: 64 hexadecimal digits. The host end is named after the first 11, so

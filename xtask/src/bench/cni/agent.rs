@@ -21,16 +21,6 @@ use crate::bench::proc;
 use crate::error::{Error, Result};
 use crate::process;
 
-/// An agent as a subject of this benchmark.
-pub struct Agent {
-    name: &'static str,
-    running: Running,
-    plugin: PathBuf,
-    config: String,
-    /// After the agent, which would complain.
-    etcd: Option<Etcd>,
-}
-
 /// Where an agent keeps addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Store {
@@ -61,47 +51,6 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 /// The node's own loopback, so the ports are free.
 const ETCD: &str = "127.0.0.1";
 const ETCD_PORTS: [u16; 2] = [2379, 2380];
-
-// === impl Agent ===
-
-impl Agent {
-    /// Starts it in the calling thread's namespace.
-    pub fn start(name: &'static str, binaries: &Binaries, root: &Path, store: Store) -> Result<Self> {
-        write_settings(root, "10.244.0.0/16")?;
-        let etcd = store.etcd(root)?;
-        let location =
-            etcd.as_ref().map_or_else(|| "embedded".to_owned(), |etcd| format!("etcd:{}", etcd.url));
-        let arguments = ["--node-name", "bench", "--store", &location];
-        let running = match store {
-            Store::SlowEmbedded => Running::start_slow(binaries, root, &arguments)?,
-            _ => Running::start(binaries, root, &arguments)?,
-        };
-        let config = json!({
-            "cniVersion": "1.1.0", "name": "bench", "type": "russet", "agent_socket": socket(root),
-        });
-        let (plugin, config) = (binaries.russet_cni.clone(), config.to_string());
-        Ok(Self { name, running, plugin, config, etcd })
-    }
-
-    /// Our own `bridge` and `host-local`, with what the Go ones are given.
-    pub fn bridge(binaries: &Binaries, root: &Path) -> Result<Self> {
-        write_settings(root, "10.246.0.0/16")?;
-        let running = Running::start(binaries, root, &["--node-name", "bench"])?;
-        let bin = root.join("bin");
-        let linked = fs::create_dir_all(&bin).and_then(|()| {
-            ["bridge", "host-local"].iter().try_for_each(|name| symlink(&binaries.russet_cni, bin.join(name)))
-        });
-        linked.map_err(Error::io(format!("link plugins in {}", bin.display())))?;
-        let config = json!({
-            "cniVersion": "1.0.0", "name": "bench-bridge", "type": "bridge", "agent_socket": socket(root),
-            "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
-            "ipam": {"type": "host-local", "ranges": [[{ "subnet": "10.253.0.0/16" }]],
-                "routes": [{ "dst": "0.0.0.0/0" }], "dataDir": root.join("networks")},
-        });
-        let (plugin, config) = (bin.join("bridge"), config.to_string());
-        Ok(Self { name: AGENT_BRIDGE, running, plugin, config, etcd: None })
-    }
-}
 
 // === impl Running ===
 
@@ -179,32 +128,6 @@ impl Drop for Running {
     }
 }
 
-impl Subject for Agent {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn plugin(&self) -> &Path {
-        &self.plugin
-    }
-
-    fn config(&self) -> &str {
-        &self.config
-    }
-
-    fn settle(&self) -> Result<()> {
-        self.running.settle()
-    }
-
-    fn agent(&self) -> Option<&Running> {
-        Some(&self.running)
-    }
-
-    fn etcd_url(&self) -> Option<&str> {
-        self.etcd.as_ref().map(|etcd| etcd.url.as_str())
-    }
-}
-
 // === impl Store ===
 
 impl Store {
@@ -223,6 +146,40 @@ impl Store {
         }
         Ok(Some(etcd))
     }
+}
+
+/// Starts an agent in the calling thread's namespace.
+pub fn start(name: &'static str, binaries: &Binaries, root: &Path, store: Store) -> Result<Subject> {
+    write_settings(root, "10.244.0.0/16")?;
+    let etcd = store.etcd(root)?;
+    let location = etcd.as_ref().map_or_else(|| "embedded".to_owned(), |etcd| format!("etcd:{}", etcd.url));
+    let arguments = ["--node-name", "bench", "--store", &location];
+    let running = match store {
+        Store::SlowEmbedded => Running::start_slow(binaries, root, &arguments)?,
+        _ => Running::start(binaries, root, &arguments)?,
+    };
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "bench", "type": "russet", "agent_socket": socket(root),
+    });
+    Ok(Subject { agent: Some(running), etcd, ..Subject::new(name, &binaries.russet_cni, &config) })
+}
+
+/// Our own `bridge` and `host-local`, with what the Go ones are given.
+pub fn bridge(binaries: &Binaries, root: &Path) -> Result<Subject> {
+    write_settings(root, "10.246.0.0/16")?;
+    let running = Running::start(binaries, root, &["--node-name", "bench"])?;
+    let bin = root.join("bin");
+    let linked = fs::create_dir_all(&bin).and_then(|()| {
+        ["bridge", "host-local"].iter().try_for_each(|name| symlink(&binaries.russet_cni, bin.join(name)))
+    });
+    linked.map_err(Error::io(format!("link plugins in {}", bin.display())))?;
+    let config = json!({
+        "cniVersion": "1.0.0", "name": "bench-bridge", "type": "bridge", "agent_socket": socket(root),
+        "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
+        "ipam": {"type": "host-local", "ranges": [[{ "subnet": "10.253.0.0/16" }]],
+            "routes": [{ "dst": "0.0.0.0/0" }], "dataDir": root.join("networks")},
+    });
+    Ok(Subject { agent: Some(running), ..Subject::new(AGENT_BRIDGE, &bin.join("bridge"), &config) })
 }
 
 /// Where the agent of `root` answers plugins.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::bench::cni::agent::{Agent, Running, Store};
+use crate::bench::cni::agent::{self, Running, Store};
 use crate::bench::cni::caller::Verb;
 use crate::bench::cni::crowd::{self, BLOCKS};
 use crate::bench::cni::goals::{CALM, GROUP, ROUTES};
@@ -52,8 +52,8 @@ pub(super) fn measure(run: &mut Run<'_>) -> Result<()> {
     run.world.drain()
 }
 
-fn subject(name: &'static str, binaries: &Binaries, directory: &Path) -> Result<Box<dyn Subject>> {
-    Ok(Box::new(Agent::start(name, binaries, directory, Store::CrowdedEtcd)?))
+fn subject(name: &'static str, binaries: &Binaries, directory: &Path) -> Result<Subject> {
+    agent::start(name, binaries, directory, Store::CrowdedEtcd)
 }
 
 /// Removes the routes, and adds pods until the agent has put all of them back.
@@ -64,7 +64,7 @@ fn flush(run: &mut Run<'_>, side: &Side, turn: usize) -> Result<Vec<Sandbox>> {
     let others = side.node.inside(|| Ok(routes()?.saturating_sub(count)))?;
     side.node.inside(|| {
         process::run(Command::new("ip").args(["route", "flush", "via", crowd::PEER]))?;
-        let url = side.subject.etcd_url();
+        let url = side.subject.etcd.as_ref().map(|etcd| etcd.url.as_str());
         // An event makes the agent compare.
         crowd::claim_one(url.ok_or_else(|| Error::Found("no etcd".to_owned()))?, count)
     })?;

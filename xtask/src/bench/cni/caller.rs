@@ -28,9 +28,9 @@ struct PodArguments {
 const CNI_PATH: &str = "/usr/lib/cni";
 
 /// Calls for all pods before reading any answer; the time until the last has ended. An error when a plugin answers with one.
-pub fn call_at_once(subject: &dyn Subject, verb: Verb, pods: &[Sandbox]) -> Result<Duration> {
+pub fn call_at_once(subject: &Subject, verb: Verb, pods: &[Sandbox]) -> Result<Duration> {
     let arguments: Vec<PodArguments> = pods.iter().map(|pod| PodArguments::by(subject, pod)).collect();
-    let failed = |source| Error::Io { operation: format!("{}: {}", subject.name(), verb.name()), source };
+    let failed = |source| Error::Io { operation: format!("{}: {}", subject.name, verb.name()), source };
     let began = Instant::now();
     let children: Vec<Child> = pods
         .iter()
@@ -45,17 +45,12 @@ pub fn call_at_once(subject: &dyn Subject, verb: Verb, pods: &[Sandbox]) -> Resu
     Ok(took)
 }
 
-fn spawn(
-    subject: &dyn Subject,
-    verb: Verb,
-    pod: &Sandbox,
-    arguments: &PodArguments,
-) -> std::io::Result<Child> {
+fn spawn(subject: &Subject, verb: Verb, pod: &Sandbox, arguments: &PodArguments) -> std::io::Result<Child> {
     let PodArguments { container, arguments } = arguments;
-    let mut command = Command::new(subject.plugin());
+    let mut command = Command::new(&subject.plugin);
     command.env_clear().env("CNI_COMMAND", verb.name()).env("CNI_CONTAINERID", container);
     command.env("CNI_NETNS", &pod.netns).env("CNI_IFNAME", "eth0");
-    let own = subject.plugin().parent().unwrap_or(Path::new("/"));
+    let own = subject.plugin.parent().unwrap_or(Path::new("/"));
     command.env("CNI_PATH", format!("{}:{CNI_PATH}", own.display()));
     if !arguments.is_empty() {
         command.env("CNI_ARGS", arguments);
@@ -63,7 +58,7 @@ fn spawn(
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(subject.config().as_bytes())?;
+        stdin.write_all(subject.config.as_bytes())?;
     }
     Ok(child)
 }
@@ -77,7 +72,7 @@ fn finish(mut child: Child) -> std::io::Result<(bool, Vec<u8>)> {
 }
 
 /// A plugin that does nothing is fast: an ADD must answer with an address.
-fn check(subject: &dyn Subject, verb: Verb, succeeded: bool, answer: &[u8]) -> Result<()> {
+fn check(subject: &Subject, verb: Verb, succeeded: bool, answer: &[u8]) -> Result<()> {
     let addressed = || {
         let result: Option<serde_json::Value> = serde_json::from_slice(answer).ok();
         result.is_some_and(|result| result["ips"].as_array().is_some_and(|ips| !ips.is_empty()))
@@ -86,14 +81,14 @@ fn check(subject: &dyn Subject, verb: Verb, succeeded: bool, answer: &[u8]) -> R
         return Ok(());
     }
     let answer = String::from_utf8_lossy(answer);
-    Err(Error::Found(format!("{}: {} answered {}", subject.name(), verb.name(), answer.trim())))
+    Err(Error::Found(format!("{}: {} answered {}", subject.name, verb.name(), answer.trim())))
 }
 
 // === impl Said ===
 
 impl PodArguments {
-    fn by(subject: &dyn Subject, pod: &Sandbox) -> Self {
-        Self { container: subject.container(pod), arguments: subject.arguments(pod) }
+    fn by(subject: &Subject, pod: &Sandbox) -> Self {
+        Self { container: (subject.container)(pod), arguments: (subject.arguments)(pod) }
     }
 }
 

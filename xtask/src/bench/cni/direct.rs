@@ -1,7 +1,7 @@
 //! Russet without an agent: `russet-cni` executes `russet`, which opens the store, works and leaves.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::json;
 
@@ -10,40 +10,17 @@ use crate::bench::cni::subject::{Binaries, Subject};
 use crate::error::{Error, Result};
 
 /// `russet-cni` with a socket on which no agent listens.
-pub struct Direct {
-    plugin: PathBuf,
-    config: String,
-}
-
-// === impl Direct ===
-
-impl Direct {
-    pub fn new(binaries: &Binaries, root: &Path) -> Result<Self> {
-        write_settings(root, "10.245.0.0/16")?;
-        let config = json!({
-            "cniVersion": "1.0.0",
-            "name": "bench-direct",
-            "type": "russet",
-            "agent_socket": root.join("run/russet/cni.sock"),
-            "russet_path": binaries.russet,
-            "root": root,
-        });
-        Ok(Self { plugin: binaries.russet_cni.clone(), config: config.to_string() })
-    }
-}
-
-impl Subject for Direct {
-    fn name(&self) -> &'static str {
-        DIRECT
-    }
-
-    fn plugin(&self) -> &Path {
-        &self.plugin
-    }
-
-    fn config(&self) -> &str {
-        &self.config
-    }
+pub fn subject(binaries: &Binaries, root: &Path) -> Result<Subject> {
+    write_settings(root, "10.245.0.0/16")?;
+    let config = json!({
+        "cniVersion": "1.0.0",
+        "name": "bench-direct",
+        "type": "russet",
+        "agent_socket": root.join("run/russet/cni.sock"),
+        "russet_path": binaries.russet,
+        "root": root,
+    });
+    Ok(Subject::new(DIRECT, &binaries.russet_cni, &config))
 }
 
 /// The settings of a node of the benchmark: IPv4 only, like those of all subjects.

@@ -15,10 +15,11 @@ pub(super) const CALM: &str = "add@calm";
 pub(super) const ROUTES: &str = "add@routes";
 pub(super) const GROUP: &str = "add@group";
 pub(super) const STATUS: &str = "status";
+pub(super) const STATUS_SCRAPED: &str = "status@metrics";
 pub(super) const VERSION: &str = "version";
 
 /// Rows come in this order.
-pub(super) const OPS: [&str; 27] = [
+pub(super) const OPS: [&str; 28] = [
     SINGLE[0],
     SINGLE[1],
     AT_ONCE_30[0],
@@ -45,6 +46,7 @@ pub(super) const OPS: [&str; 27] = [
     ROUTES,
     GROUP,
     STATUS,
+    STATUS_SCRAPED,
     VERSION,
 ];
 

@@ -25,7 +25,7 @@ pub(super) fn measure(run: &mut Run<'_>) -> Result<()> {
     }
     until(SETTLED, || Ok(false))?;
     let agents = sides.iter().map(|side| {
-        let agent = side.subject.agent();
+        let agent = side.subject.agent.as_ref();
         agent.ok_or_else(|| Error::Found(format!("{} is no agent", side.name)))
     });
     let agents = agents.collect::<Result<Vec<_>>>()?;

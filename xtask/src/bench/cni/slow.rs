@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::bench::cni::agent::{Agent, Store};
+use crate::bench::cni::agent::{self, Store};
 use crate::bench::cni::goals::SLOW;
 use crate::bench::cni::subject::{Binaries, Subject};
 use crate::bench::cni::{AGENT, AGENT_ETCD, Run, Side};
@@ -30,7 +30,7 @@ pub(super) fn measure(run: &mut Run<'_>) -> Result<()> {
     run.world.remove(&all.concat())
 }
 
-fn subject(name: &'static str, binaries: &Binaries, directory: &Path) -> Result<Box<dyn Subject>> {
+fn subject(name: &'static str, binaries: &Binaries, directory: &Path) -> Result<Subject> {
     let store = if name == AGENT { Store::SlowEmbedded } else { Store::SlowEtcd };
-    Ok(Box::new(Agent::start(name, binaries, directory, store)?))
+    agent::start(name, binaries, directory, store)
 }

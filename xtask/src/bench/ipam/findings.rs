@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::bench::Printed;
 use crate::bench::ipam::{DISKS, EMBEDDED, ETCD, GO};
+use crate::bench::statistics::{Conditions, Goal, quantile, rounded};
 use crate::error::{Error, Result};
 use crate::text_table::TextTable;
 
@@ -15,9 +16,7 @@ pub struct Findings {
     pub rows: Vec<Row>,
     /// What a small commit cost before and after all samples, by store and disk.
     pub probes: Vec<Value>,
-    pub notes: Vec<String>,
-    /// The foreign share of the CPU before each turn.
-    pub foreign_cpu: Vec<f64>,
+    pub conditions: Conditions,
 }
 
 /// All samples of one operation of one implementation, by a number of callers on a disk.
@@ -32,13 +31,6 @@ pub struct Row {
     commits: f64,
     reads: f64,
     syncs: f64,
-}
-
-/// A goal and its result.
-struct Goal {
-    text: String,
-    found: f64,
-    met: bool,
 }
 
 /// 32 callers on etcd against one.
@@ -83,23 +75,15 @@ impl Findings {
         for (subject, callers) in ours {
             let Some(row) = self.find("add", disk, callers, subject) else { continue };
             let who = format!("{disk} disk, {subject}, callers: {callers}");
-            goals.push(Goal::at_most(
-                format!("{who}: commits per ADD"),
-                row.each(row.commits),
-                COMMITS_AT_MOST,
-            ));
-            goals.push(Goal::at_most(format!("{who}: reads per ADD"), row.each(row.reads), 0.0));
+            goals.push(at_most(format!("{who}: commits per ADD"), row.each(row.commits), COMMITS_AT_MOST));
+            goals.push(at_most(format!("{who}: reads per ADD"), row.each(row.reads), 0.0));
             if let Some(ratio) = self.against_go(row).filter(|_| subject == ETCD) {
-                goals.push(Goal::at_least(
-                    format!("{who}: times the rate of {GO}"),
-                    ratio,
-                    AGAINST_GO_AT_LEAST,
-                ));
+                goals.push(at_least(format!("{who}: times the rate of {GO}"), ratio, AGAINST_GO_AT_LEAST));
             }
         }
         if let (Some(one), Some(all)) = (self.find("add", disk, 1, ETCD), self.find("add", disk, 32, ETCD)) {
             let text = format!("{disk} disk, {ETCD}, callers: 32: times the rate of one");
-            goals.push(Goal::at_least(text, all.rate(0.5) / one.rate(0.5), TOGETHER_AT_LEAST));
+            goals.push(at_least(text, all.rate(0.5) / one.rate(0.5), TOGETHER_AT_LEAST));
         }
         goals
     }
@@ -108,38 +92,16 @@ impl Findings {
 impl Printed for Findings {
     fn json(&self) -> Value {
         let rows: Vec<Value> = self.rows.iter().map(|row| row.json(self.against_go(row))).collect();
-        let goals: Vec<Value> = self
-            .goals()
-            .iter()
-            .map(|goal| json!({ "goal": goal.text, "found": rounded(goal.found), "met": goal.met }))
-            .collect();
-        json!({
-            "bench": "ipam",
-            "rows": rows,
-            "goals": goals,
-            "probes": self.probes,
-            "notes": self.notes,
-            "foreign_cpu": self.foreign_cpu.iter().copied().map(rounded).collect::<Vec<_>>(),
-        })
+        let goals: Vec<Value> = self.goals().iter().map(Goal::json).collect();
+        let mut report = json!({ "bench": "ipam", "rows": rows, "goals": goals, "probes": self.probes });
+        self.conditions.add_to(&mut report);
+        report
     }
 }
 
 impl fmt::Display for Findings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let heading = [
-            "op",
-            "disk",
-            "impl",
-            "callers",
-            "per s p50",
-            "p10",
-            "p90",
-            "commits",
-            "reads",
-            "syncs",
-            "n",
-            "x go-order",
-        ];
+        let heading = "op,disk,impl,callers,per s p50,p10,p90,commits,reads,syncs,n,x go-order".split(',');
         let mut table = TextTable::new(3, heading);
         for op in ["add", "del"] {
             for row in self.rows.iter().filter(|row| row.op == op) {
@@ -147,12 +109,9 @@ impl fmt::Display for Findings {
             }
         }
         writeln!(f, "{table}")?;
-        for goal in self.goals() {
-            let verdict = if goal.met { "met" } else { "MISSED" };
-            writeln!(f, "goal {}: {:.2}, {verdict}", goal.text, goal.found)?;
-        }
+        self.goals().iter().try_for_each(|goal| write!(f, "{goal}"))?;
         self.probes.iter().try_for_each(|probe| writeln!(f, "{}", describe_probe(probe)))?;
-        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+        write!(f, "{}", self.conditions)
     }
 }
 
@@ -175,18 +134,8 @@ fn describe_probe(probe: &Value) -> String {
 impl Row {
     /// A row without samples.
     pub fn new(op: &'static str, disk: &'static str, callers: u32, subject: &'static str) -> Self {
-        let zero = 0.0;
-        Self {
-            op,
-            disk,
-            callers,
-            subject,
-            rates: Vec::new(),
-            ops: zero,
-            commits: zero,
-            reads: zero,
-            syncs: zero,
-        }
+        let (rates, [ops, commits, reads, syncs]) = (Vec::new(), [0.0; 4]);
+        Self { op, disk, callers, subject, rates, ops, commits, reads, syncs }
     }
 
     fn add(&mut self, ops: f64, burst: &Value) -> Result<()> {
@@ -198,12 +147,8 @@ impl Row {
         Ok(())
     }
 
-    /// By the nearest-rank method: always a rate that was really measured.
-    fn rate(&self, quantile: f64) -> f64 {
-        let mut sorted = self.rates.clone();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let rank = (quantile * sorted.len() as f64).ceil() as usize;
-        sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+    fn rate(&self, which: f64) -> f64 {
+        quantile(&self.rates, which).unwrap_or_default()
     }
 
     /// Of all samples together, per operation.
@@ -240,24 +185,16 @@ impl Row {
     }
 }
 
-// === impl Goal ===
+fn at_least(text: String, found: f64, wanted: f64) -> Goal {
+    Goal::new(format!("{text} >= {wanted}"), found, Some(wanted), None)
+}
 
-impl Goal {
-    fn at_least(text: String, found: f64, wanted: f64) -> Self {
-        Self { text: format!("{text} >= {wanted}"), found, met: found >= wanted }
-    }
-
-    fn at_most(text: String, found: f64, wanted: f64) -> Self {
-        Self { text: format!("{text} <= {wanted}"), found, met: found <= wanted }
-    }
+fn at_most(text: String, found: f64, wanted: f64) -> Goal {
+    Goal::new(format!("{text} <= {wanted}"), found, None, Some(wanted))
 }
 
 fn number(value: &Value, name: &str) -> Result<f64> {
     value[name].as_f64().ok_or_else(|| Error::Found(format!("the worker's {value} has no number {name:?}")))
-}
-
-fn rounded(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! The running russet-bench-ipam, or russet-bench-overlay: a line to it, a line of JSON from it.
+//! A running worker (crates/bench): a line to it, a line of JSON from it.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
 
+use crate::artifacts::{self, Profile};
 use crate::error::{Error, Result};
 use crate::process;
 
@@ -20,10 +20,10 @@ pub struct Worker {
 // === impl Worker ===
 
 impl Worker {
-    /// Starts it; its input depends on the benchmark.
-    pub fn start(binary: &Path, arguments: &[&OsStr]) -> Result<Self> {
-        let mut command = Command::new(binary);
-        command.args(arguments);
+    /// Starts that of a benchmark.
+    pub fn start(bench: &str, arguments: &[&OsStr]) -> Result<Self> {
+        let mut command = Command::new(artifacts::dynamic_path(artifacts::BENCH, Profile::Optimized));
+        command.arg(bench).args(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().map_err(Error::io(process::shown(&command)))?;
         let (input, output) = (process.stdin.take(), process.stdout.take());

@@ -6,18 +6,17 @@ use serde_json::{Value, json};
 
 use crate::bench::Printed;
 use crate::bench::overlay::{
-    BARE, BRIDGE_GUARDED, BRIDGE_RULES, CONNECT, ROUND_TRIP, ROUTED, SMALL, STREAM, UDP, UDP_NAIVE, VXLAN,
-    VXLAN_FLANNEL, VXLAN_GUARDED, VXLAN_RULES,
+    AGENT, AGENT_OPEN, BARE, CONNECT, FLANNELD, FLANNELD_OPEN, GUARDED, ROUND_TRIP, ROUTED, SMALL, STREAM,
+    UDP, UDP_NAIVE, VXLAN, VXLAN_FLANNEL, VXLAN_RULES,
 };
+use crate::bench::statistics::{Conditions, Goal, quantile, rounded};
 use crate::error::{Error, Result};
 use crate::text_table::TextTable;
 
 /// All rows, in the order of the report.
 pub struct Findings {
     rows: Vec<Row>,
-    pub notes: Vec<String>,
-    /// The foreign share of the CPU before each test.
-    pub foreign_cpu: Vec<f64>,
+    pub conditions: Conditions,
 }
 
 /// All samples of one test by one way.
@@ -28,7 +27,7 @@ struct Row {
 }
 
 /// How one way's median should relate to another's.
-struct Goal {
+struct Comparison {
     test: &'static str,
     way: &'static str,
     against: &'static str,
@@ -39,22 +38,22 @@ struct Goal {
 /// The processor time of a stream, a test of its own in the report.
 const CPU: &str = "cpu";
 
-const fn at_least(test: &'static str, way: &'static str, times: f64, against: &'static str) -> Goal {
-    Goal { test, way, against, at_least: Some(times), at_most: None }
+const fn at_least(test: &'static str, way: &'static str, times: f64, against: &'static str) -> Comparison {
+    Comparison { test, way, against, at_least: Some(times), at_most: None }
 }
 
-const fn at_most(test: &'static str, way: &'static str, times: f64, against: &'static str) -> Goal {
-    Goal { test, way, against, at_least: None, at_most: Some(times) }
+const fn at_most(test: &'static str, way: &'static str, times: f64, against: &'static str) -> Comparison {
+    Comparison { test, way, against, at_least: None, at_most: Some(times) }
 }
 
 /// The goals, and what they leave open with the rules in place.
-const GOALS: [Goal; 12] = [
+const GOALS: [Comparison; 12] = [
     at_least(STREAM, ROUTED, 0.72, BARE),
     at_least(STREAM, VXLAN, 1.2, VXLAN_FLANNEL),
     at_most(ROUND_TRIP, VXLAN, 0.8, VXLAN_FLANNEL),
     at_least(STREAM, VXLAN_RULES, 1.0, VXLAN_FLANNEL),
-    at_least(STREAM, VXLAN_GUARDED, 0.99, VXLAN_RULES),
-    at_least(STREAM, BRIDGE_GUARDED, 0.99, BRIDGE_RULES),
+    at_least(STREAM, AGENT, 0.99, AGENT_OPEN),
+    at_least(STREAM, FLANNELD, 0.99, FLANNELD_OPEN),
     at_most(ROUND_TRIP, VXLAN_RULES, 1.0, VXLAN_FLANNEL),
     at_least(STREAM, UDP, 10.0, UDP_NAIVE),
     at_most(CPU, UDP, 0.1, UDP_NAIVE),
@@ -72,7 +71,7 @@ impl Findings {
         tests.insert(1, CPU);
         let row = |test| move |way: &&'static str| Row { test, way, values: Vec::new() };
         let rows = tests.into_iter().flat_map(|test| ways.iter().map(row(test))).collect();
-        Self { rows, notes: Vec::new(), foreign_cpu: Vec::new() }
+        Self { rows, conditions: Conditions::default() }
     }
 
     /// Adds the worker's result of one sample.
@@ -97,20 +96,23 @@ impl Findings {
     fn ratio(&self, test: &str, way: &str, against: &str) -> Option<f64> {
         let median = |way: &str| {
             let row = self.rows.iter().find(|row| row.test == test && row.way == way)?;
-            row.quantile(0.5)
+            quantile(&row.values, 0.5)
         };
         Some(median(way)? / median(against)?)
     }
 
-    /// Each goal with what was found and whether that meets it.
-    fn goals(&self) -> Vec<(String, f64, bool)> {
-        let judge = |goal: &Goal| {
+    /// The median of a way with guards as a multiple of that without.
+    fn times_open(&self, row: &Row) -> Option<f64> {
+        let (open, _) = GUARDED.iter().find(|(_, guarded)| guarded.contains(&row.way))?;
+        self.ratio(row.test, row.way, open)
+    }
+
+    /// Each goal that was measured.
+    fn goals(&self) -> impl Iterator<Item = Goal> {
+        GOALS.iter().filter_map(|goal| {
             let found = self.ratio(goal.test, goal.way, goal.against)?;
-            let met = goal.at_least.is_none_or(|least| found >= least)
-                && goal.at_most.is_none_or(|most| found <= most);
-            Some((goal.to_string(), found, met))
-        };
-        GOALS.iter().filter_map(judge).collect()
+            Some(Goal::new(goal.to_string(), found, goal.at_least, goal.at_most))
+        })
     }
 }
 
@@ -119,61 +121,45 @@ impl Printed for Findings {
         let row = |row: &Row| {
             json!({
                 "test": row.test, "impl": row.way, "unit": unit(row.test), "n": row.values.len(),
-                "min": row.quantile(0.0).map(rounded), "p50": row.quantile(0.5).map(rounded),
-                "max": row.quantile(1.0).map(rounded),
+                "min": quantile(&row.values, 0.0).map(rounded), "p50": quantile(&row.values, 0.5).map(rounded),
+                "max": quantile(&row.values, 1.0).map(rounded),
                 "times_bare": self.ratio(row.test, row.way, BARE).map(rounded),
+                "times_open": self.times_open(row).map(rounded),
             })
         };
-        let goals = self.goals();
-        let goal = |(text, found, met): &(String, f64, bool)| json!({ "goal": text, "found": rounded(*found), "met": met });
-        json!({
-            "bench": "overlay",
-            "rows": self.rows.iter().map(row).collect::<Vec<_>>(),
-            "goals": goals.iter().map(goal).collect::<Vec<_>>(),
-            "notes": self.notes,
-            "foreign_cpu": self.foreign_cpu.iter().copied().map(rounded).collect::<Vec<_>>(),
-        })
+        let rows: Vec<Value> = self.rows.iter().map(row).collect();
+        let goals: Vec<Value> = self.goals().map(|goal| goal.json()).collect();
+        let mut report = json!({ "bench": "overlay", "rows": rows, "goals": goals });
+        self.conditions.add_to(&mut report);
+        report
     }
 }
 
 impl fmt::Display for Findings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = TextTable::new(3, ["test", "unit", "impl", "p50", "min", "max", "n", "x bare"]);
+        let mut table =
+            TextTable::new(3, ["test", "unit", "impl", "p50", "min", "max", "n", "x bare", "x open"]);
         for row in &self.rows {
             let digits = |value: Option<f64>, digits| {
                 value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
             };
             let names = [row.test, unit(row.test), row.way].map(str::to_owned);
-            let values = [0.5, 0.0, 1.0].map(|quantile| digits(row.quantile(quantile), 2));
+            let values = [0.5, 0.0, 1.0].map(|which| digits(quantile(&row.values, which), 2));
             let count = row.values.len().to_string();
-            let ratio = digits(self.ratio(row.test, row.way, BARE), 3);
-            table.row(names.into_iter().chain(values).chain([count, ratio]));
+            let ratios = [self.ratio(row.test, row.way, BARE), self.times_open(row)].map(|it| digits(it, 3));
+            table.row(names.into_iter().chain(values).chain([count]).chain(ratios));
         }
         writeln!(f, "{table}")?;
-        for (text, found, met) in self.goals() {
-            writeln!(f, "goal {text}: {found:.3}, {}", if met { "met" } else { "MISSED" })?;
-        }
-        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+        self.goals().try_for_each(|goal| write!(f, "{goal}"))?;
+        write!(f, "{}", self.conditions)
     }
 }
 
-// === impl Row ===
+// === impl Comparison ===
 
-impl Row {
-    /// By the nearest-rank method: always a value that was really measured.
-    fn quantile(&self, quantile: f64) -> Option<f64> {
-        let mut sorted = self.values.clone();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let rank = (quantile * sorted.len() as f64).ceil() as usize;
-        sorted.get(rank.saturating_sub(1)).copied()
-    }
-}
-
-// === impl Goal ===
-
-impl fmt::Display for Goal {
+impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Goal { test, way, against, .. } = self;
+        let Self { test, way, against, .. } = self;
         write!(f, "{test}: {way}")?;
         self.at_least.map_or(Ok(()), |least| write!(f, " >= {least}"))?;
         self.at_most.map_or(Ok(()), |most| write!(f, " <= {most}"))?;
@@ -188,10 +174,6 @@ fn unit(test: &str) -> &'static str {
         SMALL => "kpps",
         _ => "us",
     }
-}
-
-fn rounded(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
 }
 
 #[cfg(test)]
@@ -224,6 +206,18 @@ mod tests {
         assert_eq!((&row(STREAM, UDP)["min"], &row(STREAM, UDP)["max"]), (&json!(4.0), &json!(8.0)));
         assert_eq!(row(CPU, UDP)["p50"], 1600.0);
         assert_eq!(row(ROUND_TRIP, BARE)["n"], 1);
+    }
+
+    #[test]
+    fn ways_with_guards_are_compared_with_those_of_their_node_without() {
+        let mut findings = Findings::new(&[STREAM], &[AGENT_OPEN, AGENT, FLANNELD_OPEN, FLANNELD]);
+        for (way, gbps) in [(AGENT_OPEN, 40), (AGENT, 30), (FLANNELD_OPEN, 20), (FLANNELD, 10)] {
+            findings.add(STREAM, way, &json!({ "value": gbps, "cpu_ns_per_kib": 100 })).unwrap();
+        }
+        let rows = findings.json()["rows"].clone();
+        let times: Vec<_> =
+            rows.as_array().unwrap()[..4].iter().map(|row| row["times_open"].clone()).collect();
+        assert_eq!(times, [json!(null), json!(0.75), json!(null), json!(0.5)]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use russet_addr::{Family, IpNet, Ipv4Net};
 use russet_netlink::{Change, Conf, ConfTarget, Link, NeighbourState, Route};
-use russet_overlay::openshift::{DEVICE, LEAVING_GROUP, ROUTE_PROTOCOL};
+use russet_openshift::data_path::{DEVICE, LEAVING_GROUP, ROUTE_PROTOCOL};
 
 use super::{LinkProperties, is_switched_off};
 

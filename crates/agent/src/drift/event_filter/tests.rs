@@ -9,7 +9,9 @@ use russet_attach::{Attachment, Dialect as Wiring, Wired};
 use russet_model::openshift::Namespace;
 use russet_netlink::{Monitor, Socket, is_own_route_port};
 use russet_nft::monitor::{Change as TableChange, Object};
-use russet_overlay::{Addresses, Affinity, AffinityState, Dialect, Encapsulation, Node, Pool, Tunnel};
+use russet_overlay::{
+    Addresses, Affinity, AffinityState, Dialect, Encapsulation, Inputs, Node, Pool, Tunnel, desired,
+};
 use russet_testkit as testkit;
 
 use super::*;
@@ -61,12 +63,11 @@ fn inputs() -> Inputs {
 }
 
 fn filter() -> EventFilter {
-    let interfaces = AttachedInterfaces::default();
-    let (network, container) = ("net".parse().unwrap(), "abc".parse().unwrap());
-    let pod = Attachment::new(Wiring::Native, network, container, "eth0".parse().unwrap(), None);
-    interfaces.put(&Wired::Routed(Attachment { addresses: vec![ip("10.244.0.5")], ..pod }));
-    let mut filter = EventFilter::new(interfaces);
-    filter.expect(&inputs());
+    let endpoints = EndpointTable::default();
+    let pod = Attachment::new(Wiring::Native, "net/abc/eth0".parse().unwrap(), None);
+    endpoints.put(Wired::Routed(Attachment { addresses: vec![ip("10.244.0.5")], ..pod }));
+    let mut filter = EventFilter::new(endpoints);
+    filter.expect(Arc::new(desired(&inputs())), inputs().underlay);
     filter.devices(BTreeSet::from([DEVICE]));
     filter
 }
@@ -103,22 +104,22 @@ fn host_end(container: &str) -> Link {
     }
 }
 
-/// The parts that the event makes dirty_parts if another program caused it.
-fn dirty_parts(event: &Event) -> Vec<Part> {
-    filter().classify(event, false).parts().collect()
+/// The controllers that the event makes dirty if another program caused it.
+fn dirty_controllers(event: &Event) -> Vec<ControllerId> {
+    filter().classify(event, false).controllers().collect()
 }
 
 #[test]
 fn foreign_changes_to_managed_objects_are_noticed_and_our_own_are_ignored() {
     let gone = |route: Route| Event::Gone(Change::Route(route));
-    assert_eq!(dirty_parts(&gone(to_b())), [Part::Overlay]);
-    assert_eq!(dirty_parts(&gone(to_pod())), [Part::Pods]);
+    assert_eq!(dirty_controllers(&gone(to_b())), [ControllerId::Overlay]);
+    assert_eq!(dirty_controllers(&gone(to_pod())), [ControllerId::Endpoints]);
     assert!(!filter().classify(&gone(to_b()), true).is_any());
     // A foreign route in the place of ours.
     let rival =
         |dst: &str| Event::Set(Change::Route(Route { protocol: 3, ..Route::dev(net(dst), UNDERLAY) }));
-    assert_eq!(dirty_parts(&rival("10.244.1.0/26")), [Part::Overlay]);
-    assert_eq!(dirty_parts(&rival("10.244.0.5/32")), [Part::Pods]);
+    assert_eq!(dirty_controllers(&rival("10.244.1.0/26")), [ControllerId::Overlay]);
+    assert_eq!(dirty_controllers(&rival("10.244.0.5/32")), [ControllerId::Endpoints]);
 }
 
 #[test]
@@ -128,7 +129,7 @@ fn changes_to_foreign_objects_are_ignored() {
     let neighbour = Neighbour::permanent(UNDERLAY, ip("10.0.0.9"), Mac::GATEWAY);
     for change in [Change::Route(other), Change::Route(elsewhere), Change::Neighbour(neighbour)] {
         for event in [Event::Set(change.clone()), Event::Gone(change)] {
-            assert_eq!(dirty_parts(&event), [], "{event:?}");
+            assert_eq!(dirty_controllers(&event), [], "{event:?}");
         }
     }
 }
@@ -139,10 +140,10 @@ fn forwarding_entries_are_compared_by_content_because_their_author_is_unknown() 
     let ours = FdbEntry::remote(DEVICE, mac, ip("10.0.0.2"));
     let wrong = FdbEntry::remote(DEVICE, mac, ip("10.0.0.66"));
     let elsewhere = FdbEntry { ifindex: 33, ..ours.clone() };
-    assert_eq!(dirty_parts(&Event::Set(Change::Fdb(ours.clone()))), []);
-    assert_eq!(dirty_parts(&Event::Gone(Change::Fdb(ours))), [Part::Overlay]);
-    assert_eq!(dirty_parts(&Event::Set(Change::Fdb(wrong))), [Part::Overlay]);
-    assert_eq!(dirty_parts(&Event::Gone(Change::Fdb(elsewhere))), []);
+    assert_eq!(dirty_controllers(&Event::Set(Change::Fdb(ours.clone()))), []);
+    assert_eq!(dirty_controllers(&Event::Gone(Change::Fdb(ours))), [ControllerId::Overlay]);
+    assert_eq!(dirty_controllers(&Event::Set(Change::Fdb(wrong))), [ControllerId::Overlay]);
+    assert_eq!(dirty_controllers(&Event::Gone(Change::Fdb(elsewhere))), []);
 }
 
 #[test]
@@ -150,10 +151,10 @@ fn sysctls_that_are_switched_off_are_noticed_and_those_of_a_new_link_are_ignored
     let conf = |of, forwarding, rp_filter| {
         Event::Set(Change::Conf(Conf { family: Family::V4, of, forwarding, rp_filter, proxy: None }))
     };
-    assert_eq!(dirty_parts(&conf(ConfTarget::All, Some(false), None)), [Part::Overlay]);
-    assert_eq!(dirty_parts(&conf(ConfTarget::All, Some(true), None)), []);
+    assert_eq!(dirty_controllers(&conf(ConfTarget::All, Some(false), None)), [ControllerId::Overlay]);
+    assert_eq!(dirty_controllers(&conf(ConfTarget::All, Some(true), None)), []);
     // Not one of our links; and all sysctls at once, which is how the kernel announces a new link.
-    assert_eq!(dirty_parts(&conf(ConfTarget::Link(33), Some(false), None)), []);
+    assert_eq!(dirty_controllers(&conf(ConfTarget::Link(33), Some(false), None)), []);
     assert!(is_switched_off(&Conf {
         family: Family::V4,
         of: ConfTarget::Link(9),
@@ -178,25 +179,28 @@ fn a_new_address_of_the_underlay_wakes_the_loop_and_a_known_one_does_not() {
 }
 
 #[test]
-fn lost_events_make_every_part_dirty() {
-    assert_eq!(dirty_parts(&Event::Overrun), Part::ALL);
+fn lost_events_make_every_controller_dirty() {
+    assert_eq!(dirty_controllers(&Event::Overrun), ControllerId::ALL);
 }
 
 #[test]
-fn transactions_are_assigned_to_parts_by_their_tables() {
+fn transactions_are_assigned_to_controllers_by_their_tables() {
     let commit = |table: Table, complete| {
         let change =
             TableChange { object: Object::Rule, table, name: "x".to_owned(), gone: true, base: false };
         let (pid, process) = (1, "nft".to_owned());
         Commit { generation: 1, port: 1, pid, process, changes: vec![change], complete }
     };
-    let parts = |commit: &Commit| filter().classify_commit(commit).parts().collect::<Vec<_>>();
-    assert_eq!(parts(&commit(Table::inet("russet"), true)), [Part::Overlay]);
-    assert_eq!(parts(&commit(Table::inet("russet-policy"), true)), [Part::Verdicts]);
-    assert_eq!(parts(&commit(Table::inet("russet-cni"), true)), [Part::Nat]);
-    assert_eq!(parts(&commit(Table::inet("filter"), true)), []);
+    let controllers = |commit: &Commit| filter().classify_commit(commit).controllers().collect::<Vec<_>>();
+    assert_eq!(controllers(&commit(Table::inet("russet"), true)), [ControllerId::Overlay]);
+    assert_eq!(controllers(&commit(Table::inet("russet-policy"), true)), [ControllerId::Verdicts]);
+    assert_eq!(controllers(&commit(Table::inet("russet-cni"), true)), [ControllerId::Nat]);
+    assert_eq!(controllers(&commit(Table::inet("filter"), true)), []);
     // A transaction that was too large to be listed may have changed any table.
-    assert_eq!(parts(&commit(Table::inet("filter"), false)), [Part::Verdicts, Part::Overlay, Part::Nat]);
+    assert_eq!(
+        controllers(&commit(Table::inet("filter"), false)),
+        [ControllerId::Verdicts, ControllerId::Overlay, ControllerId::Nat]
+    );
 }
 
 #[test]
@@ -223,8 +227,9 @@ fn a_link_that_was_there_before_the_first_event_is_known() {
 fn changes_of_a_host_end_by_add_and_del_are_ignored_and_foreign_ones_noticed_in_any_order() {
     let set = |link: Link| Event::Set(Change::Link(Box::new(link)));
     let doomed = |link: Link| Link { flags: 0, name: "russdel9".to_owned(), group: DOOMED_GROUP, ..link };
-    let parts =
-        |filter: &mut EventFilter, event: &Event| filter.classify(event, false).parts().collect::<Vec<_>>();
+    let controllers = |filter: &mut EventFilter, event: &Event| {
+        filter.classify(event, false).controllers().collect::<Vec<_>>()
+    };
     // Of a pod that is attached already: events of its ADD that are read when the ADD is over.
     let (mut filter, whole) = (filter(), host_end("abc"));
     for state in [
@@ -233,7 +238,7 @@ fn changes_of_a_host_end_by_add_and_del_are_ignored_and_foreign_ones_noticed_in_
         Link { flags: 0, ..whole.clone() },
         whole.clone(),
     ] {
-        assert_eq!(parts(&mut filter, &set(state.clone())), [], "{state:?}");
+        assert_eq!(controllers(&mut filter, &set(state.clone())), [], "{state:?}");
     }
     // Changes by other programs, together with what reverts them.
     for state in [
@@ -242,23 +247,27 @@ fn changes_of_a_host_end_by_add_and_del_are_ignored_and_foreign_ones_noticed_in_
         Link { alias: None, ..whole.clone() },
         Link { name: "eth7".to_owned(), ..whole.clone() },
     ] {
-        assert_eq!(parts(&mut filter, &set(state.clone())), [Part::Pods], "{state:?}");
+        assert_eq!(controllers(&mut filter, &set(state.clone())), [ControllerId::Endpoints], "{state:?}");
         filter.classify(&set(whole.clone()), true);
     }
     // A pod that is no longer among the attached interfaces: a DEL.
     let left = host_end("left");
     filter.classify(&set(left.clone()), true);
     for state in [Link { flags: 0, ..left.clone() }, doomed(left.clone())] {
-        assert_eq!(parts(&mut filter, &set(state)), []);
+        assert_eq!(controllers(&mut filter, &set(state)), []);
     }
     let gone = |link: Link| Event::Gone(Change::Link(Box::new(link)));
     assert_eq!(
-        parts(&mut filter, &gone(doomed(left.clone()))),
+        controllers(&mut filter, &gone(doomed(left.clone()))),
         [],
         "with its namespace: the DEL took its verdict"
     );
     filter.classify(&set(left.clone()), true);
-    assert_eq!(parts(&mut filter, &gone(left)), [Part::Verdicts], "its namespace went without a DEL");
+    assert_eq!(
+        controllers(&mut filter, &gone(left)),
+        [ControllerId::Verdicts],
+        "its namespace went without a DEL"
+    );
 }
 
 #[test]
@@ -298,7 +307,7 @@ fn changes_to_openshifts_data_path_are_noticed_and_its_own_adds_and_dels_ignored
         assert_eq!(heard(true, &event, true), event == Event::Overrun, "{event:?}");
         assert_eq!(heard(false, &event, false), event == Event::Overrun, "{event:?}");
     }
-    let leaving = Link { flags: 0, group: openshift::LEAVING_GROUP, ..end.clone() };
+    let leaving = Link { flags: 0, group: data_path::LEAVING_GROUP, ..end.clone() };
     // The kernel's events of a DEL, in their order.
     let mut filter = judge_of(true);
     for event in [
@@ -348,7 +357,7 @@ fn no_event_of_an_openshift_add_or_del_makes_its_data_path_dirty() {
         ip("-6 neighbour add fd00::2 lladdr 02:00:00:00:00:01 dev veth1 nud permanent");
         let mut socket = Socket::route().unwrap();
         let cluster: Vec<Ipv4Net> = vec!["10.128.0.0/14".parse().unwrap()];
-        let mut sdn = openshift::Sdn::open(openshift::Settings {
+        let mut sdn = data_path::Sdn::open(data_path::Settings {
             cluster: cluster.clone(),
             service: None,
             own: "10.128.0.0/23".parse().unwrap(),
@@ -358,23 +367,23 @@ fn no_event_of_an_openshift_add_or_del_makes_its_data_path_dirty() {
             vxlan_port: 4789,
         })
         .unwrap();
-        assert_eq!(sdn.restore().report.failed, 0);
+        assert_eq!(sdn.restore().failed, 0);
         let mut monitor = Monitor::open(&TOPICS).unwrap();
         let mut filter = filter();
         filter.expect_sdn(cluster);
         filter.learn(socket.links().unwrap());
         let mut classify = || {
-            let (mut events, mut dirty_parts) = (0, Vec::new());
+            let (mut events, mut dirty_controllers) = (0, Vec::new());
             while let Some(heard) = monitor.next_attributed(Duration::ZERO).unwrap() {
                 events += 1;
                 let own = heard.port != 0 && is_own_route_port(heard.port);
                 if filter.classify(&heard.event, own).sdn {
-                    dirty_parts.push(heard.event);
+                    dirty_controllers.push(heard.event);
                 }
             }
-            (events, dirty_parts)
+            (events, dirty_controllers)
         };
-        let port = openshift::Port {
+        let port = data_path::Port {
             host_veth: "veth1".parse().unwrap(),
             address: "10.128.0.5".parse().unwrap(),
             netid: None,
@@ -382,16 +391,16 @@ fn no_event_of_an_openshift_add_or_del_makes_its_data_path_dirty() {
             namespace: Namespace::new("ns1").unwrap(),
         };
         sdn.attach(&port).unwrap();
-        let (events, dirty_parts) = classify();
-        assert!(events > 3 && dirty_parts.is_empty(), "ADD: {events}, {dirty_parts:#?}");
+        let (events, dirty_controllers) = classify();
+        assert!(events > 3 && dirty_controllers.is_empty(), "ADD: {events}, {dirty_controllers:#?}");
         // Another program's change does.
         ip("neighbour del 10.128.0.5 dev veth1");
         assert!(!classify().1.is_empty());
         sdn.restore();
         assert_eq!(classify().1, []);
         let links = sdn.detach(&port.sandbox).unwrap();
-        openshift::delete_links(links).unwrap();
-        let (events, dirty_parts) = classify();
-        assert!(events > 3 && dirty_parts.is_empty(), "DEL: {events}, {dirty_parts:#?}");
+        data_path::delete_links(links).unwrap();
+        let (events, dirty_controllers) = classify();
+        assert!(events > 3 && dirty_controllers.is_empty(), "DEL: {events}, {dirty_controllers:#?}");
     });
 }

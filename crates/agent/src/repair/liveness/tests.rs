@@ -1,7 +1,6 @@
 //! The decision for each kind of evidence (calico-ipam.md sections 1.4 and 5.1).
 
 use super::*;
-use russet_runtime::AttachedOwner;
 
 /// 2026-01-02 04:00:00 UTC.
 fn now() -> SystemTime {
@@ -57,15 +56,11 @@ fn world(change: impl FnOnce(&mut World)) -> World {
 }
 
 fn link(network: &str, container: &str, ifname: &str) -> Owner {
-    Owner::new(&network.parse().unwrap(), &container.parse().unwrap(), &ifname.parse().unwrap())
+    Owner::new(&format!("{network}/{container}/{ifname}").parse().unwrap())
 }
 
 fn cached(owner: Option<(&str, &str)>, address: &str) -> Attached {
-    let owner = owner.map(|(container, ifname)| AttachedOwner {
-        network: "net".parse().unwrap(),
-        container: container.parse().unwrap(),
-        ifname: ifname.parse().unwrap(),
-    });
+    let owner = owner.map(|(container, ifname)| format!("net/{container}/{ifname}").parse().unwrap());
     Attached { path: "/cache/x".into(), owner, addresses: vec![address.parse().unwrap()] }
 }
 

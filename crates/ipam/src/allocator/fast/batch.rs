@@ -1,6 +1,8 @@
 //! One commit for many requests: each request's handle, and the shared blocks, each once. Only
 //! builds it; `fast` sends it.
 
+mod waves;
+
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::rc::Rc;
@@ -13,7 +15,7 @@ use russet_store::{MAX_STEPS, Revision, Step};
 use super::super::Stored;
 use super::super::cache::{Cache, RequestKind};
 use super::super::existing::with_block_prefix;
-use super::super::handles::{self, Lost};
+use super::super::handles::{self, Left, Lost};
 use super::super::take::Owner;
 use super::queue::{Answer, Job, QueuedRequest};
 use crate::Request;
@@ -49,6 +51,8 @@ struct Part {
     step: Option<Step>,
     /// The handle's new state; none if it is deleted.
     handle: Option<Handle>,
+    /// The blocks that it changes.
+    blocks: Vec<BlockCidr>,
     answer: Answer,
 }
 
@@ -147,7 +151,8 @@ impl CommitBatch {
         }
         Ok(Part {
             queued: queued.clone(),
-            step: Some(Step::create(Key::handle(&owner.handle), handle.encode())),
+            step: self.raise(queued, &handle),
+            blocks: handle.blocks().collect(),
             handle: Some(handle),
             answer: Answer::Added(addresses),
         })
@@ -197,7 +202,7 @@ impl CommitBatch {
         }
         self.check_room(stored.value.blocks())?;
         let number = self.parts.len();
-        let mut addresses = Vec::new();
+        let (mut addresses, mut changed) = (Vec::new(), Vec::new());
         let mut lost = Vec::new();
         for cidr in stored.value.blocks() {
             let batched = self.load(cidr, cache, read).ok_or_else(Answer::slow_path)?;
@@ -206,8 +211,9 @@ impl CommitBatch {
                 continue;
             }
             batched.freed_by = Some(number);
+            changed.push(cidr);
             addresses.extend(freed.iter().filter_map(|ordinal| cidr.address(*ordinal)));
-            let left = batched.block.ordinals_of(id).count();
+            let left = Left::within(&batched.block, id);
             lost.push(Lost { block: cidr, freed: freed.len(), left });
         }
         if lost.is_empty() {
@@ -218,7 +224,7 @@ impl CommitBatch {
         let handle = handles::after(&stored.value, lost);
         let step = handles::written(id, stored, &handle);
         let handle = Some(handle).filter(|handle| !handle.block.is_empty());
-        Ok(Part { queued: queued.clone(), step, handle, answer })
+        Ok(Part { queued: queued.clone(), step, handle, blocks: changed, answer })
     }
 
     /// Whether one more handle and these blocks fit into the commit. A request that fits into none
@@ -259,18 +265,21 @@ impl CommitBatch {
     /// The steps, in an order that is safe after each prefix: raised handles, blocks, lowered
     /// handles.
     pub(super) fn steps(&mut self) -> Vec<Step> {
-        let is_creation = |step: &Step| matches!(step, Step::Create { .. });
-        let handles = |before: bool| {
-            let numbered = self.parts.iter().enumerate();
-            let steps =
-                numbered.filter_map(|(number, part)| Some((Target::Handle(number), part.step.clone()?)));
-            steps.filter(move |(_, step)| is_creation(step) == before)
-        };
-        let changed = self.blocks.iter().filter(|(_, batched)| batched.is_changed);
-        let blocks = changed.map(|(cidr, batched)| (Target::Block(*cidr), batched.step()));
-        let (targets, steps) = handles(true).chain(blocks).chain(handles(false)).unzip();
+        let (targets, steps) =
+            self.handle_steps(true).chain(self.block_steps()).chain(self.handle_steps(false)).unzip();
         self.targets = targets;
         steps
+    }
+
+    /// The steps that raise handles, or those that lower them.
+    fn handle_steps(&self, raise: bool) -> impl Iterator<Item = (Target, Step)> {
+        let numbered = self.parts.iter().enumerate().filter(move |(_, part)| part.is_add() == raise);
+        numbered.filter_map(|(number, part)| Some((Target::Handle(number), part.step.clone()?)))
+    }
+
+    fn block_steps(&self) -> impl Iterator<Item = (Target, Step)> {
+        let changed = self.blocks.iter().filter(|(_, batched)| batched.is_changed);
+        changed.map(|(cidr, batched)| (Target::Block(*cidr), batched.step()))
     }
 
     /// The record that the step with this index writes.
@@ -291,19 +300,25 @@ impl CommitBatch {
                         None => cache.drop_handle(id),
                     }
                 }
-                Target::Block(cidr) => {
-                    let Some(batched) = self.blocks.remove(&cidr) else { continue };
-                    if batched.block.is_empty() {
-                        self.report_emptied(cidr, batched.freed_by);
-                    }
-                    if batched.is_gone() {
-                        cache.drop_block(cidr);
-                    } else {
-                        cache.keep_block(Stored { value: batched.block, revision });
-                    }
-                }
+                Target::Block(cidr) => self.wrote_block(cidr, revision, cache),
             }
         }
+        self.answer_all(cache);
+    }
+
+    fn wrote_block(&mut self, cidr: BlockCidr, revision: Revision, cache: &Cache) {
+        let Some(batched) = self.blocks.remove(&cidr) else { return };
+        if batched.block.is_empty() {
+            self.report_emptied(cidr, batched.freed_by);
+        }
+        if batched.is_gone() {
+            cache.drop_block(cidr);
+        } else {
+            cache.keep_block(Stored { value: batched.block, revision });
+        }
+    }
+
+    fn answer_all(&mut self, cache: &Cache) {
         for part in std::mem::take(&mut self.parts) {
             if matches!(part.answer, Answer::Freed { .. }) {
                 cache.make_room();
@@ -355,6 +370,14 @@ impl Drop for CommitBatch {
         for part in &self.parts {
             part.queued.answer(Answer::slow_path());
         }
+    }
+}
+
+// === impl Part ===
+
+impl Part {
+    fn is_add(&self) -> bool {
+        matches!(self.queued.job, Job::Add { .. })
     }
 }
 

@@ -5,7 +5,7 @@
 //! abandoned with it: the next request drives it to its end first, and learns the result.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -14,9 +14,10 @@ use russet_addr::{BlockCidr, IfName, IpNet};
 use russet_model::{Block, Handle, HandleId};
 use russet_store::{BoxFuture, CommitError, Record, Revision, StoreError};
 
-use super::super::Stored;
 use super::super::take::Owner;
+use super::super::{Failure, Stored};
 use super::batch::CommitBatch;
+use super::waves::Wave;
 use crate::Request;
 
 /// The queue that all requests share.
@@ -37,10 +38,22 @@ pub(super) struct QueuedRequest {
     pub(super) job: Job,
     /// Commits with this request that failed because of another one.
     pub(super) tries: Cell<u32>,
+    /// The handle of an ADD whose block is not written yet, on an engine that applies steps one by
+    /// one.
+    pub(super) raised: RefCell<Option<Raised>>,
     answer: RefCell<Option<Answer>>,
     waker: RefCell<Waker>,
     /// The request was dropped.
     gone: Cell<bool>,
+}
+
+/// A handle that was raised for blocks.
+pub(super) struct Raised {
+    /// As it is stored; none if the answer was lost.
+    pub(super) stored: Option<Stored<Handle>>,
+    /// The blocks' revisions before. At a later revision of a block the handle has to be raised
+    /// again, since a DEL that found no address may have lowered it.
+    pub(super) bases: BTreeMap<BlockCidr, Revision>,
 }
 
 /// The request's operation.
@@ -87,6 +100,8 @@ pub(super) struct InFlightCommit {
 /// The store's answer.
 pub(super) enum StoreAnswer {
     Commit(Result<Vec<Revision>, CommitError>),
+    /// The result of each step, and blocks that were read again.
+    Wave(Wave, Vec<Result<Revision, Failure>>, Vec<Record>),
     Block(BlockCidr, Result<Option<Record>, StoreError>),
 }
 
@@ -104,6 +119,7 @@ impl Shared {
         let queued = Rc::new(QueuedRequest {
             job,
             tries: Cell::new(0),
+            raised: RefCell::new(None),
             answer: RefCell::new(None),
             waker: RefCell::new(Waker::noop().clone()),
             gone: Cell::new(false),
@@ -193,6 +209,11 @@ impl Job {
 // === impl Ticket ===
 
 impl Ticket<'_> {
+    /// The handle that was raised for the request, if its block is not known to be written.
+    pub(super) fn raised(&self) -> Option<Raised> {
+        self.queued.raised.take()
+    }
+
     /// Returns the answer, and drives the commit in progress until it is there. `next_commit` starts the
     /// next commit with the waiting requests, as far as they need one; `distribute` distributes the
     /// answers.

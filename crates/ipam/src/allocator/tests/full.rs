@@ -32,9 +32,7 @@ async fn a_while() {
 }
 
 impl Store for Slow {
-    fn claims(&self) -> Claims {
-        self.sim.claims()
-    }
+    forward_store!(self.sim: claims watch);
 
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
         Box::pin(async move {
@@ -65,10 +63,6 @@ impl Store for Slow {
             a_while().await;
             self.sim.commit(steps).await
         })
-    }
-
-    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
-        self.sim.watch(prefix)
     }
 }
 

@@ -127,3 +127,29 @@ fn concurrent_requests_share_commits_and_a_dropped_one_delays_none() {
     assert!(bench.sim.operations() - before < 4);
     bench.check_consistent();
 }
+
+#[test]
+fn without_atomic_commits_an_add_is_two_writes_a_del_too_and_no_read() {
+    // kubernetes.md sections 2.7 and 4.3
+    let bench = Bench::new(Sim::non_atomic(1)).with_pool();
+    let store = Rc::new(Recorder { sim: bench.sim.clone(), log: bench.log.clone() });
+    let ipam = Allocator::new(store, bench.clock.clone()).with_cache(Duration::from_secs(1));
+    let bench = Bench { ipam, ..bench };
+    let asked = |id: &str| pod("node-a", id, "p", "03:04:05");
+    bench.assign(&asked("first")).unwrap();
+    let operations = cost(&bench, || drop(bench.assign(&asked("second")).unwrap()));
+    assert_eq!(operations, 2, "the handle and the block");
+    let operations = cost(&bench, || {
+        let requests = ["third", "fourth", "fifth"].map(asked);
+        let mut all: Vec<_> =
+            requests.iter().map(|request| Box::pin(bench.ipam.auto_assign(request))).collect();
+        while !all.is_empty() {
+            let mut context = Context::from_waker(Waker::noop());
+            all.retain_mut(|one| one.as_mut().poll(&mut context).is_pending());
+        }
+    });
+    assert_eq!(operations, 5, "those that wait for the first one share the write of the block");
+    let operations = cost(&bench, || assert_eq!(bench.release("second").addresses.len(), 1));
+    assert_eq!(operations, 2, "the block and the handle");
+    bench.check_consistent();
+}

@@ -32,25 +32,15 @@ enum Mode {
 struct Peer(Sim);
 
 impl Store for Peer {
+    forward_store!(self.0: get list watch);
+
     fn claims(&self) -> Claims {
         Claims { atomic: false, ..self.0.claims() }
-    }
-
-    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
-        self.0.get(key)
-    }
-
-    fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        self.0.list(prefix)
     }
 
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         assert!(steps.len() <= 2, "a client of such an engine sends little at once");
         self.0.commit(steps)
-    }
-
-    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
-        self.0.watch(prefix)
     }
 }
 

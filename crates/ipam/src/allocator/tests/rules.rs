@@ -226,13 +226,7 @@ impl Meanwhile {
 }
 
 impl Store for Meanwhile {
-    fn claims(&self) -> Claims {
-        self.sim.claims()
-    }
-
-    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
-        self.sim.get(key)
-    }
+    forward_store!(self.sim: claims get commit watch);
 
     fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
@@ -245,14 +239,6 @@ impl Store for Meanwhile {
             }
             listed
         })
-    }
-
-    fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
-        self.sim.commit(steps)
-    }
-
-    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
-        self.sim.watch(prefix)
     }
 }
 

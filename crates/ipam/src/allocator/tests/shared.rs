@@ -45,9 +45,7 @@ impl Wake for WokenFlag {
 }
 
 impl Store for Counter {
-    fn claims(&self) -> Claims {
-        self.sim.claims()
-    }
+    forward_store!(self.sim: claims watch);
 
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
         self.reads.set(self.reads.get() + 1);
@@ -66,10 +64,6 @@ impl Store for Counter {
             self.gate.pass().await;
             self.sim.commit(steps).await
         })
-    }
-
-    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
-        self.sim.watch(prefix)
     }
 }
 
@@ -198,6 +192,17 @@ impl Agent {
     fn disturb(&self) {
         let other = Allocator::new(Rc::new(self.bench.sim.clone()), self.bench.clock.clone());
         run(other.auto_assign(&pod("node-a", "theirs", "t", "03:00:00"))).unwrap();
+    }
+
+    /// Another process takes the next free address of a block.
+    fn overtake(&self, cidr: &str) {
+        let cidr: BlockCidr = cidr.parse().unwrap();
+        let record = self.bench.sim.records().into_values().find(|record| record.key == Key::block(cidr));
+        let block = Block::decode(&record.unwrap().value).unwrap();
+        let address = cidr.address(block.unallocated[0]).unwrap();
+        let other = Allocator::new(Rc::new(self.bench.sim.clone()), self.bench.clock.clone());
+        let request = pod("node-a", &format!("of-{}", block.sequence_number), "p", "03:04:05");
+        run(other.assign_ip(&request, address)).unwrap();
     }
 }
 
@@ -436,5 +441,35 @@ fn without_atomic_commits_the_steps_are_written_one_by_one() {
     assert_eq!(distinct(&got), 12);
     assert_eq!(agent.bench.release("pod000").addresses.len(), 2);
     assert!(agent.commits.borrow().iter().all(|steps| steps.len() == 1), "{:?}", agent.commits);
+    agent.bench.check_consistent();
+}
+
+#[test]
+fn a_handle_counts_no_block_that_an_earlier_attempt_was_for() {
+    let agent = Agent::of(Sim::non_atomic(1));
+    // A free address in the first block, and 63 in the second one.
+    agent.bench.assign(&Request { v4: 63, ..pod("node-a", "many", "p", "03:04:05") }).unwrap();
+    agent.bench.assign(&pod("node-a", "second", "p", "03:04:05")).unwrap();
+    agent.bench.release("first");
+    let requests = [pod("node-a", "late", "p", "03:04:05")];
+    let mut work = agent.adds(&requests);
+    agent.gate.is_closed.set(true);
+    let (mut seen, mut lost) = (agent.commits.borrow().len(), Vec::new());
+    let assigned = loop {
+        if let Poll::Ready(assigned) = poll(&mut work[0]) {
+            break assigned.unwrap();
+        }
+        let commits = agent.commits.borrow().clone();
+        for step in commits[seen..].iter().flatten() {
+            if let Some(block) = step.strip_prefix("block ").filter(|_| lost.len() < 6) {
+                agent.overtake(&block.replace('-', "/"));
+                lost.push(block.to_owned());
+            }
+        }
+        seen = commits.len();
+        agent.gate.let_pass();
+    };
+    assert_eq!((assigned.addresses.len(), agent.held("late")), (1, 1));
+    assert_eq!(lost.iter().collect::<std::collections::BTreeSet<_>>().len(), 2, "{lost:?}");
     agent.bench.check_consistent();
 }

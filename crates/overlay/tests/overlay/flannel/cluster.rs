@@ -9,10 +9,8 @@ use russet_overlay::ReconcileReport;
 use russet_overlay::flannel::{
     Backend, Fabric, FlannelError, Networks, Peer, PeerKey, Prepared, Underlay, Vxlan,
 };
-use russet_testkit::{eventually, in_netns_with_loopback};
-use serde_json::Value;
-
-pub use crate::cluster::{sh, succeeds};
+use russet_testkit::bridge::{add_addresses, index_and_mtu, on_bridge, with_bridge};
+use russet_testkit::{eventually, sh, sh_json, succeeds};
 
 /// One node: namespace `nI`, interface `w0` with 192.168.77.I/24 and fd77::I/64, subnets 10.5.I.0/24 and fd10:5:0:I::/64, a "pod"
 /// address 10.5.I.5 on its loopback.
@@ -65,19 +63,11 @@ pub fn peer_without_node(number: u8) -> Peer {
 
 /// Runs `body` with `count` nodes that are prepared and own their subnets, and have no peers yet.
 pub fn with_nodes(count: u8, backend: &Backend, body: impl FnOnce(&mut Vec<Node>) + Send) {
-    in_netns_with_loopback(|| {
-        sh("ip link add br0 type bridge");
-        sh("ip link set br0 up");
+    with_bridge(|| {
         let mut nodes: Vec<Node> = (1..=count).map(|number| Node::new(number, backend.clone())).collect();
         nodes.iter_mut().for_each(Node::start);
         body(&mut nodes);
     });
-}
-
-/// The JSON output of `ip -n n1 -j ...` or `bridge -n n1 -j ...`.
-pub fn json(command: &str) -> Vec<Value> {
-    let text = sh(command);
-    if text.trim().is_empty() { Vec::new() } else { serde_json::from_str(&text).unwrap() }
 }
 
 /// A route of `n1`'s main table as `ip` shows it, without trailing blanks; empty when there is none, several lines when there are
@@ -93,7 +83,7 @@ pub fn route_v6(number: u8) -> String {
 
 /// The remotes behind a MAC on a device of `n1`.
 pub fn remotes(device: &str, mac: Mac) -> Vec<String> {
-    let entries = json(&format!("bridge -n n1 -j fdb show dev {device}"));
+    let entries = sh_json(&format!("bridge -n n1 -j fdb show dev {device}"));
     let of = entries.iter().filter(|entry| entry["mac"] == mac.to_string());
     of.map(|entry| entry["dst"].as_str().unwrap().to_owned()).collect()
 }
@@ -103,16 +93,9 @@ pub fn remotes(device: &str, mac: Mac) -> Vec<String> {
 impl Node {
     fn new(number: u8, backend: Backend) -> Self {
         let namespace = format!("n{number}");
-        let ns = NetNs::create_named(&namespace).unwrap();
-        sh(&format!("ip link add port{number} type veth peer name w0 netns {namespace}"));
-        sh(&format!("ip link set port{number} master br0 up"));
-        let ip = |command: &str| sh(&format!("ip -n {namespace} {command}"));
-        ip("link set lo up");
-        ip("link set w0 up");
-        ip(&format!("addr add 192.168.77.{number}/24 dev w0"));
-        ip(&format!("addr add fd77::{number:x}/64 dev w0 nodad"));
-        ip(&format!("addr add 10.5.{number}.5/32 dev lo"));
-        ip(&format!("addr add fd10:5:0:{number:x}::5/128 dev lo nodad"));
+        let ns = on_bridge(&namespace, &[format!("192.168.77.{number}/24"), format!("fd77::{number:x}/64")]);
+        let pod = [format!("10.5.{number}.5/32"), format!("fd10:5:0:{number:x}::5/128")];
+        add_addresses(&namespace, "lo", &pod);
         for forward in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
             ns.with(|| russet_linux::sysctl::write_if_different(&format!("net/{forward}"), "1"))
                 .unwrap()
@@ -124,11 +107,11 @@ impl Node {
     }
 
     fn underlay(&self) -> Underlay {
-        let shown = &json(&format!("ip -n n{} -j link show dev w0", self.number))[0];
+        let (ifindex, mtu) = index_and_mtu(&format!("n{}", self.number), "w0");
         Underlay {
-            ifindex: u32::try_from(shown["ifindex"].as_u64().unwrap()).unwrap(),
+            ifindex,
             name: IfName::new("w0").unwrap(),
-            mtu: u32::try_from(shown["mtu"].as_u64().unwrap()).unwrap(),
+            mtu,
             v4: Some(Ipv4Addr::new(192, 168, 77, self.number)),
             v6: Some(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, u16::from(self.number))),
         }

@@ -1,15 +1,17 @@
 //! Tunnel packets that no peer sent: out of a plain UDP socket of another machine, and of a pod behind this node's bridge (policy.md section 3.6).
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use russet_addr::Family;
 use russet_linux::NetNs;
 use russet_overlay::Kind;
 use russet_overlay::flannel::{Backend, VXLAN_PORT};
-use russet_testkit::{eventually, frame};
+use russet_testkit::bridge::on_bridge;
+use russet_testkit::forged::{dropped, first_is_honest, socket};
+use russet_testkit::{eventually, frame, sh};
 
-use super::cluster::{Node, assert_reachable, introduce, key, peer_without_node, sh, vxlan, with_nodes};
+use super::cluster::{Node, assert_reachable, introduce, key, peer_without_node, vxlan, with_nodes};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const PORT: u16 = 7002;
@@ -28,31 +30,11 @@ fn inner(number: u8, family: Family) -> IpAddr {
     }
 }
 
-fn socket(namespace: &str, address: IpAddr, port: u16) -> UdpSocket {
-    let bind = || UdpSocket::bind((address, port)).unwrap();
-    let socket = NetNs::open_named(namespace).unwrap().with(bind).unwrap();
-    socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-    socket
-}
-
 /// A datagram for a node's pod that claims to come from node 3's.
 fn forged(node: &Node, vni: u32, family: Family) -> Vec<u8> {
     let packet = frame::udp_packet(inner(3, family), inner(node.number, family), PORT, &[1]);
     let mac = node.prepared.mac[usize::from(family == Family::V6)].unwrap();
     frame::vxlan(vni, mac.octets(), &packet)
-}
-
-/// Sends the forged packets and an honest one in turns until one arrives; what was sent before has arrived then, or never will.
-#[track_caller]
-fn first_is_honest(attack: &dyn Fn(), honest: &UdpSocket, receiver: &UdpSocket) -> bool {
-    let to = receiver.local_addr().unwrap();
-    let mut packet = [0; 1];
-    eventually(DEADLINE, || {
-        attack();
-        let _ = honest.send_to(&[2], to);
-        receiver.recv_from(&mut packet).is_ok()
-    });
-    packet[0] == 2
 }
 
 fn list(what: &str) -> String {
@@ -130,8 +112,8 @@ fn a_pod_behind_the_nodes_bridge_sends_no_tunnel_packets_whatever_its_source() {
             if source != "10.5.1.6" {
                 sh(&format!("ip -n pod addr add {source}/32 dev eth0"));
             }
-            let attacker = socket("pod", source.parse().unwrap(), 0);
-            let honest = socket("pod", "10.5.1.6".parse().unwrap(), 0);
+            let attacker = socket("pod", source.parse::<IpAddr>().unwrap(), 0);
+            let honest = socket("pod", "10.5.1.6".parse::<IpAddr>().unwrap(), 0);
             for victim in victims {
                 let receiver = socket(&format!("n{}", victim.number), inner(victim.number, v4), PORT);
                 let forged = forged(victim, 1, v4);
@@ -153,11 +135,7 @@ fn a_pod_behind_the_nodes_bridge_sends_no_tunnel_packets_whatever_its_source() {
 fn other_networks_at_the_same_port_are_not_guarded_and_the_guard_ends_with_the_daemon() {
     with_nodes(2, &Backend::Vxlan(vxlan()), |nodes| {
         introduce(nodes);
-        NetNs::create_named("m9").unwrap();
-        sh("ip link add port9 type veth peer name w0 netns m9");
-        sh("ip link set port9 master br0 up");
-        sh("ip -n m9 link set w0 up");
-        sh("ip -n m9 addr add 192.168.77.9/24 dev w0");
+        on_bridge("m9", &["192.168.77.9/24".to_owned()]);
         // Another program's network on the same port.
         for (node, own, other) in [("n1", 1, 9), ("m9", 9, 1)] {
             sh(&format!(
@@ -189,13 +167,7 @@ fn other_networks_at_the_same_port_are_not_guarded_and_the_guard_ends_with_the_d
 
 /// Packets that rules with this comment have dropped on node 1.
 fn dropped_on_node_1(comment: &str) -> u64 {
-    let text = sh("ip netns exec n1 nft -j list table inet russet-flannel-pods");
-    let listing: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let rules = listing["nftables"].as_array().unwrap().iter().filter_map(|object| object.get("rule"));
-    let count = |rule: &serde_json::Value| {
-        rule["expr"].as_array().unwrap().iter().find_map(|expr| expr["counter"]["packets"].as_u64())
-    };
-    rules.filter(|rule| rule["comment"] == comment).filter_map(count).sum()
+    dropped(Some("n1"), "inet russet-flannel-pods", comment)
 }
 
 /// Behind a bridge of node 1, as another's plugin makes it: a veth whose name says nothing.
@@ -233,8 +205,8 @@ fn pods_behind_a_foreign_plugins_bridge_send_from_its_networks_and_no_ip_in_ip_t
                 let nodad = if family == Family::V6 { "nodad" } else { "" };
                 sh(&format!("ip -n pod addr add {stolen} dev eth0 {nodad}"));
                 let receiver = socket("n2", inner(2, family), PORT);
-                let attacker = socket("pod", stolen.parse().unwrap(), 0);
-                let honest = socket("pod", own.parse().unwrap(), 0);
+                let attacker = socket("pod", stolen.parse::<IpAddr>().unwrap(), 0);
+                let honest = socket("pod", own.parse::<IpAddr>().unwrap(), 0);
                 let to = receiver.local_addr().unwrap();
                 let attack = || _ = attacker.send_to(&[1], to);
                 for _ in 0..5 {

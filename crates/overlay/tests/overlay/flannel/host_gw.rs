@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use russet_overlay::flannel::{Backend, Peer};
 use russet_overlay::{Kind, Reason};
+use russet_testkit::sh;
 
-use super::cluster::{assert_reachable, introduce, key, peer_without_node, route, sh, with_nodes};
+use super::cluster::{assert_reachable, introduce, key, peer_without_node, route, with_nodes};
 
 #[test]
 #[ignore = "kernel: network namespaces, root; tool: ip, ping"]

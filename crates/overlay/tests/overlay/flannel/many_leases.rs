@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use russet_addr::{Ipv4Net, Mac};
 use russet_overlay::Kind;
 use russet_overlay::flannel::{Backend, Networks, Peer, PeerKey};
+use russet_testkit::{sh, sh_json};
 
-use super::cluster::{Node, json, sh, vxlan, with_nodes};
+use super::cluster::{Node, vxlan, with_nodes};
 
 /// Leases of a burst.
 const BURST_LEASES: u32 = 1000;
@@ -82,7 +83,7 @@ fn numbers(range: std::ops::Range<u32>) -> impl Iterator<Item = Peer> {
 /// The output of `ip` or `bridge` as pairs.
 fn pairs(command: &str, [key, value]: [&str; 2]) -> BTreeSet<(String, String)> {
     let text = |entry: &serde_json::Value, name: &str| entry[name].as_str().unwrap_or_default().to_owned();
-    let entries = json(command);
+    let entries = sh_json(command);
     let found: BTreeSet<_> = entries.iter().map(|entry| (text(entry, key), text(entry, value))).collect();
     assert_eq!(found.len(), entries.len(), "{command}: doubles");
     found
@@ -163,7 +164,7 @@ fn a_restart_reaches_any_leases_from_any_others_and_leaves_equal_ones_untouched(
                 &range.map(|number| lease(number, edition)).map(|peer| (peer.key(), peer)).collect(),
             );
             assert!(node.resync().is_quiet());
-            let routes = json("ip -n n1 -j route show proto 115");
+            let routes = sh_json("ip -n n1 -j route show proto 115");
             metrics.push((kept.changed(Kind::Route), routes.iter().filter(|r| r["metric"].is_u64()).count()));
         }
         // A route that stays keeps its metric; with another MAC or address it is not even written.

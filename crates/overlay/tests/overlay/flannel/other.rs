@@ -4,9 +4,10 @@ use russet_overlay::Kind;
 use russet_overlay::flannel::{Backend, FlannelError, Peer};
 
 use russet_overlay::flannel::{Mode, Networks, Wireguard, WireguardEnd};
+use russet_testkit::{sh, sh_json};
 
 use super::cluster::{
-    Node, assert_reachable, introduce, json, key, peer_without_node, route, route_v6, sh, vxlan, with_nodes,
+    Node, assert_reachable, introduce, key, peer_without_node, route, route_v6, vxlan, with_nodes,
 };
 
 #[test]
@@ -30,7 +31,7 @@ fn unknown_own_addresses_get_a_blackhole_only_when_enabled_and_pods_routes_win()
         sh("ip -n n1 route add 10.5.1.0/24 via 192.168.77.9 metric 5");
         nodes[0].drifted();
         assert!(nodes[0].resync().is_quiet(), "foreign routes to our own subnet are left alone");
-        let way = &json("ip -n n1 -j route get 10.5.1.9")[0];
+        let way = &sh_json("ip -n n1 -j route get 10.5.1.9")[0];
         assert_eq!(way["dev"], "cni0");
         nodes[0].change(&[key(2)], &[peer_without_node(3)]);
         assert!(nodes[0].resync().is_quiet());
@@ -131,7 +132,7 @@ fn ipip_works_or_names_what_the_kernel_lacks() {
                 node.reset(vec![peer_without_node(2), far]);
                 assert_eq!(route(2), "10.5.2.0/24 via 192.168.77.2 dev w0 proto 115 onlink");
                 assert_eq!(route(3), "10.5.3.0/24 via 192.168.88.3 dev flannel.ipip proto 115 onlink");
-                let link = &json("ip -n n1 -d -j link show dev flannel.ipip")[0];
+                let link = &sh_json("ip -n n1 -d -j link show dev flannel.ipip")[0];
                 assert_eq!(link["linkinfo"]["info_data"]["local"], "192.168.77.1");
                 assert!(node.resync().is_quiet());
             }

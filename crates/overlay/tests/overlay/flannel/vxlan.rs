@@ -3,10 +3,10 @@
 use russet_addr::Mac;
 use russet_overlay::flannel::{Backend, Peer, Vxlan};
 use russet_overlay::{Kind, Reason};
+use russet_testkit::{eventually, sh, sh_json, succeeds};
 
 use super::cluster::{
-    assert_reachable, introduce, json, key, peer_without_node, remotes, route, route_v6, sh, succeeds, vxlan,
-    with_nodes,
+    assert_reachable, introduce, key, peer_without_node, remotes, route, route_v6, vxlan, with_nodes,
 };
 
 #[test]
@@ -16,7 +16,7 @@ fn t20_and_t43_peers_are_a_neighbour_a_forwarding_entry_and_a_route_and_go_with_
     with_nodes(3, &Backend::Vxlan(vxlan()), |nodes| {
         introduce(nodes);
         assert_reachable(nodes);
-        let link = &json("ip -n n1 -d -j link show dev flannel.1")[0];
+        let link = &sh_json("ip -n n1 -d -j link show dev flannel.1")[0];
         let data = &link["linkinfo"]["info_data"];
         assert_eq!(
             (&data["id"], &data["port"], &data["local"], &data["link"]),
@@ -31,7 +31,7 @@ fn t20_and_t43_peers_are_a_neighbour_a_forwarding_entry_and_a_route_and_go_with_
             "fd10:5:0:2::/64 via fd10:5:0:2:: dev flannel-v6.1 proto 115 metric 1024 onlink"
         );
         assert_eq!(remotes("flannel.1", mac), ["192.168.77.2"]);
-        let neighbours = json("ip -n n1 -j neigh show 10.5.2.0 dev flannel.1");
+        let neighbours = sh_json("ip -n n1 -j neigh show 10.5.2.0 dev flannel.1");
         assert_eq!(
             (&neighbours[0]["lladdr"], &neighbours[0]["state"][0]),
             (&mac.to_string().into(), &"PERMANENT".into())
@@ -67,7 +67,7 @@ fn t21_another_mac_or_address_of_a_peer_leaves_no_old_forwarding_entry() {
             .change(&[], &[Peer { mac: [Some(new), peer_without_node(2).mac[1]], ..peer_without_node(2) }]);
         assert_eq!(remotes("flannel.1", old), [""; 0]);
         assert_eq!(remotes("flannel.1", new), ["192.168.77.2"]);
-        assert_eq!(json("ip -n n1 -j neigh show 10.5.2.0 dev flannel.1")[0]["lladdr"], new.to_string());
+        assert_eq!(sh_json("ip -n n1 -j neigh show 10.5.2.0 dev flannel.1")[0]["lladdr"], new.to_string());
         assert!(nodes[0].resync().is_quiet());
     });
 }
@@ -147,7 +147,10 @@ fn t27_deleted_objects_are_restored_and_added_ones_removed() {
 fn a_forged_lease_changes_nothing() {
     // flannel.md section 4
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
-        let before = sh("ip -n n1 route show table all");
+        // Once the kernel has finished the detection of duplicate addresses.
+        let routes = || sh("ip -n n1 route show table all");
+        eventually(std::time::Duration::from_secs(20), || routes().contains("local fd10:5:0:1:: dev"));
+        let before = routes();
         let own = nodes[0].prepared.mac[0];
         let lies = [
             (Peer { subnet: Some("0.0.0.0/0".parse().unwrap()), ..peer_without_node(2) }, "outside_network"),
@@ -175,7 +178,7 @@ fn a_forged_lease_changes_nothing() {
             );
             nodes[0].change(&[lie.key()], &[]);
         }
-        assert_eq!(sh("ip -n n1 route show table all"), before);
+        assert_eq!(routes(), before);
     });
 }
 
@@ -271,9 +274,9 @@ fn t31_a_device_with_other_options_is_recreated() {
             sh("ip -n n1 link del flannel.1");
             sh(&format!("ip -n n1 link add flannel.1 {other}"));
             let index = |link: &serde_json::Value| link["ifindex"].as_u64();
-            let before = index(&json("ip -n n1 -j link show dev flannel.1")[0]);
+            let before = index(&sh_json("ip -n n1 -j link show dev flannel.1")[0]);
             nodes[0].start();
-            let link = &json("ip -n n1 -d -j link show dev flannel.1")[0];
+            let link = &sh_json("ip -n n1 -d -j link show dev flannel.1")[0];
             assert_ne!(index(link), before, "{other}");
             assert_eq!(
                 (&link["linkinfo"]["info_data"]["id"], &link["linkinfo"]["info_data"]["port"]),
@@ -282,7 +285,7 @@ fn t31_a_device_with_other_options_is_recreated() {
         }
         nodes[0].backend = Backend::Vxlan(Vxlan { gbp: true, learning: true, port: 4789, ..vxlan() });
         nodes[0].start();
-        let data = &json("ip -n n1 -d -j link show dev flannel.1")[0]["linkinfo"]["info_data"];
+        let data = &sh_json("ip -n n1 -d -j link show dev flannel.1")[0]["linkinfo"]["info_data"];
         assert_eq!((&data["port"], &data["learning"]), (&4789.into(), &true.into()));
         assert!(sh("ip -n n1 -d link show dev flannel.1").contains(" gbp"), "{data}");
     });
@@ -319,7 +322,7 @@ fn an_existing_device_keeps_its_mac_and_mtu_and_a_new_one_gets_the_published_mac
         nodes[0].start();
         assert_eq!(nodes[0].prepared.mac, [mac(1), mac(2)]);
         assert_eq!(nodes[0].prepared.mtu, 1290);
-        let mtu = |device: &str| json(&format!("ip -n n1 -j link show dev {device}"))[0]["mtu"].as_u64();
+        let mtu = |device: &str| sh_json(&format!("ip -n n1 -j link show dev {device}"))[0]["mtu"].as_u64();
         assert_eq!((mtu("flannel.1"), mtu("flannel-v6.1")), (Some(1300), Some(1290)));
         nodes[0].backend = Backend::Vxlan(Vxlan { mtu: Some(1400), ..vxlan() });
         nodes[0].start();

@@ -17,6 +17,14 @@ const NAMED_MAX: usize = 5;
 /// `wireguardTunnelAddress`, ...
 const TUNNEL: &str = "TunnelAddress";
 
+/// A node that is Kubernetes' own.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "node {0} is an object of Kubernetes', and nothing of it was released: remove it with `kubectl delete node {0}`; its pods' \
+     addresses are then released by `russet ipam repair --gone-nodes`"
+)]
+struct Kubernetes(NodeName);
+
 /// A node that still has pods.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -33,6 +41,10 @@ struct Occupied {
 pub(super) async fn delete(place: &Place, target: &Target, args: &DeleteArgs) -> Result<(), Failure> {
     target.read(place).await?;
     let node = NodeName::new(target.name.as_str())?;
+    // The last step would be refused, after the addresses of a living node's tunnels were released.
+    if place.is_kubernetes {
+        return Err(Kubernetes(node).into());
+    }
     let ipam = place.allocator();
     let held: Vec<Held> = ipam.held_by_node(&node).await?;
     // An address in its cooling period belongs to no pod any more.

@@ -40,8 +40,9 @@ async fn report_in_use(place: &Place, pool: &IpPool) -> Result<(), Failure> {
     let in_use = in_use(place, pool).await?;
     if in_use > 0 {
         output::progress(&format!(
-            "{in_use} addresses of {} are still in use; their pods keep them, and `russet ipam show` lists their blocks",
-            pool.spec.cidr
+            "{in_use} addresses of {} are still in use; their pods keep them, and `{}` lists their blocks",
+            pool.spec.cidr,
+            place.paths.command("ipam show")
         ));
     }
     Ok(())

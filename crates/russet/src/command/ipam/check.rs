@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use russet_agent::repair;
+use russet_agent::{Paths, repair};
 use russet_ipam::audit::{Audit, Finding, audit_store};
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +50,7 @@ pub async fn run(place: &Place, args: CheckArgs) -> Result<ExitCode, Failure> {
     let (mut audit, revision) = audit_store(&*place.store).await?;
     audit.findings.extend(unheld(place).await);
     let found = !audit.findings.is_empty();
-    let table = text(&audit);
+    let table = text(&audit, &place.paths);
     let report = CheckReport::new(audit, revision.0);
     let format = match args.output {
         CheckOutput::Format(format) => format,
@@ -85,12 +85,12 @@ async fn unheld(place: &Place) -> Vec<Finding> {
     }
 }
 
-fn text(audit: &Audit) -> String {
+fn text(audit: &Audit, paths: &Paths) -> String {
     let Audit { blocks, allocations, handles, affinities, endpoints, not_compared, findings } = audit;
     let mut text = format!(
         "checked {blocks} blocks, {allocations} addresses in use, {handles} handles, {affinities} affinities\n"
     );
-    text.push_str(&compared(*endpoints, *not_compared));
+    text.push_str(&compared(*endpoints, *not_compared, paths));
     if findings.is_empty() {
         return text + "no problems found\n";
     }
@@ -102,12 +102,12 @@ fn text(audit: &Audit) -> String {
 }
 
 /// Describes the records that could not be compared.
-fn compared(endpoints: usize, not_compared: usize) -> String {
+fn compared(endpoints: usize, not_compared: usize, paths: &Paths) -> String {
     match (endpoints, not_compared) {
         (_, 0) => String::new(),
         (0, count) => format!(
-            "there are no workload endpoints to compare {count} addresses with; `russet ipam repair --dry-run` compares a node's \
-             with its interfaces\n"
+            "there are no workload endpoints to compare {count} addresses with; `{}` compares a node's with its interfaces\n",
+            paths.command("ipam repair --dry-run")
         ),
         (_, count) => format!(
             "{count} addresses of services, of virtual machines or beside unreadable endpoints were not compared with endpoints\n"

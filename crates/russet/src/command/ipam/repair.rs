@@ -35,7 +35,10 @@ enum AgentError {
 pub async fn run(choice: StoreChoice, args: RepairArgs) -> Result<ExitCode, Failure> {
     let options = Options { grace: args.grace.0, dry_run: args.dry_run };
     let report = if args.gone_nodes {
-        output::progress(&format!("looking at nodes without a record, twice, {} apart", args.grace));
+        output::progress(&format!(
+            "comparing the addresses of nodes without a record, twice if one seems leaked, {} apart",
+            args.grace
+        ));
         let place = Place::open(choice).await?;
         let node = settings::node_name(&place.paths)?;
         repair::gone_nodes(place.store.clone(), &node, options).await?
@@ -52,11 +55,15 @@ async fn here(choice: StoreChoice, args: &RepairArgs, options: Options) -> Resul
     let verbose = choice.verbose;
     let at = settings::repair(choice, args)?;
     place::announce(&at.chosen, verbose);
-    output::progress(&format!("looking twice, {} apart if there is anything to look at again", args.grace));
+    output::progress(&format!(
+        "comparing this node's addresses, twice if one seems leaked, {} apart",
+        args.grace
+    ));
     if let Some(report) = ask_agent(&at.chosen.paths.cni_socket(), options)? {
         return Ok(report);
     }
-    output::progress("no agent runs: this command looks by itself");
+    let socket = at.chosen.paths.cni_socket();
+    output::progress(&format!("no agent listens at {}: this command compares by itself", socket.display()));
     Place::require(&at.chosen)?;
     Ok(repair::run_without_agent(&at.chosen.paths, &at.chosen.location, &at.node, at.caches, options).await?)
 }
@@ -88,7 +95,7 @@ fn ask_agent(socket: &Path, options: Options) -> Result<Option<Report>, AgentErr
 fn text(report: &Report) -> String {
     let whose =
         report.node.as_ref().map_or_else(|| "nodes without a record".to_owned(), |n| format!("node {n}"));
-    let mut text = format!("looked at {}\n", seen(&whose, &report.seen));
+    let mut text = format!("compared {}\n", seen(&whose, &report.seen));
     for finding in &report.findings {
         let subject = format!("{}: {}", finding.outcome, finding.subject);
         text.push_str(&output::visible(&subject));

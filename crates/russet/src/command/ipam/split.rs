@@ -7,8 +7,12 @@ use crate::output;
 
 /// No pool has the prefix on the command line.
 #[derive(Debug, thiserror::Error)]
-#[error("no pool has the prefix {0}; see `russet ipam show`")]
-struct NoPool(ipnet::IpNet);
+#[error("no pool has the prefix {cidr}; see `{show}`")]
+struct NoPool {
+    cidr: ipnet::IpNet,
+    /// The command that lists them.
+    show: String,
+}
 
 /// Splits the pool and prints the new ones.
 pub async fn run(place: &Place, args: SplitArgs) -> Result<(), Failure> {
@@ -18,7 +22,8 @@ pub async fn run(place: &Place, args: SplitArgs) -> Result<(), Failure> {
         (None, Some(cidr)) => {
             let pools = allocator.pools().await?;
             let found = pools.into_iter().find(|pool| pool.spec.cidr == cidr);
-            found.ok_or(NoPool(cidr))?.metadata.name
+            let none = || NoPool { cidr, show: place.paths.command("ipam show") };
+            found.ok_or_else(none)?.metadata.name
         }
         // The command line's parser requires one of them.
         (None, None) => return Ok(()),

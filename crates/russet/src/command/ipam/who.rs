@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use russet_agent::{History, Tenure};
 use russet_ipam::Held;
 use russet_ipam::audit::Holder;
+use russet_journal::{History, Tenure};
 use russet_model::time;
 use serde::Serialize;
 

@@ -1,5 +1,6 @@
 //! `russet ipam why`: explains what a request for an address would get now. Writes nothing.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -25,11 +26,16 @@ struct Why {
 /// No node has this name.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "node {node} is not registered: there is no {key}; see `russet get nodes` or `calicoctl get nodes`, and /var/lib/calico/nodename on the node"
+    "node {node} is not registered: there is no {key}; see `{get}` or `calicoctl get nodes`, and {} on the node",
+    file.display()
 )]
 struct NodeUnknown {
     node: NodeName,
     key: Key,
+    /// The command that lists the nodes.
+    get: String,
+    /// The file with the node's name.
+    file: PathBuf,
 }
 
 /// No pool has this name.
@@ -63,7 +69,7 @@ pub async fn run(place: &Place, args: WhyArgs) -> Result<ExitCode, Failure> {
     let why = Why { schema: 1, node: node.to_string(), families };
     let refused = |explanation: &Explanation| matches!(explanation.outcome, Outcome::Refused { .. });
     let bad = why.families.is_empty() || why.families.iter().any(refused);
-    output::print_as(args.output.format, &why, || why.text());
+    output::print_as(args.output.format, &why, || why.text(&place.paths.command("ipam show")));
     Ok(if bad { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }
 
@@ -75,7 +81,8 @@ async fn refuse_unknown(place: &Place, node: &NodeName) -> Result<(), Failure> {
     if place.store.get(&key).await?.is_some() || is_own() {
         return Ok(());
     }
-    Err(NodeUnknown { node: node.clone(), key }.into())
+    let (get, file) = (place.paths.command("get nodes"), place.paths.calico_nodename_file());
+    Err(NodeUnknown { node: node.clone(), key, get, file }.into())
 }
 
 /// The prefixes of the pools that were named by name or by prefix.
@@ -107,9 +114,10 @@ impl NoPool {
 // === impl Why ===
 
 impl Why {
-    fn text(&self) -> String {
+    /// `show` is the command that lists the pools.
+    fn text(&self, show: &str) -> String {
         if self.families.is_empty() {
-            return "there is no such pool; make one, and see `russet ipam show`\n".to_owned();
+            return format!("there is no such pool; make one, and see `{show}`\n");
         }
         self.families.iter().map(|explanation| self.family(explanation)).collect::<Vec<_>>().join("\n")
     }

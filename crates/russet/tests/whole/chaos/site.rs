@@ -1,17 +1,17 @@
 //! A node under load: its plugin, run as a runtime runs it, and killed on request.
 
-use std::io::Write;
 use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use russet_linux::{NetNs, process};
+use russet_linux::NetNs;
 use russet_testkit::let_pass;
 use serde_json::{Value, json};
 
 use crate::configured::Configured;
 use crate::fabric::Fabric;
+use crate::kubernetes::{Cluster, args_of};
 use crate::node::{Answer, TestNode, TestPod, unique};
 use russet_testkit::Random;
 
@@ -28,6 +28,9 @@ pub struct Site {
     plugin: Plugin,
     name: &'static str,
     how: Configured,
+    /// The store of a Kubernetes cluster, whose pods have names, as kubelet's have: its controller
+    /// frees nothing without.
+    cluster: Option<String>,
     /// The namespaces that were made here.
     pods: Mutex<Vec<String>>,
 }
@@ -45,6 +48,17 @@ impl Site {
         Self::with(fabric.node_without_arguments(), name, plugin, how, &settings)
     }
 
+    /// One of several nodes of a Kubernetes cluster, with its Node.
+    pub fn in_cluster(cluster: &mut Cluster, name: &'static str, how: Configured) -> Self {
+        let node = cluster.machine_without_arguments();
+        cluster.create_node(name);
+        // Pods have names only, and no objects that could be annotated.
+        let settings = [("store", &*cluster.store()), ("annotate", "never")];
+        let mut site = Self::with(node, name, Plugin::Russet, how, &settings);
+        site.cluster = Some(cluster.store());
+        site
+    }
+
     /// A node with a store of its own.
     pub fn alone(name: &'static str, how: Configured) -> Self {
         Self::with(TestNode::without_agent(&[]), name, Plugin::Russet, how, &[])
@@ -60,7 +74,7 @@ impl Site {
         settings: &[(&str, &str)],
     ) -> Self {
         println!("the agent of {name} is set up by {how:?}");
-        let mut site = Self { node, plugin, name, how, pods: Mutex::default() };
+        let mut site = Self { node, plugin, name, how, cluster: None, pods: Mutex::default() };
         site.set(&[("node_name", name)]);
         site.set(settings);
         std::fs::create_dir(site.node.path("bin")).unwrap();
@@ -68,6 +82,16 @@ impl Site {
             symlink(env!("CARGO_BIN_EXE_russet"), site.node.path("bin").join(plugin)).unwrap();
         }
         site
+    }
+
+    /// The name of the node.
+    pub fn name(&self) -> &str {
+        self.name
+    }
+
+    /// The location of the Kubernetes API server, if the node is one of a cluster's.
+    pub fn cluster(&self) -> Option<&str> {
+        self.cluster.as_deref()
     }
 
     /// Adds settings, for agents that are started from now on.
@@ -120,8 +144,10 @@ impl Site {
         killed_after: Option<Duration>,
     ) -> Option<Answer> {
         let netns = pod.path().display().to_string();
-        let env =
-            [("CNI_CONTAINERID", pod.container.as_str()), ("CNI_NETNS", &netns), ("CNI_IFNAME", "eth0")];
+        let args = self.cluster.as_ref().map(|_| args_of(pod, &pod.netns_name));
+        let mut env =
+            vec![("CNI_CONTAINERID", pod.container.as_str()), ("CNI_NETNS", &netns), ("CNI_IFNAME", "eth0")];
+        env.extend(args.as_deref().map(|args| ("CNI_ARGS", args)));
         self.run(verb, &env, &self.config(extra), killed_after)
     }
 
@@ -148,10 +174,7 @@ impl Site {
         let mut command = Command::new(self.node.path("bin").join(plugin));
         command.env_clear().env("CNI_COMMAND", verb).env("CNI_PATH", self.node.path("bin"));
         command.envs(env.iter().copied());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        process::in_netns(&mut command, self.node.netns()).unwrap();
-        let mut child = command.spawn().unwrap();
-        let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
+        let mut child = self.node.spawn(&mut command, config.to_string());
         if let Some(delay) = killed_after {
             let_pass(delay);
             child.kill().unwrap();

@@ -1,5 +1,5 @@
 //! `cargo xtask chaos`: thousands of runtimes' operations, with hundreds of kill -9 of plugins,
-//! agents and etcd.
+//! agents, etcd and the API server.
 //!
 //! A seed decides the operations and the kills ([`plan`]). Threads execute them ([`runtime_thread`]) and
 //! record what must exist ([`tracked_node`]); a watcher compares that with the store and the pods all the
@@ -10,6 +10,7 @@
 mod event_log;
 mod files;
 mod final_check;
+mod lost_node;
 mod plan;
 mod power;
 mod runtime_thread;
@@ -22,13 +23,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use russet_testkit::{eventually, let_pass};
 
-use super::setting;
+use super::shared_store::SharedStore;
 use super::site::{Plugin, Site};
 use super::victims::Victims;
 use super::worker::Alive;
+use super::{RECOVERY, setting};
 use crate::configured::Configured;
 use crate::conversation::Conversation;
 use crate::fabric::Fabric;
+use crate::kubernetes::Cluster;
 use crate::node::TestPod;
 use crate::pinging::Pinging;
 use final_check::check_everything;
@@ -44,8 +47,6 @@ const KILLS: usize = 25;
 const OPS_PER_ROUND: usize = 250;
 /// Runtime threads of each node.
 const WORKERS: usize = 3;
-/// How long after a kill requests may fail.
-const RECOVERY: Duration = Duration::from_secs(90);
 /// The interval between a connection's round trips: each is checked, and the CPUs are needed for
 /// the load.
 const GAP: Duration = Duration::from_millis(5);
@@ -61,6 +62,8 @@ enum Field {
     Embedded,
     /// Two nodes with a common etcd.
     Etcd(Plugin),
+    /// Four nodes of a Kubernetes cluster.
+    Kubernetes,
 }
 
 // === impl Field ===
@@ -72,7 +75,13 @@ impl Field {
             Self::Embedded => "embedded",
             Self::Etcd(Plugin::Russet) => "etcd",
             Self::Etcd(Plugin::Calico) => "calico",
+            Self::Kubernetes => "kubernetes",
         }
+    }
+
+    /// Runtime threads of each node. A cluster has 20 on its four nodes.
+    fn workers(self) -> usize {
+        if self == Self::Kubernetes { 5 } else { WORKERS }
     }
 
     /// Whether GC removes the forgotten pods in this round, or the agents' own repair. Calico's
@@ -157,7 +166,7 @@ fn kill_and_restart(
     arena.events.note(format_args!("kill {:?} after #{} and {:?}", kill.victim, kill.at, kill.delay));
     match kill.victim {
         Victim::Agent(index) => victims.kill_agent(index, kill.down),
-        Victim::Etcd => victims.kill_etcd(kill.down),
+        Victim::Store => victims.kill_store(kill.down),
     }
     if !kill.skip_recovery_wait {
         let before = arena.successes.load(Ordering::Relaxed);
@@ -237,16 +246,23 @@ impl Drop for Evidence<'_> {
     }
 }
 
-fn nodes(field: Field, fabric: &mut Option<Fabric>, seed: u64) -> Vec<TrackedNode> {
+fn nodes(field: Field, shared: &mut Option<SharedStore>, seed: u64) -> Vec<TrackedNode> {
     let how = |node| Configured::from_seed(seed, node);
     let mut sites = match field {
         Field::Embedded => vec![Site::alone("n1", how(0))],
         Field::Etcd(plugin) => {
-            let fabric = fabric.insert(Fabric::new());
+            let fabric = shared.insert(SharedStore::Etcd(Fabric::new())).fabric();
             if plugin == Plugin::Calico {
                 crate::calico_containerd::found_cluster(fabric);
             }
             vec![Site::new(fabric, "n1", plugin, how(0)), Site::new(fabric, "n2", plugin, how(1))]
+        }
+        Field::Kubernetes => {
+            let mut cluster = Cluster::new();
+            let names = ["n1", "n2", "n3", "n4"].into_iter().enumerate();
+            let sites = names.map(|(index, name)| Site::in_cluster(&mut cluster, name, how(index))).collect();
+            *shared = Some(SharedStore::Kubernetes(Box::new(cluster)));
+            sites
         }
     };
     // In place of Calico the pools are the cluster's.
@@ -286,14 +302,14 @@ fn trial(field: Field) {
     let seed = seed();
     let (ops, kills) = (number("RUSSET_CHAOS_OPS", OPS), number("RUSSET_CHAOS_KILLS", KILLS));
     println!("cargo xtask chaos --ops {ops} --kills {kills} --seed {seed} --field {}", field.name());
-    let mut fabric = None;
-    let nodes = nodes(field, &mut fabric, seed);
-    let etcd = fabric.is_some();
-    let order = Parameters { seed, ops, kills, workers: WORKERS * nodes.len(), sites: nodes.len(), etcd };
+    let mut shared = None;
+    let nodes = nodes(field, &mut shared, seed);
+    let workers = field.workers() * nodes.len();
+    let order = Parameters { seed, ops, kills, workers, sites: nodes.len(), shared: shared.is_some() };
     let (plan, rounds) = (Plan::of(order), ops.div_ceil(OPS_PER_ROUND));
     let arena = Arena::new(&format!("{seed}-{}", field.name()));
     let _evidence = Evidence(&arena, &nodes);
-    let mut victims = Victims::new(fabric.as_mut(), nodes.iter().map(|node| &node.site).collect());
+    let mut victims = Victims::new(shared.as_mut(), nodes.iter().map(|node| &node.site).collect());
     let untouched = UntouchedPods::settle(&arena, &nodes);
     let mut slots = vec![Slots::default(); order.workers];
     let began = Instant::now();
@@ -305,7 +321,11 @@ fn trial(field: Field) {
         println!("round {} of {rounds}, {:.0?}: {counts:?}", round + 1, began.elapsed());
     }
     untouched.finish();
-    end(&arena, &nodes);
+    let remaining = match field {
+        Field::Kubernetes => lost_node::lose_last(&arena, &nodes, &mut victims),
+        Field::Embedded | Field::Etcd(_) => &nodes,
+    };
+    end(&arena, remaining);
     summary(&arena, &plan, began);
     let seen = [&arena.seen.in_store, &arena.seen.in_pods].map(|count| count.load(Ordering::Relaxed));
     assert!(seen.iter().all(|count| *count > 0), "nothing was checked: {seen:?}");
@@ -345,4 +365,10 @@ fn kills_at_random_leave_no_trace_on_two_nodes_of_an_etcd() {
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, nft, ping; takes a minute"]
 fn kills_at_random_leave_no_trace_of_calicos_plugin() {
     trial(Field::Etcd(Plugin::Calico));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: kube-apiserver, etcd, etcdctl, curl, openssl, ip, nft, ping; takes a minute"]
+fn kills_at_random_leave_no_trace_on_four_nodes_of_a_kubernetes_cluster() {
+    trial(Field::Kubernetes);
 }

@@ -1,59 +1,54 @@
-//! Agents and etcd, which one thread kills and starts.
+//! Agents and the store that they share, which one thread kills and starts.
 
-use std::process::Child;
 use std::time::Duration;
 
-use russet_testkit::{eventually, let_pass};
+use russet_testkit::{Process, eventually, let_pass};
 
+use super::RECOVERY;
+use super::shared_store::SharedStore;
 use super::site::Site;
-use crate::fabric::Fabric;
-use crate::node::TIMEOUT;
 
-/// The nodes' agents, and their common etcd.
+/// The nodes' agents, and their common store.
 pub struct Victims<'a> {
-    pub fabric: Option<&'a mut Fabric>,
+    pub shared: Option<&'a mut SharedStore>,
     pub sites: Vec<&'a Site>,
-    agents: Vec<Child>,
+    agents: Vec<Process>,
 }
 
 // === impl Victims ===
 
 impl<'a> Victims<'a> {
-    pub fn new(fabric: Option<&'a mut Fabric>, sites: Vec<&'a Site>) -> Self {
+    pub fn new(shared: Option<&'a mut SharedStore>, sites: Vec<&'a Site>) -> Self {
         let agents = sites.iter().map(|site| site.node.spawn_agent()).collect();
-        let victims = Self { fabric, sites, agents };
+        let victims = Self { shared, sites, agents };
         victims.wait_until_ready();
         victims
     }
 
     pub fn wait_until_ready(&self) {
-        if let Some(fabric) = &self.fabric {
-            eventually(TIMEOUT, || fabric.etcd_serves());
+        if let Some(shared) = &self.shared {
+            eventually(RECOVERY, || shared.serves());
         }
         for site in &self.sites {
-            eventually(TIMEOUT, || site.is_ready());
+            eventually(RECOVERY, || site.is_ready());
         }
     }
 
     /// Ends an agent as a crash would, and starts another after a while.
     pub fn kill_agent(&mut self, index: usize, down: Duration) {
-        self.agents[index].kill().unwrap();
-        self.agents[index].wait().unwrap();
+        self.end_agent(index);
         let_pass(down);
         self.agents[index] = self.sites[index].node.spawn_agent();
     }
 
-    pub fn kill_etcd(&mut self, down: Duration) {
-        let fabric = self.fabric.as_mut().expect("there is no etcd");
-        fabric.kill_etcd();
-        let_pass(down);
-        fabric.start_etcd();
+    pub fn kill_store(&mut self, down: Duration) {
+        self.shared.as_mut().expect("there is no shared store").kill_and_restart(down);
     }
 
     /// They were not killed since their start, so they must run.
     pub fn assert_alive(&mut self) {
         for (agent, site) in self.agents.iter_mut().zip(&self.sites) {
-            assert_eq!(agent.try_wait().unwrap(), None, "an agent ended:\n{}", site.node.log());
+            assert_eq!(agent.has_ended(), None, "an agent ended:\n{}", site.node.log());
         }
     }
 
@@ -61,18 +56,5 @@ impl<'a> Victims<'a> {
     pub fn end_agent(&mut self, index: usize) {
         self.agents[index].kill().unwrap();
         self.agents[index].wait().unwrap();
-    }
-
-    fn kill_agents(&mut self) {
-        for agent in &mut self.agents {
-            let _ = agent.kill();
-            let _ = agent.wait();
-        }
-    }
-}
-
-impl Drop for Victims<'_> {
-    fn drop(&mut self) {
-        self.kill_agents();
     }
 }

@@ -10,7 +10,6 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::lab::{Host, Lab};
-use super::traffic::ping;
 use crate::node::TIMEOUT;
 
 const PREFIX: &str = "flannel.alpha.coreos.com/";
@@ -90,7 +89,7 @@ fn t47_and_t48_kube_pods_reach_each_other_by_pod_cidrs_until_a_node_is_deleted()
         node["status"]["conditions"][0]["reason"] == "FlannelIsUp"
     });
     let ((from, _), (_to, address)) = (one.pod(), two.pod());
-    eventually(TIMEOUT, || ping(&from, &address, &[]));
+    eventually(TIMEOUT, || from.pings(&["-W", "1", &address]));
     one.routes_to("10.244.2.0-24");
     cluster.server.delete("Node", "", "n2");
     eventually(TIMEOUT, || {

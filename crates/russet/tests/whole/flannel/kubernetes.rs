@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use russet_kube::testing::Server;
-use russet_testkit::eventually;
+use russet_testkit::{Process, eventually};
 use serde_json::{Value, json};
 
 use super::lab::{Host, Lab};
@@ -70,7 +70,7 @@ fn t47_and_t48_and_t52_a_node_of_kubernetes_tells_of_itself_and_follows_the_othe
     let known = "32:fc:b5:dc:f0:38";
     let data = format!(r#"{{"VNI":1,"VtepMAC":"{known}"}}"#);
     let mut bench = KubeNode::new(json!({ format!("{PREFIX}backend-data"): data.clone() }));
-    let daemon = bench.command().spawn().unwrap();
+    let daemon = Process::start(&mut bench.command());
     bench.host.adopt(daemon);
     eventually(TIMEOUT, || bench.host.env_path().exists());
     assert_eq!(bench.host.env("FLANNEL_SUBNET"), "10.244.1.1/24");

@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use russet_linux::process;
-use russet_testkit::{eventually, eventually_some, run};
-use rustix::process::{Pid, Signal, kill_process};
+use russet_testkit::{Process, eventually, eventually_some, run};
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use crate::fabric::Fabric;
@@ -23,7 +23,7 @@ pub struct Lab {
 /// A node of it.
 pub struct Host {
     pub node: TestNode,
-    daemon: Option<Child>,
+    daemon: Option<Process>,
     flags: Vec<String>,
     variables: Vec<(String, String)>,
     pods: u8,
@@ -131,7 +131,7 @@ impl Host {
         let before = std::fs::metadata(self.env_path()).and_then(|file| file.modified()).ok();
         self.spawn();
         eventually(TIMEOUT, || {
-            let ended = self.daemon.as_mut().unwrap().try_wait().unwrap();
+            let ended = self.daemon.as_mut().unwrap().has_ended();
             assert!(ended.is_none(), "the daemon ended with {ended:?}:\n{}", self.log());
             let written = std::fs::metadata(self.env_path()).and_then(|file| file.modified()).ok();
             written.is_some() && written != before
@@ -140,11 +140,11 @@ impl Host {
 
     /// Starts the daemon without waiting.
     pub fn spawn(&mut self) {
-        self.daemon = Some(self.command().spawn().unwrap());
+        self.daemon = Some(Process::start(&mut self.command()));
     }
 
     /// Manages a daemon that a test started.
-    pub fn adopt(&mut self, daemon: Child) {
+    pub fn adopt(&mut self, daemon: Process) {
         self.daemon = Some(daemon);
     }
 
@@ -153,18 +153,18 @@ impl Host {
     }
 
     pub fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).unwrap();
+        self.daemon.as_ref().unwrap().signal(signal);
     }
 
     pub fn runs(&mut self) -> bool {
-        self.daemon.as_mut().is_some_and(|daemon| daemon.try_wait().unwrap().is_none())
+        self.daemon.as_mut().is_some_and(|daemon| daemon.has_ended().is_none())
     }
 
     /// The exit status of the daemon, whether it ends by itself or by a signal.
     #[track_caller]
     pub fn ends(&mut self) -> ExitStatus {
         let mut daemon = self.daemon.take().unwrap();
-        eventually_some(TIMEOUT, || daemon.try_wait().unwrap())
+        eventually_some(TIMEOUT, || daemon.has_ended())
     }
 
     /// Runs a daemon that should end by itself.
@@ -177,8 +177,8 @@ impl Host {
     /// The exit code of a second daemon beside the running one.
     #[track_caller]
     pub fn run_second(&self) -> Option<i32> {
-        let mut second = self.command().spawn().unwrap();
-        eventually_some(TIMEOUT, || second.try_wait().unwrap()).code()
+        let mut second = Process::start(&mut self.command());
+        eventually_some(TIMEOUT, || second.has_ended()).code()
     }
 
     pub fn stop(&mut self) {
@@ -205,7 +205,7 @@ impl Host {
 
     /// The output of `ip` in the node's namespace.
     pub fn ip(&self, args: &[&str]) -> String {
-        run("ip", &[&["-n", self.node.netns_name()], args].concat())
+        self.node.ip(args)
     }
 
     pub fn fdb(&self) -> String {
@@ -213,7 +213,7 @@ impl Host {
     }
 
     pub fn nft(&self, args: &[&str]) -> String {
-        run("ip", &[&["netns", "exec", self.node.netns_name(), "nft"], args].concat())
+        self.node.inside("nft", args)
     }
 
     /// Waits until the kernel has a route to `subnet`.
@@ -228,7 +228,7 @@ impl Host {
         let (subnet, mtu) = (self.env("FLANNEL_SUBNET"), self.env("FLANNEL_MTU"));
         let base = subnet.split_once(".1/").unwrap().0.to_owned();
         if self.pods == 0 {
-            run("ip", &["netns", "exec", self.node.netns_name(), "sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+            self.node.inside("sysctl", &["-qw", "net.ipv4.ip_forward=1"]);
             self.ip(&["link", "add", "cni0", "type", "bridge"]);
             self.ip(&["address", "add", &subnet, "dev", "cni0"]);
             self.ip(&["link", "set", "cni0", "mtu", &mtu, "up"]);
@@ -248,10 +248,6 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        if let Some(daemon) = &mut self.daemon {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
         if std::thread::panicking() {
             eprintln!("--- {}\n{}", self.node.netns_name(), self.log());
         }

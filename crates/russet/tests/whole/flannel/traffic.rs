@@ -1,15 +1,9 @@
 //! Packets from pod to pod, with each backend.
 
-use russet_testkit::{eventually, run};
+use russet_testkit::{eventually, pings_with, run};
 
 use super::lab::{Host, Lab};
-use crate::node::{TIMEOUT, TestPod};
-
-pub fn ping(from: &TestPod, to: &str, more: &[&str]) -> bool {
-    let base = ["netns", "exec", &from.netns_name, "ping", "-n", "-c", "1", "-W", "1"];
-    let output = std::process::Command::new("ip").args(base).args(more).arg(to).output().unwrap();
-    output.status.success()
-}
+use crate::node::TIMEOUT;
 
 fn two(lab: &mut Lab) -> (Host, Host) {
     let (near, far) = (lab.running(&["-ip-masq"]), lab.running(&["-ip-masq"]));
@@ -23,9 +17,9 @@ fn t43_vxlan_carries_1450_bytes_and_no_more() {
     let mut lab = Lab::vxlan();
     let (mut near, mut far) = two(&mut lab);
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(TIMEOUT, || ping(&from, &to, &[]));
-    assert!(ping(&from, &to, &["-M", "do", "-s", "1422"]), "1450 bytes with its headers");
-    assert!(!ping(&from, &to, &["-M", "do", "-s", "1423"]));
+    eventually(TIMEOUT, || from.pings(&["-W", "1", &to]));
+    assert!(from.pings(&["-W", "1", "-M", "do", "-s", "1422", &to]), "1450 bytes with its headers");
+    assert!(!from.pings(&["-W", "1", "-M", "do", "-s", "1423", &to]));
 }
 
 /// flannel.md sections 6.3 and 10.
@@ -35,13 +29,13 @@ fn t37_host_gw_carries_pods_packets_and_masquerades_what_leaves() {
     let mut lab = Lab::new(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#);
     let (mut near, mut far) = two(&mut lab);
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(TIMEOUT, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || from.pings(&["-W", "1", &to]));
     assert_eq!(near.env("FLANNEL_MTU"), "1500");
     assert!(
         near.ip(&["route"]).contains(&format!("{} via 10.77.0.12 dev eth0", far.subnet().replace('-', "/")))
     );
     // The hub has no route to pods: it answers because the packet has the node's address.
-    assert!(ping(&from, "10.77.0.1", &[]));
+    assert!(from.pings(&["-W", "1", "10.77.0.1"]));
     assert!(lab.value(&near).ends_with(r#""BackendType":"host-gw"}"#));
 }
 
@@ -52,11 +46,11 @@ fn udp_carries_pods_packets_also_after_a_restart_of_either_daemon() {
     let mut lab = Lab::new(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#);
     let (mut near, mut far) = two(&mut lab);
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(TIMEOUT, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || from.pings(&["-W", "1", &to]));
     for host in [&mut near, &mut far] {
         host.stop();
         host.start();
-        eventually(TIMEOUT, || ping(&from, &to, &[]));
+        eventually(TIMEOUT, || from.pings(&["-W", "1", &to]));
     }
 }
 
@@ -89,9 +83,6 @@ fn t44_dual_stack_has_one_key_two_devices_and_six_lines() {
     assert!(fdb.contains("dst fd00:77::12"), "{fdb}");
     let netns = near.node.netns_name().to_owned();
     let own = base(&near);
-    let reached = |to: &str| {
-        let ping = ["netns", "exec", &netns, "ping", "-n", "-c", "1", "-W", "1", "-I", &own, to];
-        std::process::Command::new("ip").args(ping).output().unwrap().status.success()
-    };
+    let reached = |to: &str| pings_with(&netns, &["-W", "1", "-I", &own, to]);
     eventually(TIMEOUT, || reached(&base(&far)));
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use russet_testkit::{eventually, run};
 
 use super::lab::{Host, Lab, PREFIX};
-use super::traffic::ping;
 use crate::node::TIMEOUT;
 
 /// flannel.md section 3.1a and section 12 item 1: two nodes on the keys API reach each other, and their leases
@@ -23,7 +22,7 @@ fn two_nodes_on_the_v2_api_reach_each_other_and_hear_of_a_third() {
     ]);
     let (mut near, mut far) = (lab.running(&["-etcd-api=v2"]), lab.running(&["-etcd-api=v2"]));
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(TIMEOUT, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || from.pings(&["-W", "1", &to]));
     let value = lab.fabric.etcdctl_v2(&["get", &near.lease_key()]);
     assert!(value.contains(r#""PublicIP":"10.77.0.11""#), "{value}");
     assert!(lab.lease_keys().is_empty(), "the other store knows nothing of it");
@@ -52,8 +51,8 @@ fn t37_and_t38_in_iptables_flannels_chains_are_made_and_repaired() {
     let flags = ["-ip-masq", "-firewall=iptables", "-iptables-resync=1"];
     let (mut near, mut far) = (lab.running(&flags), lab.running(&flags));
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(TIMEOUT, || ping(&from, &to, &[]));
-    assert!(ping(&from, "10.77.0.1", &[]), "what leaves is masqueraded");
+    eventually(TIMEOUT, || from.pings(&["-W", "1", &to]));
+    assert!(from.pings(&["-W", "1", "10.77.0.1"]), "what leaves is masqueraded");
     let before = chains(&near);
     assert!(before.contains("-A POSTROUTING") && before.contains("-A FORWARD"), "{before}");
     let netns = near.node.netns_name().to_owned();
@@ -92,10 +91,10 @@ fn two_daemons_on_one_machines_store_reach_each_other() {
     let flag = format!("-store=unix:{}", socket.display());
     let (mut near, mut far) = (lab.running(&[&flag]), lab.running(&[&flag]));
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(TIMEOUT, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || from.pings(&["-W", "1", &to]));
     store.kill().unwrap();
     store.wait().unwrap();
-    assert!(near.runs() && far.runs() && ping(&from, &to, &[]), "the data path needs no store");
+    assert!(near.runs() && far.runs() && from.pings(&["-W", "1", &to]), "the data path needs no store");
 }
 
 /// flannel.md section 6.8.
@@ -113,7 +112,7 @@ fn commands_of_the_operator_carry_the_network() {
         lab.value(&near)
     );
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(TIMEOUT, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || from.pings(&["-W", "1", &to]));
     let gone = far.subnet().replace('-', "/");
     lab.fabric.etcdctl(&["del", &far.lease_key()]);
     assert_eq!(far.ends().code(), Some(0));

@@ -1,7 +1,8 @@
 //! Changes of the v1 data during the migration, on simulated stores.
 
 use clap::Parser;
-use russet_store::{BoxFuture, Claims, CommitError, Revision, Sim, Snapshot, StoreError, Watch};
+use russet_store::{BoxFuture, CommitError, Revision, Sim};
+use russet_testkit::forward_store;
 
 use super::*;
 
@@ -13,27 +14,13 @@ struct Watched {
 }
 
 impl Store for Watched {
-    fn claims(&self) -> Claims {
-        self.store.claims()
-    }
-
-    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
-        self.store.get(key)
-    }
-
-    fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        self.store.list(prefix)
-    }
+    forward_store!(self.store: claims get list watch);
 
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         Box::pin(async move {
             self.old.commit(vec![self.change.clone()]).await?;
             self.store.commit(steps).await
         })
-    }
-
-    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
-        self.store.watch(prefix)
     }
 }
 

@@ -7,6 +7,7 @@ use russet_testkit::{eventually, let_pass};
 use serde_json::json;
 
 use super::files;
+use super::lost_node::run_controller;
 use super::runtime_thread::{Arena, remove_netns};
 use super::tracked_node::{PodState, TrackedNode};
 use crate::chaos::kernel;
@@ -48,6 +49,11 @@ pub fn check_everything(arena: &Arena, nodes: &[TrackedNode], by_gc: bool) -> Ch
         counts.forgotten += find_the_forgotten(arena, node, by_gc);
         // A DEL is answered before its addresses are released.
         eventually(TIMEOUT, || node.site.node.unfinished() == 0);
+    }
+    // Where each object is written by a request of its own, an ADD that is killed may leave a handle
+    // without addresses (kubernetes.md section 4.3).
+    if let Some(report) = run_controller(&nodes[0]) {
+        arena.events.note(format_args!("final_check: the controller's last look: {report}"));
     }
     let faults = faults(nodes);
     assert!(faults.is_empty(), "{}", faults.join("\n"));

@@ -19,8 +19,8 @@ pub struct Parameters {
     pub workers: usize,
     /// Nodes, whose agents are killed.
     pub sites: usize,
-    /// There is an etcd to kill.
-    pub etcd: bool,
+    /// There is a shared store to kill.
+    pub shared: bool,
 }
 
 /// One operation of a runtime.
@@ -79,7 +79,8 @@ pub struct Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Victim {
     Agent(usize),
-    Etcd,
+    /// etcd, or the API server.
+    Store,
 }
 
 /// A kill and the restart.
@@ -107,7 +108,7 @@ pub struct Plan {
 pub const SLOTS: usize = 4;
 /// The longest time from a plugin's start until it is killed: somewhat more than most take.
 pub const KILL_WITHIN: Duration = Duration::from_millis(40);
-/// The longest time until an agent or etcd is killed, and from then until the restart.
+/// The longest time until an agent or the store is killed, and from then until the restart.
 const PAUSE: Duration = Duration::from_millis(150);
 
 // === impl Plan ===
@@ -121,7 +122,7 @@ impl Plan {
         for _ in 0..order.kills {
             match random.below(10) {
                 0..5 => plan.kill_a_plugin(&mut random),
-                9 if order.etcd => plan.kill_and_restart(Victim::Etcd, order, &mut random),
+                9 if order.shared => plan.kill_and_restart(Victim::Store, order, &mut random),
                 _ => plan.kill_and_restart(Victim::Agent(random.below(order.sites)), order, &mut random),
             }
         }
@@ -216,7 +217,7 @@ fn op_with_pod(random: &mut Random) -> Op {
 
 #[test]
 fn a_seed_decides_every_operation_and_every_kill() {
-    let order = Parameters { seed: 7, ops: 500, kills: 25, workers: 4, sites: 2, etcd: true };
+    let order = Parameters { seed: 7, ops: 500, kills: 25, workers: 4, sites: 2, shared: true };
     let (one, two) = (Plan::of(order), Plan::of(order));
     assert_eq!(format!("{one:?}"), format!("{two:?}"));
     assert_ne!(format!("{one:?}"), format!("{:?}", Plan::of(Parameters { seed: 8, ..order })));

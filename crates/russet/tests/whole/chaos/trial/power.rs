@@ -28,9 +28,9 @@ use super::{
     Evidence, Field, RECOVERY, Slots, UntouchedPods, WORKERS, clear, end, nodes, number, run_load, seed,
     summary,
 };
+use crate::chaos::shared_store::SharedStore;
 use crate::chaos::store_records::StoreRecords;
 use crate::chaos::victims::Victims;
-use crate::fabric::Fabric;
 use crate::node::TestPod;
 use russet_testkit::Random;
 
@@ -102,7 +102,7 @@ impl Cut {
         &mut self,
         arena: &Arena,
         nodes: &mut [TrackedNode],
-        fabric: Option<&mut Fabric>,
+        shared: Option<&mut SharedStore>,
     ) -> Vec<Entry> {
         let node = &mut nodes[self.victim];
         let before = node.forget_all();
@@ -113,8 +113,8 @@ impl Cut {
         }
         node.site.remove_pods();
         node.site.node.reboot();
-        if let Some(fabric) = fabric {
-            fabric.wire(&node.site.node);
+        if let Some(shared) = shared {
+            shared.fabric().wire(&node.site.node);
         }
         let disk = node.disk.as_mut().unwrap();
         disk.power_off();
@@ -191,8 +191,8 @@ fn survivor<'a>(nodes: &'a [TrackedNode], cut: &Cut) -> Option<&'a TrackedNode> 
 pub fn trial(field: Field) {
     let (seed, cuts) = (seed(), number("RUSSET_CHAOS_CUTS", CUTS));
     println!("cargo xtask chaos --cuts {cuts} --seed {seed} --field power-{}", field.name());
-    let mut fabric = None;
-    let mut nodes = nodes(field, &mut fabric, seed);
+    let mut shared = None;
+    let mut nodes = nodes(field, &mut shared, seed);
     for node in &mut nodes {
         std::fs::create_dir(node.site.node.path("var")).unwrap();
         node.disk = Some(Disk::new(&node.site.node.path("var"), OPTIONS[0]));
@@ -204,7 +204,7 @@ pub fn trial(field: Field) {
         kills,
         workers: WORKERS * nodes.len(),
         sites: nodes.len(),
-        etcd: fabric.is_some(),
+        shared: shared.is_some(),
     };
     let plan = Plan::of(order);
     let arena = Arena::new(&format!("{seed}-power-{}", field.name()));
@@ -215,12 +215,12 @@ pub fn trial(field: Field) {
         let mut cut = Cut::of(order, round, &plan);
         // Later kills would be waited for until the round ends.
         plan.kills.retain(|kill| kill.at < cut.at);
-        let untouched = until_cut(&arena, &nodes, fabric.as_mut(), (&plan, &mut slots), &mut cut);
-        let before = cut.power_on(&arena, &mut nodes, fabric.as_mut());
+        let untouched = until_cut(&arena, &nodes, shared.as_mut(), (&plan, &mut slots), &mut cut);
+        let before = cut.power_on(&arena, &mut nodes, shared.as_mut());
         let _evidence = Evidence(&arena, &nodes);
         let acknowledged = cut.assert_kept(&nodes, &before);
         cut.delete_some_dead(&nodes[cut.victim], &before);
-        let victims = boot(&nodes, fabric.as_mut());
+        let victims = boot(&nodes, shared.as_mut());
         let counts = check_everything(&arena, &nodes, field.by_gc(round));
         if let (Some(untouched), Some(node)) = (untouched, survivor(&nodes, &cut)) {
             untouched.retire(&arena, node);
@@ -237,7 +237,7 @@ pub fn trial(field: Field) {
         );
     }
     let _evidence = Evidence(&arena, &nodes);
-    let _victims = boot(&nodes, fabric.as_mut());
+    let _victims = boot(&nodes, shared.as_mut());
     end(&arena, &nodes);
     summary(&arena, &plan, began);
     println!("{interrupted} of {cuts} cuts were in the middle of something");
@@ -246,20 +246,20 @@ pub fn trial(field: Field) {
     assert!(kept >= cuts, "of {cuts} cuts there were {kept} pods to be kept");
 }
 
-fn boot<'a>(nodes: &'a [TrackedNode], fabric: Option<&'a mut Fabric>) -> Victims<'a> {
-    Victims::new(fabric, nodes.iter().map(|node| &node.site).collect())
+fn boot<'a>(nodes: &'a [TrackedNode], shared: Option<&'a mut SharedStore>) -> Victims<'a> {
+    Victims::new(shared, nodes.iter().map(|node| &node.site).collect())
 }
 
 /// From one boot to the next cut. The untouched pods are on a node whose power stays.
 fn until_cut(
     arena: &Arena,
     nodes: &[TrackedNode],
-    fabric: Option<&mut Fabric>,
+    shared: Option<&mut SharedStore>,
     (plan, slots): (&Plan, &mut [Slots]),
     cut: &mut Cut,
 ) -> Option<UntouchedPods> {
     let _evidence = Evidence(arena, nodes);
-    let mut victims = boot(nodes, fabric);
+    let mut victims = boot(nodes, shared);
     let survivor = survivor(nodes, cut);
     let untouched = survivor.map(|node| UntouchedPods::settle(arena, std::slice::from_ref(node)));
     run_load(arena, nodes, &mut victims, (plan, slots), |victims, finished| {

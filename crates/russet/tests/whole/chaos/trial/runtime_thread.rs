@@ -12,6 +12,7 @@ use super::event_log::EventLog;
 use super::plan::{Afterwards, Op, SLOTS, Step};
 use super::tracked_node::{PodState, TrackedNode};
 use super::watcher::Seen;
+use crate::chaos::RECOVERY;
 use crate::chaos::kernel;
 use crate::chaos::owners::Owners;
 use crate::chaos::store_records::StoreRecords;
@@ -51,9 +52,6 @@ pub struct RuntimeThread<'a> {
 
 /// The code for a request that cannot be served now and may be repeated.
 const TRY_AGAIN_LATER: u64 = 11;
-/// How long a DEL may be refused: etcd's own restart takes two seconds, and etcd is killed
-/// repeatedly.
-const RECOVERY: Duration = Duration::from_secs(90);
 /// The interval between DELs that are repeated until success.
 const RETRY: Duration = Duration::from_millis(30);
 

@@ -1,0 +1,178 @@
+//! Enforces the cluster's network policies on this node's pods (policy.md).
+//!
+//! [`source`] watches objects of the Kubernetes API, and [`records`] those of the agent's store. The
+//! thread of [`worker`] translates them, decides, and keeps the decisions in the kernel. [`observer`] has the addresses of a pod held
+//! before the pod is wired, so that no packet passes before the decisions about it are in force.
+//!
+//! Without any policy in the cluster nothing else is watched, and the kernel has no table of
+//! decisions. What was decided stays in force while the agent or the API server is away.
+
+pub mod alone;
+mod drift;
+mod kind;
+mod observer;
+mod records;
+mod source;
+mod worker;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use russet_addr::{EndpointId, NodeName};
+use russet_journal::EndpointTable;
+use russet_kube::Client;
+use russet_store::Store;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::metrics::PolicyMetrics;
+use alone::Marker;
+use kind::{Kind, Wants};
+
+pub use kind::Source;
+pub use observer::HoldsNewPods;
+pub use records::document as record_document;
+
+/// What the thread of policies is asked for. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Policies {
+    shared: Arc<Shared>,
+    changes: SyncSender<Change>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    source: Source,
+    /// Whether the addresses of a new pod have to be held: always, unless it is known that the
+    /// cluster has no policy.
+    holds: AtomicBool,
+    /// What this node's requests ask for. They come before all changes of objects.
+    requests: Mutex<VecDeque<Request>>,
+    /// What has to be watched besides policies.
+    wants: watch::Sender<Wants>,
+}
+
+/// A change of objects, or news of this node.
+#[derive(Debug)]
+enum Change {
+    /// A list of a kind begins. Its objects come one by one.
+    Begin(Kind),
+    /// The list is complete: objects that it did not have are gone.
+    Complete(Kind),
+    Put(Kind, Value),
+    Deleted(Kind, Value),
+    /// There is a request, or an endpoint has changed.
+    Wake,
+}
+
+#[derive(Debug)]
+enum Request {
+    /// Hold the addresses of an interface that is about to be wired.
+    Hold { id: EndpointId, addresses: BTreeSet<IpAddr>, held: SyncSender<Result<(), String>> },
+    /// The endpoint table says what became of this interface.
+    Settled(EndpointId),
+    /// Another program changed the table of decisions.
+    Drifted,
+}
+
+/// Limit of queued changes. A source waits while there are so many.
+const QUEUE_MAX: usize = 1024;
+/// How long a source waits before it tries again to queue a change.
+const FULL_PAUSE: Duration = Duration::from_millis(5);
+/// How long an ADD waits until its addresses are held. A start with thousands of policies takes a
+/// second or two.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
+
+// === impl Policies ===
+
+impl Policies {
+    /// Starts the thread. It decides nothing before [`watch`](Self::watch).
+    pub fn start(
+        node: &NodeName,
+        source: Source,
+        endpoints: EndpointTable,
+        marker: Marker,
+        metrics: PolicyMetrics,
+    ) -> std::io::Result<Self> {
+        let (changes, receiver) = sync_channel(QUEUE_MAX);
+        let shared = Shared {
+            source,
+            holds: AtomicBool::new(true),
+            requests: Mutex::default(),
+            wants: watch::Sender::new(Wants::default()),
+        };
+        let policies = Self { shared: Arc::new(shared), changes };
+        let shared = Arc::clone(&policies.shared);
+        let worker = worker::Worker::new(node.as_str(), endpoints, marker, shared, metrics);
+        std::thread::Builder::new().name("policies".to_owned()).spawn(move || worker.run(&receiver))?;
+        drift::start(policies.clone())?;
+        Ok(policies)
+    }
+
+    /// Starts the watches. The endpoint table has to be complete.
+    pub fn watch(&self, background: &mut JoinSet<()>, store: &Rc<dyn Store>, client: Option<&Client>) {
+        source::start(background, store, client, self);
+    }
+
+    /// Queues a change once there is room.
+    async fn send(&self, mut change: Change) {
+        while let Err(error) = self.changes.try_send(change) {
+            match error {
+                TrySendError::Full(back) => change = back,
+                TrySendError::Disconnected(_) => return,
+            }
+            tokio::time::sleep(FULL_PAUSE).await;
+        }
+    }
+
+    /// Queues a list of a kind.
+    async fn send_all(&self, kind: Kind, objects: impl IntoIterator<Item = Value>) {
+        self.send(Change::Begin(kind)).await;
+        for object in objects {
+            self.send(Change::Put(kind, object)).await;
+        }
+        self.send(Change::Complete(kind)).await;
+    }
+
+    fn request(&self, request: Request) {
+        self.shared.requests.lock().unwrap_or_else(PoisonError::into_inner).push_back(request);
+        // If there is no room, the thread is about to look anyway.
+        let _ = self.changes.try_send(Change::Wake);
+    }
+
+    /// Holds the addresses of an interface that is about to be wired, unless the cluster has no
+    /// policy. They are held until decisions about its pod are in force.
+    fn hold(&self, id: &EndpointId, addresses: BTreeSet<IpAddr>) -> Result<(), String> {
+        if addresses.is_empty() || !self.shared.holds.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let (held, answer) = sync_channel(1);
+        self.request(Request::Hold { id: id.clone(), addresses, held });
+        let done = answer
+            .recv_timeout(HOLD_TIMEOUT)
+            .unwrap_or_else(|_| Err(format!("policies did not take the addresses within {HOLD_TIMEOUT:?}")));
+        if done.is_err() {
+            self.settled(id);
+        }
+        done
+    }
+
+    /// The endpoint table says from now on what became of an interface.
+    fn settled(&self, id: &EndpointId) {
+        self.request(Request::Settled(id.clone()));
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn take_requests(&self) -> VecDeque<Request> {
+        std::mem::take(&mut *self.requests.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,49 @@
+//! Notices other programs' changes of the table of decisions.
+
+use std::time::Duration;
+
+use russet_netlink::is_own_netfilter_port;
+use russet_nft::monitor::{Event, Monitor};
+use russet_policy::decisions_table;
+
+use super::{Policies, Request};
+
+/// How long one wait for events takes; the number only bounds a thread that nothing else ends.
+const WAIT: Duration = Duration::from_secs(60);
+/// The pause after a failed wait.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Starts the thread that waits for events. Without nf_tables there are none.
+pub fn start(policies: Policies) -> std::io::Result<()> {
+    let Ok(mut monitor) = Monitor::open() else { return Ok(()) };
+    let follow = move || {
+        loop {
+            follow(&mut monitor, &policies);
+        }
+    };
+    std::thread::Builder::new().name("policy-drift".to_owned()).spawn(follow)?;
+    Ok(())
+}
+
+/// Takes the next event.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a socket that cannot be read has no event for the end of that"
+)]
+fn follow(monitor: &mut Monitor, policies: &Policies) {
+    let table = decisions_table();
+    match monitor.next(WAIT) {
+        Ok(Some(Event::Committed(commit))) => {
+            if commit.touches(&table) && !is_own_netfilter_port(commit.port) {
+                tracing::warn!(process = %commit.process, pid = commit.pid, "another program changed table {table}; it is restored");
+                policies.request(Request::Drifted);
+            }
+        }
+        Ok(Some(Event::Overrun)) => policies.request(Request::Drifted),
+        Ok(None) => {}
+        Err(error) => {
+            tracing::debug!(%error, "changes of nf_tables are not noticed for a moment");
+            std::thread::sleep(RETRY);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The kinds of objects that decide, and which of them an agent watches.
+
+use russet_model::ResourceKind;
+
+/// A kind of objects of the Kubernetes API, or of records of the agent's store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    NetworkPolicies,
+    ClusterNetworkPolicies,
+    Namespaces,
+    ServiceAccounts,
+    Pods,
+    Nodes,
+    EndpointSlices,
+    /// Calico's resources.
+    Records(ResourceKind),
+}
+
+/// What policies depend on besides themselves, as far as it has to be watched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// Endpoints, their profiles, tiers and sets: there is a policy.
+    pub peers: bool,
+    /// A policy names nodes.
+    pub nodes: bool,
+    /// A policy names Services.
+    pub services: bool,
+}
+
+/// Where the agent's store is, which says what describes the cluster's endpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// In the Kubernetes API: pods, with the profiles of their namespaces and service accounts.
+    Kubernetes,
+    /// Elsewhere: workload endpoints and profiles, as Calico has them in etcd.
+    Records,
+}
+
+use Kind::Records;
+use ResourceKind::{
+    GlobalNetworkPolicy, GlobalNetworkSet, HostEndpoint, KubernetesNetworkPolicy, NetworkPolicy, NetworkSet,
+    Profile, Tier, WorkloadEndpoint,
+};
+
+// === impl Wants ===
+
+impl Wants {
+    /// Both together.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            peers: self.peers || other.peers,
+            nodes: self.nodes || other.nodes,
+            services: self.services || other.services,
+        }
+    }
+
+    /// Whether they have anything in common.
+    pub fn meets(self, other: Self) -> bool {
+        self.peers && other.peers || self.nodes && other.nodes || self.services && other.services
+    }
+
+    /// Whether objects of this kind have to be watched. Policies always are.
+    pub fn covers(self, kind: Kind) -> bool {
+        match kind {
+            Kind::Nodes => self.nodes,
+            Kind::EndpointSlices => self.services,
+            kind => self.peers || kind.is_policy(),
+        }
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    /// What is watched. Staged policies decide nothing.
+    pub const fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Kubernetes => &[
+                Kind::NetworkPolicies,
+                Kind::ClusterNetworkPolicies,
+                Records(GlobalNetworkPolicy),
+                Records(NetworkPolicy),
+                Records(Tier),
+                Records(GlobalNetworkSet),
+                Records(NetworkSet),
+                Records(HostEndpoint),
+                Kind::Namespaces,
+                Kind::ServiceAccounts,
+                Kind::Pods,
+                Kind::Nodes,
+                Kind::EndpointSlices,
+            ],
+            Self::Records => &[
+                Records(GlobalNetworkPolicy),
+                Records(NetworkPolicy),
+                Records(KubernetesNetworkPolicy),
+                Records(Tier),
+                Records(GlobalNetworkSet),
+                Records(NetworkSet),
+                Records(HostEndpoint),
+                Records(Profile),
+                Records(WorkloadEndpoint),
+            ],
+        }
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// The group and version of its API, and its plural.
+    pub const fn resource(self) -> (&'static str, &'static str) {
+        match self {
+            Self::NetworkPolicies => ("networking.k8s.io/v1", "networkpolicies"),
+            Self::ClusterNetworkPolicies => ("policy.networking.k8s.io/v1alpha2", "clusternetworkpolicies"),
+            Self::Namespaces => ("v1", "namespaces"),
+            Self::ServiceAccounts => ("v1", "serviceaccounts"),
+            Self::Pods => ("v1", "pods"),
+            Self::Nodes => ("v1", "nodes"),
+            Self::EndpointSlices => ("discovery.k8s.io/v1", "endpointslices"),
+            Self::Records(kind) => (kind.document().0, kind.plural()),
+        }
+    }
+
+    /// The `kind` of its objects, which lists leave out.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NetworkPolicies => "NetworkPolicy",
+            Self::ClusterNetworkPolicies => "ClusterNetworkPolicy",
+            Self::Namespaces => "Namespace",
+            Self::ServiceAccounts => "ServiceAccount",
+            Self::Pods => "Pod",
+            Self::Nodes => "Node",
+            Self::EndpointSlices => "EndpointSlice",
+            Self::Records(kind) => kind.document().1,
+        }
+    }
+
+    /// Whether a cluster may lack its definition.
+    pub const fn is_optional(self) -> bool {
+        matches!(self, Self::ClusterNetworkPolicies)
+    }
+
+    /// Whether its objects are policies; the others are needed only if there is one.
+    pub const fn is_policy(self) -> bool {
+        matches!(
+            self,
+            Self::NetworkPolicies
+                | Self::ClusterNetworkPolicies
+                | Self::Records(GlobalNetworkPolicy | NetworkPolicy | KubernetesNetworkPolicy)
+        )
+    }
+}

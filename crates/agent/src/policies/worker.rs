@@ -1,0 +1,614 @@
+//! The thread that decides: objects in, decisions in the kernel out.
+
+mod unlisted;
+mod unrecorded;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use russet_addr::{EndpointId, IfName};
+use russet_attach::{Dialect, Wired};
+use russet_journal::EndpointTable;
+use russet_policy::{Decisions, PolicyError, PolicySettings};
+use russet_verdict::engine::Engine;
+use russet_verdict::ir::{Policy, PolicyId, Problem, Profile};
+use russet_verdict::table::Exceeded;
+use russet_verdict::translate::{Translated, Translator, built_in_tiers};
+use russet_verdict::world::{Config, Endpoint, EndpointKey, Update};
+use serde_json::{Value, json};
+
+use super::alone::Marker;
+use super::{Change, Kind, Request, Shared, Source, Wants};
+use crate::metrics::PolicyMetrics;
+
+/// The state of the thread.
+pub struct Worker {
+    node: Arc<str>,
+    endpoints: EndpointTable,
+    marker: Marker,
+    shared: Arc<Shared>,
+    metrics: PolicyMetrics,
+    translator: Translator,
+    engine: Engine,
+    /// The objects that were applied, so that one that a later list leaves out is removed.
+    known: BTreeMap<Kind, Known>,
+    policies: BTreeSet<PolicyId>,
+    /// The policies that name nodes or Services, as they are written.
+    asking: BTreeMap<PolicyId, Arc<Policy>>,
+    wants: Wants,
+    /// The pods of this node, as the API server or the store describes them.
+    pods: BTreeMap<EndpointKey, Arc<Endpoint>>,
+    /// What is wired on this node and not described by the store. Empty with Kubernetes' pods.
+    unrecorded: BTreeMap<PodName, Arc<Endpoint>>,
+    /// The names of the profiles that there are.
+    profiles: BTreeSet<Arc<str>>,
+    /// The pods of this node, as they are wired.
+    wired: BTreeMap<PodName, LocalPod>,
+    /// Interfaces whose pods are not recorded, such as those that a plugin without an agent attached.
+    unnamed: Vec<LocalPod>,
+    /// Interfaces that are being wired; the endpoint table does not list them yet.
+    in_progress: BTreeMap<EndpointId, BTreeSet<IpAddr>>,
+    /// Addresses of pods that are being removed, and until when they are held: their interfaces may
+    /// still carry packets.
+    leaving: BTreeMap<IpAddr, Instant>,
+    /// The endpoint table may have changed.
+    is_stale: bool,
+    kernel: Kernel,
+    /// What the kernel has to hold: before decisions are made, what an earlier agent left.
+    wanted: Decisions,
+    /// Addresses that were held before this agent started, also by plugins without an agent.
+    inherited: BTreeSet<IpAddr>,
+    phase: Phase,
+}
+
+/// The objects of a kind that were applied.
+#[derive(Default)]
+struct Known {
+    /// With the number of the list that was in progress, or the last one, when the object came.
+    names: BTreeMap<ObjectName, u32>,
+    list: u32,
+    /// A list was complete.
+    is_listed: bool,
+}
+
+/// The kernel's table of decisions.
+struct Kernel {
+    table: Option<russet_policy::Policies>,
+    /// The table has to be compared with what is wanted, at this time.
+    restore_at: Option<Instant>,
+}
+
+/// How far decisions are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Policies, or what they depend on, are not listed yet. What was in force before stays in force.
+    Waiting,
+    /// The cluster has no policy.
+    Open,
+    Enforcing,
+}
+
+/// Namespace and name of an object; the namespace is empty for objects of the cluster.
+type ObjectName = (String, String);
+/// `namespace/name`.
+type PodName = String;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct LocalPod {
+    /// Whether it is a pod, and not another container.
+    is_pod: bool,
+    host_name: IfName,
+    addresses: BTreeSet<IpAddr>,
+}
+
+/// The pause before another attempt after the kernel refused a change.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long the addresses of a pod are held after its DEL has begun.
+const LEAVING: Duration = Duration::from_secs(10);
+/// The wait when nothing is due.
+const IDLE: Duration = Duration::from_secs(3600);
+/// Limit of changes that are decided together, so that decisions do not wait for a flood of them.
+const BATCH_MAX: usize = 4096;
+
+// === impl Worker ===
+
+impl Worker {
+    pub fn new(
+        node: &str,
+        endpoints: EndpointTable,
+        marker: Marker,
+        shared: Arc<Shared>,
+        metrics: PolicyMetrics,
+    ) -> Self {
+        Self {
+            node: node.into(),
+            endpoints,
+            marker,
+            shared,
+            metrics,
+            translator: Translator::default(),
+            engine: Engine::default(),
+            known: BTreeMap::new(),
+            policies: BTreeSet::new(),
+            asking: BTreeMap::new(),
+            wants: Wants::default(),
+            pods: BTreeMap::new(),
+            unrecorded: BTreeMap::new(),
+            profiles: BTreeSet::new(),
+            wired: BTreeMap::new(),
+            unnamed: Vec::new(),
+            in_progress: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            is_stale: true,
+            kernel: Kernel { table: None, restore_at: None },
+            wanted: Decisions::default(),
+            inherited: BTreeSet::new(),
+            phase: Phase::Waiting,
+        }
+    }
+
+    /// Works until nothing can send changes any more.
+    pub fn run(mut self, changes: &Receiver<Change>) {
+        self.begin();
+        loop {
+            match changes.recv_timeout(self.pause()) {
+                Ok(change) => self.take(change),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            for _ in 0..BATCH_MAX {
+                self.serve_requests();
+                match changes.try_recv() {
+                    Ok(change) => self.take(change),
+                    Err(_) => break,
+                }
+            }
+            self.decide();
+            self.publish();
+        }
+    }
+
+    /// What an earlier agent left in force stays so, and its identities keep their numbers.
+    fn begin(&mut self) {
+        match self.kernel.open() {
+            Ok(table) => {
+                self.wanted = table.current().clone();
+                self.inherited = self.wanted.held.clone();
+                self.engine = Engine::with_identities(self.wanted.identities.clone());
+            }
+            Err(error) => tracing::warn!(%error, "policies cannot be enforced yet"),
+        }
+        // Endpoints without a profile are denied by Calico, and Kubernetes knows no profiles.
+        let allow_without_profile = self.shared.source == Source::Kubernetes;
+        let config = Config { node: Arc::clone(&self.node), allow_without_profile, ..Config::default() };
+        self.engine.apply(Update::Config(config));
+        built_in_tiers().into_iter().for_each(|tier| self.engine.apply(tier));
+    }
+
+    fn pause(&self) -> Duration {
+        let advance = self.kernel.table.as_ref().and_then(russet_policy::Policies::advance_at);
+        let due =
+            advance.into_iter().chain(self.kernel.restore_at).chain(self.leaving.values().copied()).min();
+        due.map_or(IDLE, |due| due.saturating_duration_since(Instant::now()))
+    }
+
+    fn serve_requests(&mut self) {
+        for request in self.shared.take_requests() {
+            match request {
+                Request::Hold { id, addresses, held } => {
+                    self.leaving.retain(|address, _| !addresses.contains(address));
+                    let done = self.hold(&addresses).map_err(|error| error.to_string());
+                    self.in_progress.insert(id, addresses);
+                    // An ADD that has given up holds nothing: its interface is settled next.
+                    let _ = held.send(done);
+                }
+                Request::Settled(id) => {
+                    self.in_progress.remove(&id);
+                    self.is_stale = true;
+                }
+                Request::Drifted => self.kernel.restore_at = Some(Instant::now()),
+            }
+        }
+    }
+
+    /// Holds the addresses of a new pod. On a kernel without nf_tables no pod can be kept apart; the
+    /// verdicts of interfaces say so.
+    fn hold(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), PolicyError> {
+        if self.phase == Phase::Open {
+            return Ok(());
+        }
+        let table = match self.kernel.open() {
+            Err(error) if error.is_unsupported() => return Ok(()),
+            other => other?,
+        };
+        table.hold(addresses, Instant::now())?;
+        self.wanted.held.extend(addresses);
+        Ok(())
+    }
+
+    fn take(&mut self, change: Change) {
+        match change {
+            Change::Begin(kind) => self.known.entry(kind).or_default().list += 1,
+            Change::Complete(kind) => {
+                let known = self.known.entry(kind).or_default();
+                known.is_listed = true;
+                let list = known.list;
+                let mut gone = Vec::new();
+                known.names.retain(|name, seen| {
+                    gone.extend((*seen != list).then(|| named(name)));
+                    *seen == list
+                });
+                gone.into_iter().for_each(|object| self.remove(kind, object));
+                self.listed(kind);
+            }
+            Change::Put(kind, object) => {
+                let known = self.known.entry(kind).or_default();
+                known.names.insert(name_of(&object), known.list);
+                self.put(kind, object);
+            }
+            Change::Deleted(kind, object) => {
+                self.known.entry(kind).or_default().names.remove(&name_of(&object));
+                self.remove(kind, object);
+            }
+            Change::Wake => {}
+        }
+    }
+
+    fn put(&mut self, kind: Kind, object: Value) {
+        let translated = self.translator.put(&typed(kind, object));
+        self.apply(translated);
+    }
+
+    fn remove(&mut self, kind: Kind, object: Value) {
+        let translated = self.translator.remove(&typed(kind, object));
+        self.apply(translated);
+    }
+
+    fn apply(&mut self, translated: Translated) {
+        translated.problems.iter().for_each(|problem| report("object", problem));
+        for update in translated.updates {
+            match update {
+                Update::Policy(id, policy) => {
+                    let is_enforced = policy.as_ref().is_some_and(|policy| policy.staged.is_none());
+                    match is_enforced {
+                        true => self.policies.insert(id.clone()),
+                        false => self.policies.remove(&id),
+                    };
+                    let unanswered = policy.as_ref().and_then(|policy| self.unanswered(policy));
+                    let problems = policy.iter().flat_map(|policy| &policy.problems).chain(&unanswered);
+                    problems.for_each(|problem| report(&id, problem));
+                    self.apply_policy(id, policy);
+                }
+                Update::Endpoint(key, endpoint) => self.apply_endpoint(key, endpoint),
+                Update::Tier(name, None) => self.remove_tier(name),
+                Update::Profile(name, profile) => self.apply_profile(name, profile),
+                other => self.engine.apply(other),
+            }
+        }
+    }
+
+    /// Without its record a tier that Calico creates in every cluster is what it is there.
+    fn remove_tier(&mut self, name: Arc<str>) {
+        let built_in =
+            built_in_tiers().into_iter().find(|it| matches!(it, Update::Tier(it, _) if *it == name));
+        self.engine.apply(built_in.unwrap_or(Update::Tier(name, None)));
+    }
+
+    fn apply_profile(&mut self, name: Arc<str>, profile: Option<Arc<Profile>>) {
+        self.is_stale |= match profile {
+            Some(_) => self.profiles.insert(Arc::clone(&name)),
+            None => self.profiles.remove(&name),
+        };
+        self.engine.apply(Update::Profile(name, profile));
+    }
+
+    fn apply_endpoint(&mut self, key: EndpointKey, endpoint: Option<Arc<Endpoint>>) {
+        let before = match endpoint.as_ref().filter(|endpoint| endpoint.node == self.node) {
+            Some(own) => self.pods.insert(key.clone(), Arc::clone(own)),
+            None => self.pods.remove(&key),
+        };
+        self.is_stale |= before.is_some() != self.pods.contains_key(&key);
+        let endpoint = endpoint.map(|endpoint| self.with_wiring(endpoint));
+        self.engine.apply(Update::Endpoint(key, endpoint));
+    }
+
+    /// The endpoint with the addresses and the host end that it has on this node: a pod's status has
+    /// its addresses only a moment after it runs.
+    fn with_wiring(&self, endpoint: Arc<Endpoint>) -> Arc<Endpoint> {
+        match self.wiring_of(&endpoint) {
+            Some(local) if endpoint.node == self.node => Arc::new(Endpoint {
+                addresses: local.addresses.clone(),
+                local: Some(local.host_name.clone()),
+                ..Endpoint::clone(&endpoint)
+            }),
+            _ => endpoint,
+        }
+    }
+
+    /// The interface of a pod: the one with its name, or else the one with its address.
+    fn wiring_of(&self, endpoint: &Endpoint) -> Option<&LocalPod> {
+        let has_address = |local: &&LocalPod| !local.addresses.is_disjoint(&endpoint.addresses);
+        let without_pod = self.wired.values().filter(|local| !local.is_pod);
+        let find = || self.unnamed.iter().chain(without_pod).find(has_address);
+        self.wired.get(&pod_name(endpoint)).or_else(find)
+    }
+
+    /// Reads the endpoint table, and applies the endpoints whose wiring has changed.
+    fn read_wiring(&mut self) {
+        self.is_stale = false;
+        let (mut wired, mut unnamed) = (BTreeMap::<PodName, LocalPod>::new(), Vec::new());
+        for endpoint in self.endpoints.attached() {
+            let Some(Wired::Routed(attachment)) = endpoint.wired.as_deref() else { continue };
+            if attachment.dialect != Dialect::Native {
+                continue;
+            }
+            let is_pod = endpoint.pod.is_some();
+            let addresses = attachment.addresses.iter().copied();
+            let host_name = attachment.host_name.clone();
+            let mut local = LocalPod { is_pod, host_name, addresses: BTreeSet::new() };
+            match endpoint.pod.or_else(|| self.container_name(&endpoint.subject.id)) {
+                Some(name) => wired.entry(name).or_insert(local).addresses.extend(addresses),
+                None => {
+                    local.addresses.extend(addresses);
+                    unnamed.push(local);
+                }
+            }
+        }
+        let wiring = |endpoint| self.wiring_of(endpoint).cloned();
+        let known_before: BTreeMap<EndpointKey, Option<LocalPod>> =
+            self.pods.iter().map(|(key, endpoint)| (key.clone(), wiring(endpoint))).collect();
+        let before = std::mem::replace(&mut self.wired, wired);
+        self.unnamed = unnamed;
+        self.hold_leaving(&before);
+        let changed: Vec<(EndpointKey, Arc<Endpoint>)> = self
+            .pods
+            .iter()
+            .filter(|(key, endpoint)| {
+                known_before.get(*key).and_then(Option::as_ref) != self.wiring_of(endpoint)
+            })
+            .map(|(key, endpoint)| (key.clone(), Arc::clone(endpoint)))
+            .collect();
+        for (key, endpoint) in changed {
+            let endpoint = self.with_wiring(endpoint);
+            self.engine.apply(Update::Endpoint(key, Some(endpoint)));
+        }
+        if self.shared.source == Source::Records {
+            self.apply_unrecorded();
+        }
+    }
+
+    /// Holds what pods that are not wired any more had, before the decisions about it go.
+    fn hold_leaving(&mut self, before: &BTreeMap<PodName, LocalPod>) {
+        if self.phase != Phase::Enforcing {
+            return;
+        }
+        let addresses = |pods: &BTreeMap<PodName, LocalPod>| -> BTreeSet<IpAddr> {
+            pods.values().flat_map(|local| local.addresses.iter().copied()).collect()
+        };
+        let gone: BTreeSet<IpAddr> = &addresses(before) - &addresses(&self.wired);
+        if gone.is_empty() {
+            return;
+        }
+        match self.hold(&gone) {
+            Ok(()) => {
+                let until = Instant::now() + LEAVING;
+                self.leaving.extend(gone.into_iter().map(|address| (address, until)));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "addresses of pods that end are not held; decisions are written anew");
+                self.wanted.held.extend(gone);
+                self.kernel.restore_at = Some(Instant::now() + RETRY);
+            }
+        }
+    }
+
+    /// Decides, and has the kernel hold the decisions.
+    fn decide(&mut self) {
+        if self.is_stale {
+            self.read_wiring();
+        }
+        let is_listed = |kind: &Kind| self.known.get(kind).is_some_and(|known| known.is_listed);
+        let kinds = self.shared.source.kinds();
+        if !kinds.iter().filter(|kind| kind.is_policy()).all(is_listed) {
+            return self.keep();
+        }
+        if self.policies.is_empty() && self.phase != Phase::Enforcing {
+            return self.open_up();
+        }
+        self.wants.peers = true;
+        let is_complete = kinds.iter().filter(|kind| self.wants.covers(**kind)).all(is_listed);
+        self.marker.set(true);
+        self.shared.holds.store(true, Ordering::Release);
+        let wants = self.wants;
+        self.shared.wants.send_if_modified(|sent| std::mem::replace(sent, wants) != wants);
+        // What a later policy asks about may not be listed yet: its rules are closed so long.
+        if !is_complete && self.phase != Phase::Enforcing {
+            self.phase = Phase::Waiting;
+            return self.keep();
+        }
+        self.enforce();
+    }
+
+    /// Before decisions are made: restores what an earlier agent left, if another program changed it.
+    fn keep(&mut self) {
+        if self.kernel.restore_at.take_if(|at| *at <= Instant::now()).is_none() {
+            return;
+        }
+        let wanted = self.wanted.clone();
+        // Without a table nothing was in force.
+        let restored = match &mut self.kernel.table {
+            Some(table) if wanted != Decisions::default() => table.restore(wanted, Instant::now()).map(drop),
+            _ => Ok(()),
+        };
+        if let Err(error) = restored {
+            tracing::warn!(%error, "decisions of policies could not be restored; it is tried again");
+            self.kernel.restore_at = Some(Instant::now() + RETRY);
+        }
+    }
+
+    /// The cluster has no policy: nothing is decided, and nothing held.
+    fn open_up(&mut self) {
+        if self.phase == Phase::Open {
+            self.kernel.restore_at = None;
+            return;
+        }
+        self.phase = Phase::Open;
+        self.marker.set(false);
+        self.shared.holds.store(false, Ordering::Release);
+        self.wanted = Decisions::default();
+        match self.kernel.table.as_mut().map(russet_policy::Policies::withdraw) {
+            Some(Ok(true)) => tracing::info!("no policies: the table of decisions is removed"),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "no policies, but the table of decisions could not be removed; it is tried again");
+                self.phase = Phase::Waiting;
+                self.kernel.restore_at = Some(Instant::now() + RETRY);
+            }
+            _ => self.kernel.restore_at = None,
+        }
+    }
+
+    fn enforce(&mut self) {
+        let began = Instant::now();
+        self.leaving.retain(|_, until| *until > began);
+        let is_first = std::mem::replace(&mut self.phase, Phase::Enforcing) != Phase::Enforcing;
+        if is_first {
+            // The first delta has everything.
+            let held = std::mem::take(&mut self.wanted.held);
+            self.wanted = Decisions { held, ..Decisions::default() };
+        }
+        let delta = self.engine.flush();
+        delta.problems.iter().for_each(|(id, problem)| report(id, problem));
+        if let Some(exceeded) = &delta.exceeded {
+            self.metrics.exceeded.set(count(exceeded.len()));
+        }
+        for limit in delta.exceeded.iter().flatten() {
+            let limit = match limit {
+                Exceeded::Decisions(_, address) => format!("decisions for {address}"),
+                Exceeded::Segments(_, address) => format!("ranges of ports for {address}"),
+                Exceeded::Identities => "kinds of peers".to_owned(),
+            };
+            russet_store::refused("packets are denied that policies may allow", limit, "a limit is exceeded");
+        }
+        let decided: BTreeSet<IpAddr> =
+            self.wanted.held.iter().copied().filter(|address| self.is_decided(*address)).collect();
+        self.wanted.apply(&delta, &decided);
+        self.inherited.retain(|address| !decided.contains(address));
+        let is_due = self.kernel.restore_at.is_some_and(|at| at <= began);
+        let done = if is_first || is_due {
+            self.kernel.restore_at = None;
+            self.kernel.open().and_then(|table| table.restore(self.wanted.clone(), began))
+        } else if self.kernel.restore_at.is_some() {
+            return;
+        } else {
+            self.kernel.open().and_then(|table| table.apply(&delta, &decided, began))
+        };
+        match done {
+            Ok(report) => {
+                if is_first {
+                    tracing::info!(
+                        policies = self.policies.len(),
+                        elements = report.elements,
+                        "policies are in force"
+                    );
+                }
+                if report.elements > 0 {
+                    self.metrics.apply_seconds.observe(began.elapsed().as_secs_f64());
+                }
+                self.metrics.advances.inc_by(u64::from(report.advanced));
+            }
+            Err(error) => {
+                self.metrics.errors.inc();
+                tracing::warn!(%error, "decisions of policies are not in force yet; it is tried again");
+                self.kernel.restore_at = Some(Instant::now() + RETRY);
+            }
+        }
+    }
+
+    /// Whether everything is known that the decisions about a held address depend on.
+    fn is_decided(&self, address: IpAddr) -> bool {
+        let is_in_progress = self.in_progress.values().any(|addresses| addresses.contains(&address));
+        if is_in_progress || self.leaving.contains_key(&address) {
+            return false;
+        }
+        match self.wired.iter().find(|(_, local)| local.addresses.contains(&address)) {
+            Some((name, local)) => self.unrecorded.contains_key(name) || self.is_recorded(name, local),
+            // Nothing has it, or something that no policy is about.
+            None => !self.awaits_its_pod(address),
+        }
+    }
+
+    /// Whether a plugin without an agent gave a pod this address, and the API server does not say yet
+    /// whose it is.
+    fn awaits_its_pod(&self, address: IpAddr) -> bool {
+        self.inherited.contains(&address)
+            && self.endpoints.routes_to(&address)
+            && !self.pods.values().any(|pod| pod.addresses.contains(&address))
+    }
+
+    fn publish(&self) {
+        let denied = self.kernel.table.as_ref().map_or(0, russet_policy::Policies::denied_by_limit);
+        self.metrics.denied_by_limit.set(count(denied));
+        if denied > 0 {
+            let reason = "a limit is exceeded";
+            russet_store::refused("packets are denied that policies may allow", "source ports", reason);
+        }
+        self.metrics.policies.set(count(self.policies.len()));
+        self.metrics.identities.set(count(self.wanted.identities.len()));
+        self.metrics.decisions.set(count(self.wanted.decisions.len()));
+        self.metrics.held.set(count(self.wanted.held.len()));
+    }
+}
+
+// === impl Kernel ===
+
+impl Kernel {
+    fn open(&mut self) -> Result<&mut russet_policy::Policies, PolicyError> {
+        match &mut self.table {
+            Some(table) => Ok(table),
+            none => Ok(none.insert(russet_policy::Policies::open(PolicySettings::default())?)),
+        }
+    }
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Logs what is not enforced as written.
+fn report(subject: impl std::fmt::Display, problem: &Problem) {
+    russet_store::refused(
+        "a policy is not enforced as written",
+        format!("{subject} {}", problem.path),
+        &problem.text,
+    );
+}
+
+fn pod_name(endpoint: &Endpoint) -> PodName {
+    format!("{}/{}", endpoint.namespace.as_deref().unwrap_or_default(), endpoint.name)
+}
+
+fn name_of(object: &Value) -> ObjectName {
+    let text = |pointer| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+    (text("/metadata/namespace"), text("/metadata/name"))
+}
+
+/// An object with nothing but its name.
+fn named((namespace, name): &ObjectName) -> Value {
+    match namespace.is_empty() {
+        true => json!({ "metadata": { "name": name } }),
+        false => json!({ "metadata": { "namespace": namespace, "name": name } }),
+    }
+}
+
+/// The object with its kind, which the items of a list lack.
+fn typed(kind: Kind, mut object: Value) -> Value {
+    if let Some(members) = object.as_object_mut() {
+        members.insert("apiVersion".to_owned(), kind.resource().0.into());
+        members.insert("kind".to_owned(), kind.name().into());
+    }
+    object
+}

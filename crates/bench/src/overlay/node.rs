@@ -1,0 +1,168 @@
+//! A node and its pod: two network namespaces, joined as the way wants it.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsRawFd as _;
+use std::process::Command;
+
+use russet_addr::{IfName, Ipv4Net, Mac, host_net};
+use russet_linux::{NetNs, process, sysctl};
+use russet_netlink::{Address, Batch, Bridge, LinkAdd, LinkKind, LinkSet, Neighbour, Peer, Route, Socket};
+
+use crate::Result;
+
+/// One of the two nodes: 192.168.77.N on the wire, the pods 10.244.N.0/24.
+pub struct Node {
+    pub number: u8,
+    pub host: NetNs,
+    pub pod: NetNs,
+    /// Of the node's own namespace.
+    pub netlink: Socket,
+    /// The index of `w0`.
+    pub wire: u32,
+}
+
+pub const WIRE_MTU: u32 = 1500;
+
+/// The gateway of a routed pod (calico-cni.md section 3).
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+
+/// The name of pods' host ends: one that Russet's tables are about.
+pub const HOST_END: &str = "russ0";
+
+// === impl Node ===
+
+impl Node {
+    /// Both nodes, on one wire.
+    pub fn pair(mtu_bytes: u32) -> Result<[Self; 2]> {
+        let (mut one, mut two) = (Self::new(1)?, Self::new(2)?);
+        let peer =
+            Peer { netns: Some(two.host.as_raw_fd()), mtu_bytes: Some(mtu_bytes), ..Peer::new(name("w0")?) };
+        let link = LinkAdd { mtu_bytes: Some(mtu_bytes), ..LinkAdd::veth(name("w0")?, peer) };
+        one.netlink.execute(Batch::new().add_link(&link))?;
+        for node in [&mut one, &mut two] {
+            node.wire = node.netlink.link_by_name(&name("w0")?)?.index;
+            let address = Ipv4Net::new(node.address(), 24)?;
+            up(&mut node.netlink, node.wire, Some(address))?;
+        }
+        Ok([one, two])
+    }
+
+    fn new(number: u8) -> Result<Self> {
+        let (host, pod) = (NetNs::create_unnamed()?, NetNs::create_unnamed()?);
+        let netlink = host.with(Socket::route)??;
+        let node = Self { number, host, pod, netlink, wire: 0 };
+        for (setting, value) in [("net/ipv4/ip_forward", "1"), ("net/ipv4/conf/all/rp_filter", "0")] {
+            node.set(setting, value)?;
+        }
+        Ok(node)
+    }
+
+    /// The node's own address.
+    pub fn address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(192, 168, 77, self.number)
+    }
+
+    /// The pod's.
+    pub fn pod_address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 244, self.number, 2)
+    }
+
+    /// The base of the lease, and the node's address on an overlay device.
+    pub fn base(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 244, self.number, 0)
+    }
+
+    /// The node's pods.
+    pub fn subnet(&self) -> Result<Ipv4Net> {
+        Ok(Ipv4Net::new(self.base(), 24)?)
+    }
+
+    /// Writes a sysctl of the node.
+    pub fn set(&self, name: &str, value: &str) -> Result<()> {
+        self.host.with(|| sysctl::write_if_different(name, value))??;
+        Ok(())
+    }
+
+    /// Runs a program in the node's namespace, with this on its standard input.
+    pub fn run(&self, program: &str, arguments: &[&str], input: &str) -> Result<()> {
+        use std::io::Write as _;
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(std::process::Stdio::piped());
+        let mut child = process::in_netns(&mut command, &self.host)?.spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(input.as_bytes())?;
+        }
+        let status = child.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("{program}: {status}").into()) }
+    }
+
+    /// The pod on a routed veth, as `attach` wires it.
+    pub fn routed_pod(&mut self, mtu_bytes: u32) -> Result<()> {
+        let (host_end, mut pod, pod_end) = self.veth(mtu_bytes)?;
+        let (host_mac, pod_mac) = (mac(&mut self.netlink, host_end)?, mac(&mut pod, pod_end)?);
+        up(&mut pod, pod_end, Some(Ipv4Net::new(self.pod_address(), 32)?))?;
+        up(&mut self.netlink, host_end, None)?;
+        let everything = "0.0.0.0/0".parse()?;
+        let mut inside = Batch::new();
+        inside.replace_neighbour(&Neighbour::permanent(pod_end, GATEWAY.into(), host_mac));
+        inside.add_route(&Route::dev(host_net(GATEWAY.into()), pod_end));
+        inside.add_route(&Route { oif: Some(pod_end), ..Route::via(everything, GATEWAY.into()) });
+        pod.execute(&inside)?;
+        let address = IpAddr::V4(self.pod_address());
+        let mut outside = Batch::new();
+        outside.replace_neighbour(&Neighbour::permanent(host_end, address, pod_mac));
+        outside.add_route(&Route::dev(host_net(address), host_end));
+        Ok(self.netlink.execute(&outside)?)
+    }
+
+    /// The pod on a bridge, as flannel's CNI plugin has it made.
+    pub fn bridged_pod(&mut self, mtu_bytes: u32) -> Result<()> {
+        let (host_end, mut pod, pod_end) = self.veth(mtu_bytes)?;
+        let kind = LinkKind::Bridge(Bridge::default());
+        let bridge = LinkAdd { mtu_bytes: Some(mtu_bytes), ..LinkAdd::new(name("cni0")?, kind) };
+        self.netlink.execute(Batch::new().add_link(&bridge))?;
+        let bridge = self.netlink.link_by_name(&name("cni0")?)?.index;
+        let gateway = Ipv4Addr::new(10, 244, self.number, 1);
+        up(&mut self.netlink, bridge, Some(Ipv4Net::new(gateway, 24)?))?;
+        self.netlink
+            .execute(Batch::new().set_link(&LinkSet { master: Some(bridge), ..LinkSet::index(host_end) }))?;
+        up(&mut self.netlink, host_end, None)?;
+        up(&mut pod, pod_end, Some(Ipv4Net::new(self.pod_address(), 24)?))?;
+        Ok(pod.execute(Batch::new().add_route(&Route::via("0.0.0.0/0".parse()?, gateway.into())))?)
+    }
+
+    /// A veth from the node to its pod: the index here, and socket and index there.
+    fn veth(&mut self, mtu_bytes: u32) -> Result<(u32, Socket, u32)> {
+        let peer = Peer {
+            netns: Some(self.pod.as_raw_fd()),
+            mtu_bytes: Some(mtu_bytes),
+            ..Peer::new(name("eth0")?)
+        };
+        let link = LinkAdd { mtu_bytes: Some(mtu_bytes), ..LinkAdd::veth(name(HOST_END)?, peer) };
+        self.netlink.execute(Batch::new().add_link(&link))?;
+        let mut pod = self.pod.with(Socket::route)??;
+        let host_end = self.netlink.link_by_name(&name(HOST_END)?)?.index;
+        let pod_end = pod.link_by_name(&name("eth0")?)?.index;
+        Ok((host_end, pod, pod_end))
+    }
+}
+
+/// A name that is right.
+pub fn name(text: &str) -> Result<IfName> {
+    Ok(IfName::new(text)?)
+}
+
+/// The MAC of a link.
+pub fn mac(socket: &mut Socket, index: u32) -> Result<Mac> {
+    socket.link_by_index(index)?.mac.ok_or_else(|| format!("link {index} has no MAC").into())
+}
+
+/// Raises a link and gives it an address.
+pub fn up(socket: &mut Socket, index: u32, address: Option<Ipv4Net>) -> Result<()> {
+    let mut batch = Batch::new();
+    if let Some(address) = address {
+        batch.add_address(&Address::new(index, address.into()));
+    }
+    batch.set_link(&LinkSet { up: Some(true), ..LinkSet::index(index) });
+    Ok(socket.execute(&batch)?)
+}

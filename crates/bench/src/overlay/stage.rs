@@ -1,0 +1,232 @@
+//! Two nodes whose pods reach each other by one of the compared data paths.
+
+use std::net::Ipv4Addr;
+use std::str::FromStr;
+
+use russet_flanneld::udp::{OVERHEAD_BYTES, Options, PORT, Proxy};
+use russet_linux::NetNs;
+use russet_netlink::{Batch, Df, FdbEntry, LinkAdd, LinkKind, Neighbour, Route, Vxlan};
+use russet_overlay::flannel::Fabric;
+
+use crate::overlay::flanneld::NETWORK;
+use crate::overlay::naive::Naive;
+use crate::overlay::node::{Node, WIRE_MTU, mac, name, up};
+use crate::overlay::{agent, flanneld};
+use crate::{BoxError, Result};
+
+/// The path of packets from pod to pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Without pods: the nodes themselves are the endpoints.
+    Bare,
+    /// Routed veth, route to the other node.
+    Routed,
+    /// Routed veth, VXLAN device, no netfilter.
+    Vxlan,
+    /// The same, and the masquerade and forward rules of our flannel daemon, so that connections are tracked.
+    VxlanRules,
+    /// Routed veth, and the overlay as the agent makes it, with these guards.
+    Agent(agent::Guards),
+    /// Bridge, and the overlay as our flannel daemon makes it, with these guards.
+    Flanneld(flanneld::Guards),
+    /// As flannel and the bridge plugin leave it: bridge, VXLAN device, connection tracking, `bridge-nf-call-iptables`.
+    VxlanFlannel,
+    /// Routed veth, our userspace udp backend.
+    Udp,
+    /// Routed veth, one packet in each system call: the stand-in for flannel's original.
+    UdpNaive,
+}
+
+/// The nodes, with everything that lives as long as they do.
+pub struct Stage {
+    pub way: Way,
+    pub nodes: [Node; 2],
+    _proxies: Vec<Proxy>,
+    /// Of the flannel daemons of both nodes, if they run.
+    fabrics: Vec<Fabric>,
+}
+
+const VXLAN_MTU: u32 = 1450;
+const UDP_MTU: u32 = WIRE_MTU - OVERHEAD_BYTES;
+/// flannel's port is the kernel's default.
+const VXLAN_PORT: u16 = 8472;
+
+/// What dataplane.md section 7 gives the flannel model; a cluster's rules are longer.
+const FLANNEL_RULES: &str = "
+table ip flannel {
+  chain forward {
+    type filter hook forward priority filter; policy accept;
+    ct state invalid drop
+    ct state established,related accept
+    ip saddr 10.244.0.0/16 accept
+    ip daddr 10.244.0.0/16 accept
+  }
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/16 return
+    ip saddr 10.244.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
+  }
+  chain prerouting { type nat hook prerouting priority dstnat; policy accept; }
+}
+";
+
+// === impl Way ===
+
+impl FromStr for Way {
+    type Err = BoxError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Ok(match text {
+            "bare" => Self::Bare,
+            "routed" => Self::Routed,
+            "vxlan" => Self::Vxlan,
+            "vxlan-rules" => Self::VxlanRules,
+            "agent-open" => Self::Agent(agent::Guards::None),
+            "agent-verdicts" => Self::Agent(agent::Guards::Verdicts),
+            "agent-policy" => Self::Agent(agent::Guards::Policy),
+            "agent-tunnel" => Self::Agent(agent::Guards::Tunnel),
+            "agent" => Self::Agent(agent::Guards::All),
+            "flanneld-open" => Self::Flanneld(flanneld::Guards::None),
+            "flanneld-ports" => Self::Flanneld(flanneld::Guards::Ports),
+            "flanneld-pods" => Self::Flanneld(flanneld::Guards::Pods),
+            "flanneld-tunnel" => Self::Flanneld(flanneld::Guards::Tunnel),
+            "flanneld" => Self::Flanneld(flanneld::Guards::All),
+            "vxlan-flannel" => Self::VxlanFlannel,
+            "udp" => Self::Udp,
+            "udp-naive" => Self::UdpNaive,
+            _ => return Err(format!("no way {text:?}").into()),
+        })
+    }
+}
+
+// === impl Stage ===
+
+impl Stage {
+    /// Makes everything.
+    pub fn set(way: Way) -> Result<Self> {
+        let mut nodes = Node::pair(WIRE_MTU)?;
+        let (mut proxies, mut fabrics) = (Vec::new(), Vec::new());
+        match way {
+            Way::Bare => {}
+            Way::Routed => each(&mut nodes, |node, other| {
+                node.routed_pod(WIRE_MTU)?;
+                let route = Route::via(other.subnet()?.into(), other.address().into());
+                Ok(node.netlink.execute(Batch::new().add_route(&route))?)
+            })?,
+            Way::Vxlan | Way::VxlanRules => vxlan(&mut nodes, |node| node.routed_pod(VXLAN_MTU))?,
+            Way::VxlanFlannel => vxlan(&mut nodes, |node| node.bridged_pod(VXLAN_MTU))?,
+            Way::Agent(guards) => {
+                each(&mut nodes, |node, _| node.routed_pod(VXLAN_MTU))?;
+                nodes.iter().try_for_each(|node| agent::start(node, guards))?;
+            }
+            Way::Flanneld(guards) => {
+                each(&mut nodes, |node, _| node.bridged_pod(VXLAN_MTU))?;
+                fabrics = flanneld::start(&nodes, guards)?;
+            }
+            Way::Udp => {
+                each(&mut nodes, |node, _| node.routed_pod(UDP_MTU))?;
+                proxies = vec![proxy(&nodes[0], &nodes[1])?, proxy(&nodes[1], &nodes[0])?];
+            }
+            Way::UdpNaive => {
+                each(&mut nodes, |node, _| node.routed_pod(UDP_MTU))?;
+                each(&mut nodes, |node, other| Naive::start(node, other, UDP_MTU))?;
+            }
+        }
+        match way {
+            Way::VxlanRules => nodes.iter().try_for_each(flanneld::rules)?,
+            Way::VxlanFlannel => nodes.iter().try_for_each(|node| {
+                node.run("nft", &["-f", "-"], FLANNEL_RULES)?;
+                node.set("net/bridge/bridge-nf-call-iptables", "1")
+            })?,
+            _ => {}
+        }
+        Ok(Self { way, nodes, _proxies: proxies, fabrics })
+    }
+
+    /// Lets the guards of flannel's daemons hold for some more minutes, as the daemons do.
+    pub fn refresh(&mut self) -> Result<()> {
+        for (node, fabric) in self.nodes.iter().zip(&mut self.fabrics) {
+            let report = node.host.with(|| fabric.resync())?;
+            if !report.is_quiet() {
+                return Err(format!("something changed the tables: {report:?}").into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The namespaces of sender and receiver, and the receiver's address.
+    pub fn ends(&self) -> (&NetNs, &NetNs, Ipv4Addr) {
+        let [one, two] = &self.nodes;
+        match self.way {
+            Way::Bare => (&one.host, &two.host, two.address()),
+            _ => (&one.pod, &two.pod, two.pod_address()),
+        }
+    }
+}
+
+fn each(nodes: &mut [Node; 2], mut body: impl FnMut(&mut Node, &Node) -> Result<()>) -> Result<()> {
+    let [one, two] = nodes;
+    body(one, two)?;
+    body(two, one)
+}
+
+/// A VXLAN device on each node, and the other in its tables (flannel.md section 6.2).
+fn vxlan(nodes: &mut [Node; 2], mut pod: impl FnMut(&mut Node) -> Result<()>) -> Result<()> {
+    let mut device = |node: &mut Node| {
+        let vxlan = Vxlan {
+            vni: 1,
+            local: Some(node.address().into()),
+            parent: Some(node.wire),
+            port: VXLAN_PORT,
+            learning: false,
+            ttl: 0,
+            df: Df::Unset,
+            gbp: false,
+            collect_metadata: false,
+            group: None,
+            l2miss: false,
+            udp_csum: true,
+            udp_zero_csum6_tx: false,
+            udp_zero_csum6_rx: false,
+        };
+        let link = LinkAdd {
+            mtu_bytes: Some(VXLAN_MTU),
+            ..LinkAdd::new(name("flannel.1")?, LinkKind::Vxlan(vxlan))
+        };
+        node.netlink.execute(Batch::new().add_link(&link))?;
+        let index = node.netlink.link_by_name(&name("flannel.1")?)?.index;
+        let base = format!("{}/32", node.base()).parse()?;
+        up(&mut node.netlink, index, Some(base))?;
+        pod(node)?;
+        Ok::<_, BoxError>((index, mac(&mut node.netlink, index)?))
+    };
+    let ends = [device(&mut nodes[0])?, device(&mut nodes[1])?];
+    let mut ends = [(ends[0].0, ends[1].1), (ends[1].0, ends[0].1)].into_iter();
+    each(nodes, |node, other| {
+        let Some((index, mac)) = ends.next() else { return Ok(()) };
+        let via = other.base().into();
+        let mut batch = Batch::new();
+        batch.replace_neighbour(&Neighbour::permanent(index, via, mac));
+        batch.append_fdb(&FdbEntry::remote(index, mac, other.address().into()));
+        let route = Route { oif: Some(index), onlink: true, ..Route::via(other.subnet()?.into(), via) };
+        batch.add_route(&route);
+        Ok(node.netlink.execute(&batch)?)
+    })
+}
+
+fn proxy(node: &Node, other: &Node) -> Result<Proxy> {
+    let options = Options {
+        tun: "flannel%d".to_owned(),
+        mtu: UDP_MTU,
+        own: node.base(),
+        network: NETWORK.parse()?,
+        local: node.address(),
+        port: PORT,
+        queues: 1,
+        offload: true,
+        guard: true,
+    };
+    let proxy = node.host.run_in_thread(|| Proxy::start(options))??;
+    proxy.put(other.subnet()?, other.address());
+    Ok(proxy)
+}

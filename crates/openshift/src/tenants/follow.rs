@@ -1,0 +1,198 @@
+//! The follower: applies the tenants and peers in the store to this node's data path.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use russet_addr::NodeName;
+use russet_model::openshift::{Namespace, NetId, everything};
+use russet_overlay::ReconcileReport;
+use russet_store::{Store, Watch};
+use russet_sync::Backoff;
+use tokio::time::{sleep, timeout};
+
+use super::View;
+use crate::data_path::{Peer, Port, Sdn};
+use crate::{LOG, lock};
+
+/// The result of one round, for logs, metrics and readiness.
+#[derive(Debug)]
+pub struct RoundReport {
+    /// The changes of the data path.
+    pub report: ReconcileReport,
+    /// Number of ports whose network ID changed.
+    pub renumbered: usize,
+}
+
+/// Changes that are not applied yet.
+#[derive(Debug, Default)]
+struct PendingChanges {
+    namespaces: BTreeSet<Namespace>,
+    everybody: bool,
+    peers: bool,
+}
+
+/// The pauses before the store is asked again, with jitter.
+const RECONNECT_FIRST: Duration = Duration::from_secs(1);
+const RECONNECT_MAX: Duration = Duration::from_secs(10);
+/// Pause before a change of the kernel that failed is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long further events are collected, so that a burst becomes one transaction. A single event
+/// waits no longer than this.
+const GATHER: Duration = Duration::from_millis(2);
+/// Limit of events in one round; a node with thousands of peers gets that many at once.
+const GATHER_MAX: usize = 4096;
+
+/// Follows the store and never returns. When `on_round` is called, `view` is current, and the data path
+/// matches it unless the report has a failure, which is retried.
+pub async fn follow(
+    store: Rc<dyn Store>,
+    own: NodeName,
+    sdn: Arc<Mutex<Sdn>>,
+    view: Rc<RefCell<View>>,
+    mut on_round: impl FnMut(RoundReport),
+) {
+    let (mut pending, mut backoff) =
+        (PendingChanges::default(), Backoff::new(RECONNECT_FIRST, RECONNECT_MAX));
+    loop {
+        match store.watch(&everything()).await {
+            Ok(mut watch) => {
+                backoff.reset();
+                let error = watched(watch.as_mut(), &own, &sdn, &view, &mut pending, &mut on_round).await;
+                tracing::warn!(target: LOG, %error, "the watch of tenants ended");
+            }
+            Err(error) => tracing::warn!(target: LOG, %error, "tenants are not watched"),
+        }
+        sleep(backoff.pause()).await;
+    }
+}
+
+async fn watched(
+    watch: &mut dyn Watch,
+    own: &NodeName,
+    sdn: &Arc<Mutex<Sdn>>,
+    view: &Rc<RefCell<View>>,
+    pending: &mut PendingChanges,
+    on_round: &mut impl FnMut(RoundReport),
+) -> russet_store::StoreError {
+    loop {
+        let limit = if pending.is_empty() { None } else { Some(RETRY) };
+        if let Err(error) = gather(watch, view, pending, limit).await {
+            return error;
+        }
+        let round = carry_out(sdn, own, view, pending).await;
+        let failed = round.report.failed > 0;
+        for error in &round.report.errors {
+            tracing::warn!(target: LOG, %error, "a change of tenants or peers is not in force");
+        }
+        if !failed {
+            *pending = PendingChanges::default();
+        }
+        on_round(round);
+    }
+}
+
+/// Waits for events, up to `limit` if there is one, and takes all that arrive together.
+async fn gather(
+    watch: &mut dyn Watch,
+    view: &Rc<RefCell<View>>,
+    pending: &mut PendingChanges,
+    limit: Option<Duration>,
+) -> Result<(), russet_store::StoreError> {
+    let first = match limit {
+        None => watch.next().await?,
+        Some(limit) => match timeout(limit, watch.next()).await {
+            Ok(event) => event?,
+            Err(_) => return Ok(()),
+        },
+    };
+    pending.take(view, first);
+    for _ in 1..GATHER_MAX {
+        match timeout(GATHER, watch.next()).await {
+            Ok(event) => pending.take(view, event?),
+            Err(_) => break,
+        }
+    }
+    Ok(())
+}
+
+async fn carry_out(
+    sdn: &Arc<Mutex<Sdn>>,
+    own: &NodeName,
+    view: &Rc<RefCell<View>>,
+    pending: &PendingChanges,
+) -> RoundReport {
+    let (peers, netids) = {
+        let view = view.borrow();
+        let peers = pending.peers.then(|| view.peers(own));
+        let named = |namespace: &Namespace| (namespace.clone(), view.netid(namespace));
+        let netids: Vec<_> = pending.namespaces.iter().map(named).collect();
+        (peers, netids)
+    };
+    let everybody = pending.everybody.then(|| snapshot(view));
+    let sdn = Arc::clone(sdn);
+    let work = move || round(&mut lock(&sdn), peers.as_deref(), &netids, everybody.as_ref());
+    match tokio::task::spawn_blocking(work).await {
+        Ok((report, renumbered)) => RoundReport { report, renumbered },
+        Err(error) => {
+            tracing::error!(target: LOG, %error, "applying tenants and peers was interrupted");
+            RoundReport { report: ReconcileReport { failed: 1, ..ReconcileReport::default() }, renumbered: 0 }
+        }
+    }
+}
+
+/// Every namespace's ID. A namespace that is missing has none.
+fn snapshot(view: &Rc<RefCell<View>>) -> std::collections::BTreeMap<Namespace, NetId> {
+    let view = view.borrow();
+    let known = view.namespaces().filter_map(|namespace| Some((namespace.clone(), view.netid(namespace)?)));
+    known.collect()
+}
+
+fn round(
+    sdn: &mut Sdn,
+    peers: Option<&[Peer]>,
+    netids: &[(Namespace, Option<NetId>)],
+    everybody: Option<&std::collections::BTreeMap<Namespace, NetId>>,
+) -> (ReconcileReport, usize) {
+    let wanted = |port: &Port| -> Option<Option<NetId>> {
+        match everybody {
+            Some(all) => Some(all.get(&port.namespace).copied()),
+            None => netids.iter().find(|(name, _)| *name == port.namespace).map(|(_, netid)| *netid),
+        }
+    };
+    let changed = |port: &Port| {
+        let netid = wanted(port).filter(|netid| *netid != port.netid)?;
+        Some(Port { netid, ..port.clone() })
+    };
+    let ports: Vec<Port> = sdn.attached().filter_map(changed).collect();
+    // First revoke access, then grant it.
+    let renumbered = if ports.is_empty() { Ok(()) } else { sdn.renumber(&ports) };
+    let mut report = peers.map_or_else(ReconcileReport::default, |peers| sdn.peers(peers));
+    if let Err(error) = renumbered {
+        report.failed += 1;
+        report.errors.push(error.into());
+        return (report, 0);
+    }
+    (report, ports.len())
+}
+
+// === impl PendingChanges ===
+
+impl PendingChanges {
+    fn is_empty(&self) -> bool {
+        self.namespaces.is_empty() && !self.everybody && !self.peers
+    }
+
+    fn take(&mut self, view: &Rc<RefCell<View>>, event: russet_store::Event) {
+        let snapshot = matches!(event, russet_store::Event::Snapshot(_));
+        let changed = view.borrow_mut().take(event);
+        for (key, error) in &changed.malformed {
+            russet_store::refused("a record of OpenShift's network is not used", key, error);
+        }
+        self.everybody |= snapshot || changed.network;
+        self.namespaces.extend(changed.namespaces);
+        self.peers |= changed.subnets;
+    }
+}

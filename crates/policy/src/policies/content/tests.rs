@@ -1,0 +1,103 @@
+//! What the kernel has after each transaction of random deltas.
+
+use russet_testkit::Random;
+
+use super::*;
+
+/// Elements by their sets and keys.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Kernel(BTreeMap<At, BTreeMap<Vec<KeyPart>, Option<russet_nft::Value>>>);
+
+// === impl Kernel ===
+
+impl Kernel {
+    /// Refuses what the kernel refuses.
+    fn commit(&mut self, changes: &Changes) {
+        for (at, (removed, added)) in &changes.sets {
+            let set = self.0.entry(*at).or_default();
+            for element in removed {
+                assert!(set.remove(&element.key).is_some(), "{at:?} has no {element:?}");
+            }
+            for element in added {
+                let old = set.insert(element.key.clone(), element.value.clone());
+                assert!(old.is_none(), "{at:?} has {element:?} already");
+            }
+        }
+        self.0.retain(|_, set| !set.is_empty());
+        self.check_lists();
+    }
+
+    /// Every decision that refers to a list finds a word for the first and the last port.
+    fn check_lists(&self) {
+        let has = |family, number, port: u16| {
+            let set = self.0.get(&(Place::Sources, family));
+            set.into_iter().flat_map(BTreeMap::keys).any(|key| {
+                let (first, last) = key[1].bytes();
+                words::class_id(&key[0]) == Some(number)
+                    && (first..=last).contains(&port.to_be_bytes().as_slice())
+            })
+        };
+        for ((place, family), set) in self.0.iter().filter(|((place, _), _)| *place != Place::Sources) {
+            for number in set.values().filter_map(|value| words::list(value.as_ref())) {
+                let found = [0, 1000, u16::MAX].map(|port| has(*family, number, port));
+                assert_eq!(found, [true; 3], "{place:?} refers to list {number:x}");
+            }
+        }
+    }
+}
+
+fn list(random: &mut Random) -> Vec<SourceRange> {
+    let cut = [500, 1000, 1001, 2000][random.below(4)];
+    let range = |first, last, word| SourceRange { first, last, word };
+    vec![range(0, cut - 1, Word::DENY), range(cut, u16::MAX, Word::ALLOW)]
+}
+
+/// Changes of some of few keys. What is removed was there, as the engine's deltas say it.
+fn delta(random: &mut Random, content: &Decisions) -> Delta {
+    let mut delta = Delta::default();
+    for _ in 0..random.below(6) {
+        let local: IpAddr = ["10.0.0.1", "10.0.0.2", "fd00::1"][random.below(3)].parse().unwrap();
+        let part = [Part::Port(Protocol::TCP, 80), Part::Protocol(Protocol::UDP)][random.below(2)];
+        let peer = Identity::new(16 + random.below(2) as u32).unwrap();
+        let key = Key { direction: Direction::Ingress, local, peer, part };
+        let word = [Some(Word::WIDE), Some(Word::WIDE), Some(Word::ALLOW), None][random.below(4)];
+        if word != content.decisions.get(&key).copied() {
+            delta.decisions.insert(key, word);
+        } else {
+            delta.decisions.remove(&key);
+        }
+        let ranges = (word == Some(Word::WIDE)).then(|| list(random));
+        delta.wide.insert(key, ranges);
+    }
+    delta
+}
+
+#[test]
+fn lists_are_there_while_a_decision_refers_to_them() {
+    for seed in 0..200 {
+        let mut random = Random::new(seed);
+        let (mut content, mut kernel) = (Decisions::default(), Kernel::default());
+        let mut lists = Lists::default();
+        for _ in 0..30 {
+            let delta = delta(&mut random, &content);
+            let steps = content.steps(&delta, &BTreeSet::new(), &mut lists);
+            for changes in [&steps.before, &steps.changes, &steps.behind] {
+                kernel.commit(changes);
+            }
+            content.apply(&delta, &BTreeSet::new());
+            let wanted = content.elements(&lists).into_iter().filter(|(_, elements)| !elements.is_empty());
+            let by_key = |elements: Vec<Element>| elements.into_iter().map(|it| (it.key, it.value)).collect();
+            let wanted = Kernel(wanted.map(|(at, elements)| (at, by_key(elements))).collect());
+            assert_eq!(kernel, wanted, "seed {seed}");
+        }
+        // A restart finds the same numbers.
+        let found = content.elements(&lists);
+        let known = lists::read(&found);
+        let mut read = Decisions::default();
+        for (at, element) in found.iter().flat_map(|(at, all)| all.iter().map(move |it| (at, it))) {
+            assert!(read.read(*at, element, &known), "seed {seed}: {element:?}");
+        }
+        assert_eq!(read, content, "seed {seed}");
+        assert_eq!(read.elements(&Lists::of(&read, &known)), found, "seed {seed}");
+    }
+}

@@ -1,0 +1,12 @@
+//! Decisions in real kernels: pods behind a router, and what their connections do while decisions
+//! change. The deltas are made by hand, except in `names` and `truth`.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+
+mod kernel;
+mod names;
+mod random;
+mod sources;
+mod traffic;
+mod truth;
+mod world;

@@ -1,0 +1,227 @@
+//! Calico's own plugins and calicoctl, the Go programs, beside Russet's plugins on one node and one
+//! datastore in the Kubernetes API.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use std::sync::Arc;
+
+use russet_testkit::kubernetes::require_program;
+use russet_testkit::{eventually, run};
+use serde_json::{Value, json};
+
+use super::calico::{NETWORK, Site};
+use super::{GROUP, args_of};
+use crate::node::{Answer, TIMEOUT, TestPod};
+
+/// The addresses that a pod of two families has.
+const FAMILIES: usize = 2;
+/// ADDs of each kind at once.
+const AT_ONCE: usize = 50;
+
+/// A node whose runtime can call either kind of plugin.
+struct Both {
+    site: Site,
+}
+
+fn pool(name: &str, cidr: &str, block_size: u8) -> Value {
+    json!({ "kind": "IPPool", "apiVersion": "crd.projectcalico.org/v1", "metadata": { "name": name },
+        "spec": { "cidr": cidr, "blockSize": block_size, "ipipMode": "Never", "vxlanMode": "Never" } })
+}
+
+// === impl Both ===
+
+impl Both {
+    fn new(pools: &[Value]) -> Self {
+        let site = Site::with_pools(pools);
+        let directory = site.node.path("go");
+        std::fs::create_dir(&directory).unwrap();
+        // One program, which looks at the name by which it is called.
+        let program = require_program("calico", "calico");
+        ["calico", "calico-ipam"].iter().for_each(|name| symlink(&program, directory.join(name)).unwrap());
+        // The agent writes it once it is ready, and Go's plugins have no other.
+        let kubeconfig = site.kubeconfig();
+        eventually(TIMEOUT, || kubeconfig.exists());
+        Self { site }
+    }
+
+    /// The configuration of both, with addresses of both families.
+    fn config(&self) -> Value {
+        let mut config = self.site.config();
+        config["ipam"] = json!({ "type": "calico-ipam", "assign_ipv4": "true", "assign_ipv6": "true" });
+        config
+    }
+
+    fn call_russets(&self, verb: &str, pod: &TestPod, name: &str) -> Answer {
+        super::call_with(&self.site.node, verb, pod, name, &self.config())
+    }
+
+    /// Calls Calico's plugin, which calls Calico's IPAM plugin.
+    fn call_calicos(&self, verb: &str, pod: &TestPod, name: &str) -> Answer {
+        let node = &self.site.node;
+        let mut config = self.config();
+        let mine = json!({
+            // The newest one that it knows.
+            "cniVersion": "1.0.0",
+            // Another file than that of Russet's plugins: only the datastore keeps the two apart.
+            "ipam_lock_file": node.path("go/ipam.lock"),
+        });
+        config.as_object_mut().unwrap().extend(mine.as_object().unwrap().clone());
+        let (netns, args) = (pod.path().display().to_string(), args_of(pod, name));
+        let mut command = Command::new(node.path("go/calico"));
+        command.env_clear().env("CNI_PATH", node.path("go")).env("CNI_COMMAND", verb);
+        command.env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", netns).env("CNI_IFNAME", "eth0");
+        node.output(command.env("CNI_ARGS", args), config.to_string())
+    }
+
+    /// A pod whose ADD is done by a plugin; its addresses.
+    fn add(
+        &mut self,
+        name: &str,
+        plugin: fn(&Self, &str, &TestPod, &str) -> Answer,
+    ) -> (TestPod, Vec<String>) {
+        self.site.cluster.create_pod(name, "n1", json!({}));
+        let pod = self.site.node.pod();
+        let answer = plugin(self, "ADD", &pod, name);
+        assert_eq!(answer.status, 0, "{name}: {answer:?}");
+        (pod, answer.addresses())
+    }
+
+    /// DEL by a plugin, which must leave nothing of the pod but its annotations, without addresses.
+    fn del(&self, pod: &TestPod, name: &str, plugin: fn(&Self, &str, &TestPod, &str) -> Answer) {
+        let answer = plugin(self, "DEL", pod, name);
+        assert_eq!(answer.status, 0, "{name}: {answer:?}");
+        eventually(TIMEOUT, || self.site.node.unfinished() == 0);
+        let announced = self.site.cluster.announced(name);
+        assert_eq!((announced["podIP"].as_str(), announced["podIPs"].as_str()), ("", ""), "{name}");
+        let inside = run("ip", &["-n", &pod.netns_name, "-o", "link", "show"]);
+        assert!(!inside.contains("eth0"), "{name}: {inside}");
+    }
+
+    /// Neither calicoctl nor Russet's own check finds anything.
+    fn assert_is_clean(&self) {
+        let node = &self.site.node;
+        let mut command = Command::new(require_program("calico", "calicoctl"));
+        command.env("DATASTORE_TYPE", "kubernetes").env("KUBECONFIG", self.site.cluster.kubeconfig());
+        command.args(["ipam", "check", "--show-problem-ips", "--allow-version-mismatch"]);
+        let checked = node.output(&mut command, "");
+        assert_eq!(checked.status, 0, "{checked:?}");
+        assert!(checked.stdout.contains("found 0 problems"), "{}", checked.stdout);
+        self.site.cluster.assert_is_clean(node);
+    }
+
+    /// The blocks that are affine to the node.
+    fn blocks(&self) -> Vec<Value> {
+        let blocks = self.site.cluster.with(|server| server.object(&format!("{GROUP}/ipamblocks"))).unwrap();
+        blocks["items"].as_array().unwrap().iter().map(|block| block["spec"].clone()).collect()
+    }
+
+    /// The addresses that the next ADD on the node is to get: the head of each block's free list.
+    fn heads(&self) -> BTreeSet<String> {
+        let head = |block: &Value| {
+            let cidr: russet_addr::BlockCidr = block["cidr"].as_str().unwrap().parse().unwrap();
+            let ordinal = block["unallocated"][0].as_u64().unwrap();
+            cidr.address(usize::try_from(ordinal).unwrap()).unwrap().to_string()
+        };
+        self.blocks().iter().map(head).collect()
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: calico, calicoctl, kube-apiserver, etcd, etcdctl, curl, openssl, ip"]
+fn go_plugins_continue_blocks_of_russet_and_each_deletes_the_pods_of_the_other() {
+    // kubernetes.md K21 and K47
+    let mut both = Both::new(&[pool("four", "10.65.0.0/16", 26), pool("six", "fd65::/64", 122)]);
+    let (ours, addresses) = both.add("ours", Both::call_russets);
+    assert_eq!(addresses.len(), FAMILIES, "{addresses:?}");
+    both.assert_is_clean();
+
+    let heads = both.heads();
+    let (theirs, addresses) = both.add("theirs", Both::call_calicos);
+    assert_eq!(addresses.iter().cloned().collect::<BTreeSet<_>>(), heads, "the next ordinal of each block");
+    both.assert_is_clean();
+    let heads = both.heads();
+    let (again, addresses) = both.add("again", Both::call_russets);
+    assert_eq!(addresses.iter().cloned().collect::<BTreeSet<_>>(), heads, "of blocks that Go has written");
+    assert_eq!(both.blocks().len(), FAMILIES, "none has claimed a block beside the node's");
+    both.assert_is_clean();
+
+    both.del(&theirs, "theirs", Both::call_russets);
+    both.assert_is_clean();
+    both.del(&ours, "ours", Both::call_calicos);
+    both.assert_is_clean();
+    // Either finds that there is nothing to do.
+    both.del(&ours, "ours", Both::call_russets);
+    both.del(&theirs, "theirs", Both::call_calicos);
+    both.del(&again, "again", Both::call_russets);
+    assert_eq!(both.site.cluster.held(NETWORK), 0);
+    both.assert_is_clean();
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: calico, calicoctl, kube-apiserver, etcd, etcdctl, curl, openssl, ip; takes a minute"]
+fn a_hundred_adds_of_both_plugins_at_once_share_four_blocks_without_a_common_lock() {
+    // kubernetes.md K48
+    let mut both = Both::new(&[pool("four", "10.65.0.0/24", 26), pool("six", "fd65::/120", 122)]);
+    let names: Vec<String> =
+        (0..AT_ONCE).flat_map(|n| [format!("ours-{n}"), format!("theirs-{n}")]).collect();
+    let pods: Vec<(TestPod, &String)> = names.iter().map(|name| (both.site.node.pod(), name)).collect();
+    names.iter().for_each(|name| both.site.cluster.create_pod(name, "n1", json!({})));
+    let both = Arc::new(both);
+    let call = |verb: &'static str,
+                of_ours: fn(&Both, &str, &TestPod, &str) -> Answer,
+                of_theirs: fn(&Both, &str, &TestPod, &str) -> Answer| {
+        std::thread::scope(|scope| {
+            let calls: Vec<_> = pods
+                .iter()
+                .map(|(pod, name)| {
+                    let both = &both;
+                    let plugin = if name.starts_with("ours") { of_ours } else { of_theirs };
+                    scope.spawn(move || plugin(both, verb, pod, name))
+                })
+                .collect();
+            let answers: Vec<Answer> = calls.into_iter().map(|call| call.join().unwrap()).collect();
+            answers.iter().for_each(|answer| assert_eq!(answer.status, 0, "{verb}: {answer:?}"));
+            answers
+        })
+    };
+    let answers = call("ADD", Both::call_russets, Both::call_calicos);
+    let addresses: BTreeSet<String> = answers.iter().flat_map(Answer::addresses).collect();
+    assert_eq!(addresses.len(), FAMILIES * pods.len(), "each address once");
+    assert_eq!(both.site.cluster.held(NETWORK), addresses.len());
+    both.assert_is_clean();
+
+    // And back, each by the other one.
+    call("DEL", Both::call_calicos, Both::call_russets);
+    eventually(TIMEOUT, || both.site.node.unfinished() == 0);
+    assert_eq!(both.site.cluster.held(NETWORK), 0);
+    both.assert_is_clean();
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: calico, calicoctl, kube-apiserver, etcd, etcdctl, curl, openssl, ip"]
+fn a_node_returns_to_go_plugins_which_delete_what_russet_has_added() {
+    // kubernetes.md K115
+    let mut both = Both::new(&[pool("four", "10.65.0.0/16", 26), pool("six", "fd65::/64", 122)]);
+    let (old, _) = both.add("web-0", Both::call_russets);
+    let new = both.site.node.pod();
+    assert_eq!(both.call_russets("ADD", &new, "web-0").status, 0);
+    let (other, _) = both.add("web-1", Both::call_russets);
+    both.site.node.stop_agent();
+
+    // The annotation names the newer sandbox: the late DEL of the older one leaves the pod as it is.
+    assert_eq!(both.call_calicos("DEL", &old, "web-0").status, 0);
+    let announced = both.site.cluster.announced("web-0");
+    assert_eq!(announced["containerID"], new.container);
+    assert!(!announced["podIP"].is_empty(), "{announced:?}");
+    assert_eq!(both.site.cluster.held(NETWORK), 2 * FAMILIES, "the newer sandbox's, and the other pod's");
+
+    both.del(&new, "web-0", Both::call_calicos);
+    both.del(&other, "web-1", Both::call_calicos);
+    assert_eq!(both.site.cluster.held(NETWORK), 0);
+    both.assert_is_clean();
+    // New pods are Go's.
+    let (last, _) = both.add("web-2", Both::call_calicos);
+    both.del(&last, "web-2", Both::call_calicos);
+    both.assert_is_clean();
+}

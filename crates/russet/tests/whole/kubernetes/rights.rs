@@ -1,0 +1,56 @@
+//! An agent with the rights of packaging/kubernetes/russet.yaml, and no others.
+
+use russet_testkit::eventually;
+use russet_testkit::kubernetes::Release;
+use russet_testkit::run;
+use serde_json::json;
+
+use super::{Cluster, call};
+use crate::node::TIMEOUT;
+
+const MANIFEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/kubernetes/russet.yaml");
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: kube-apiserver, etcd, etcdctl, kubectl, curl, openssl"]
+fn an_agent_attaches_pods_with_the_rights_of_the_manifest() {
+    // kubernetes.md sections 5.3 and 5.4
+    let mut cluster = Cluster::new();
+    let mut node = cluster.machine("n1", &["--annotate", "always"]);
+    cluster.create_node("n1");
+    let kubeconfig = cluster.with(|server| {
+        let kubectl = Release::Newest.program("kubectl");
+        let admin = format!("--kubeconfig={}", server.admin_kubeconfig().display());
+        run(
+            kubectl.to_str().unwrap(),
+            &[&admin, "apply", "--server-side", "--force-conflicts", "-f", MANIFEST],
+        );
+        server.kubeconfig(&server.pod_token("russet-system", "russet-agent", "n1"))
+    });
+    let path = node.path("kubeconfig");
+    std::fs::write(&path, kubeconfig).unwrap();
+    let store = node.agent_args.iter_mut().find(|argument| argument.starts_with("kubernetes:")).unwrap();
+    *store = format!("kubernetes:{}", path.display());
+    let conflist = node.path("10-russet.conflist");
+    std::fs::write(&conflist, r#"{"cniVersion":"1.1.0","name":"russet","plugins":[{"type":"russet"}]}"#)
+        .unwrap();
+    node.agent_args.extend(["--conflist".to_owned(), conflist.display().to_string()]);
+    node.start_agent();
+    eventually(TIMEOUT, || cluster.condition("n1").is_some_and(|(_, reason)| reason == "RussetIsUp"));
+
+    cluster.create_pod("a", "n1", json!({}));
+    let pod = node.pod();
+    let added = call(&node, "ADD", &pod, "a");
+    assert_eq!(added.status, 0, "{added:?}");
+    assert!(cluster.announced("a").contains_key("podIPs"));
+    assert_eq!(call(&node, "DEL", &pod, "a").status, 0);
+    eventually(TIMEOUT, || node.unfinished() == 0);
+    let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/russet-n1";
+    eventually(TIMEOUT, || cluster.with(|server| server.object(lease)).is_some());
+    node.stop_agent();
+    let log = node.log();
+    let refusals: Vec<&str> = log
+        .lines()
+        .filter(|line| ["forbidden", "denied", "403"].iter().any(|word| line.contains(word)))
+        .collect();
+    assert!(refusals.is_empty(), "{refusals:?}");
+}

@@ -1,0 +1,159 @@
+//! Says why a flow is allowed or denied, as text for a screen and as JSON (policy.md section 5.2).
+//!
+//! All facts are those of the evaluator's trace; nothing is decided here.
+
+mod json;
+mod names;
+mod question;
+mod screen;
+#[cfg(test)]
+mod tests;
+mod why;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::evaluator::{self, EndTrace, Mismatch, Reason, Trace, mismatches};
+use crate::flow::Flow;
+use crate::ir::{Action, Direction, Policy, Protocol};
+use crate::snapshot::Snapshot;
+
+pub use names::{Peer, PeerError, Probe, ProbeError};
+pub use question::{Question, QuestionError};
+
+/// Why a flow is allowed or denied.
+#[derive(Debug, Clone)]
+pub struct Explanation<'a> {
+    snapshot: &'a Snapshot,
+    /// The steps of both ends.
+    pub trace: Trace,
+    /// Rules that would allow the flow if one condition changed, at most [`NEAREST_MAX`].
+    pub nearest: Vec<Nearest>,
+    /// What else an operator should know.
+    pub notes: Vec<String>,
+}
+
+/// A rule that would allow the flow if one condition changed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Nearest {
+    /// The end that denies.
+    pub direction: Direction,
+    /// The policy.
+    pub policy: Arc<Policy>,
+    /// The place of the rule.
+    pub index: usize,
+    /// The only member that does not match.
+    pub mismatch: Mismatch,
+}
+
+/// More suggestions would hide the first ones.
+pub const NEAREST_MAX: usize = 3;
+
+// === impl Explanation ===
+
+impl<'a> Explanation<'a> {
+    /// Judges a flow and explains the verdict.
+    pub fn new(snapshot: &'a Snapshot, flow: &Flow) -> Self {
+        let trace = evaluator::ask(snapshot, flow);
+        let mut nearest = Vec::new();
+        for end in [&trace.egress, &trace.ingress] {
+            nearest.extend(nearest_of(snapshot, flow, end));
+        }
+        nearest.truncate(NEAREST_MAX);
+        let notes = notes(snapshot, &trace);
+        Self { snapshot, trace, nearest, notes }
+    }
+
+    /// The end that denies: the source's first, as its node judges first.
+    pub fn denied_at(&self) -> Option<&EndTrace> {
+        [&self.trace.egress, &self.trace.ingress].into_iter().find(|end| !end.allowed)
+    }
+
+    /// The address of an end.
+    fn address(&self, direction: Direction) -> IpAddr {
+        match direction {
+            Direction::Egress => self.trace.flow.source,
+            Direction::Ingress => self.trace.flow.destination,
+        }
+    }
+}
+
+/// Rules before the decision that would allow if their only member that does not match did.
+fn nearest_of(snapshot: &Snapshot, flow: &Flow, end: &EndTrace) -> Vec<Nearest> {
+    let mut found = Vec::new();
+    if end.allowed {
+        return found;
+    }
+    for asked in end.tiers.iter().flat_map(|tier| &tier.policies) {
+        let rules = asked.policy.rules(end.direction).iter().enumerate().zip(&asked.rules);
+        for ((index, rule), mismatch) in rules {
+            let Some(mismatch) = *mismatch else { continue };
+            if rule.action == Action::Allow && mismatches(snapshot, rule, flow).count() == 1 {
+                let (direction, policy) = (end.direction, asked.policy.clone());
+                found.push(Nearest { direction, policy, index, mismatch });
+            }
+        }
+    }
+    found
+}
+
+fn notes(snapshot: &Snapshot, trace: &Trace) -> Vec<String> {
+    let mut notes = Vec::new();
+    if trace.flow.source == trace.flow.destination && trace.egress.endpoint.is_some() {
+        notes.push(
+            "a pod reaches its own address inside its own network namespace, where no policy counts; \
+                    this is the verdict for a connection through a Service that leads back to the pod"
+                .to_owned(),
+        );
+    }
+    if snapshot.policies.values().any(|policy| policy.staged.is_some()) {
+        let pending = evaluator::ask(&snapshot.with_staged(), &trace.flow);
+        if pending.allowed() != trace.allowed() {
+            let verdict = if pending.allowed() { "allowed" } else { "denied" };
+            notes.push(format!("with the staged policies in force it would be {verdict}"));
+        }
+    }
+    for end in [&trace.egress, &trace.ingress] {
+        for asked in end.tiers.iter().flat_map(|tier| &tier.policies) {
+            for problem in &asked.policy.problems {
+                notes.push(format!("{} {}: {}", names::policy(&asked.policy), problem.path, problem.text));
+            }
+        }
+    }
+    notes.dedup();
+    notes
+}
+
+/// What decided, as a clause.
+fn reason(end: &EndTrace) -> String {
+    let selected = if end.tiers.is_empty() { "no policy selects it; " } else { "" };
+    match &end.reason {
+        Reason::NoEndpoint => "it is no pod, so no policy counts".to_owned(),
+        Reason::OwnNode => "a node always reaches its own pods".to_owned(),
+        Reason::Rule { policy, index } => {
+            let path = policy.rules(end.direction).get(*index).map_or("", |rule| &rule.path);
+            format!("{path} of {}, tier {}", names::policy(policy), policy.tier)
+        }
+        Reason::EndOfTier(tier) => format!("no rule matches, and tier {tier} denies at its end"),
+        Reason::ProfileRule { profile, index } => {
+            format!("{selected}rule {} of profile {profile}", index + 1)
+        }
+        Reason::UnknownProfile(profile) => format!("{selected}its profile {profile} does not exist"),
+        Reason::Default if end.allowed => format!("{selected}it has no profile"),
+        Reason::Default => format!("{selected}no rule of its profiles allows it"),
+        Reason::EgressFirewall { name, index } => {
+            format!("spec.egress[{index}] of EgressNetworkPolicy {name}")
+        }
+        Reason::SeveralEgressFirewalls => {
+            "the namespace has several EgressNetworkPolicies, so nothing outside the cluster is allowed"
+                .to_owned()
+        }
+        Reason::Failsafe => "a failsafe port".to_owned(),
+    }
+}
+
+/// The name of a protocol, as operators write it.
+pub fn protocol_name(protocol: Protocol) -> String {
+    let known = names::PROTOCOLS.iter().find(|(_, number)| *number == protocol);
+    known.map_or_else(|| protocol.0.to_string(), |(name, _)| (*name).to_owned())
+}

@@ -1,0 +1,293 @@
+//! `cargo xtask image`: a container image of Russet as an OCI archive, without Docker: `ctr image import` and registries' tools (skopeo, crane) read it.
+//!
+//! The image has nothing but the executables `russet` and `russet-cni`, which need no dynamic linker. The same executables give the same bytes: entries are sorted and have one
+//! time (SOURCE_DATE_EPOCH, or 1970) and one owner.
+
+mod tar;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use lexopt::prelude::{Long, ValueExt};
+use serde_json::{Value, json};
+
+use crate::artifacts::{self, Profile};
+use crate::error::{Error, Result};
+use crate::{elf, process};
+use tar::Entry;
+
+/// What the command line asks for.
+#[derive(Default)]
+pub struct Options {
+    output: Option<PathBuf>,
+    name: Option<String>,
+    /// Those of `cargo build`, with the shared libraries that they need, for tests: the release build takes ten minutes.
+    debug: bool,
+    /// A directory with both executables, built elsewhere.
+    executables: Option<PathBuf>,
+}
+
+/// What the image is made from.
+struct Contents {
+    entries: Vec<Entry>,
+    /// As OCI calls it.
+    architecture: &'static str,
+}
+
+/// A blob's media type and digest, and the bytes themselves.
+struct Blob {
+    media_type: &'static str,
+    digest: String,
+    bytes: Vec<u8>,
+}
+
+const EXECUTABLES: [&str; 2] = ["russet", "russet-cni"];
+/// In the image, and on nodes that are installed by hand.
+const DIRECTORY: &str = "usr/local/bin";
+/// No registry has Russet's image. A kubelet that does not find this name on its node asks no foreign registry for it.
+const REPOSITORY: &str = "localhost/russet";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Growing past this is a decision: each node fetches it.
+const LIMIT_BYTES: usize = 20_000_000;
+
+/// Builds the archive; false if a release image is above its limit.
+pub fn run(options: &Options) -> Result<bool> {
+    let contents = options.contents()?;
+    let name = options.name.clone().unwrap_or_else(|| format!("{REPOSITORY}:{VERSION}"));
+    let (archive, digest) = archive(contents, &name, time()?, if options.debug { "-1" } else { "-9" })?;
+    let output =
+        options.output.clone().unwrap_or_else(|| artifacts::target_dir().join("dist/russet-image.tar"));
+    let failed = || Error::io(format!("write {}", output.display()));
+    output.parent().map_or(Ok(()), fs::create_dir_all).map_err(failed())?;
+    fs::write(&output, &archive).map_err(failed())?;
+    println!("{}: {name}, {} bytes, {digest}", output.display(), archive.len());
+    let keeps = options.debug || archive.len() <= LIMIT_BYTES;
+    if !keeps {
+        eprintln!("xtask: the image is larger than {LIMIT_BYTES} bytes");
+    }
+    Ok(keeps)
+}
+
+/// The archive, and the digest by which registries and containerd know the image.
+fn archive(contents: Contents, name: &str, seconds: u64, level: &str) -> Result<(Vec<u8>, String)> {
+    let plain = tar::archive(contents.entries, seconds)?;
+    let diff_id = sha256(&plain)?;
+    // Without a name and a time in its header.
+    let compressed = filter(Command::new("gzip").args(["-n", "-c", level]), plain)?;
+    let layer = Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", compressed)?;
+    let labels = json!({
+        "org.opencontainers.image.title": "russet",
+        "org.opencontainers.image.description": "Container networking: node agent, CNI plugins, flannel's daemon, controller",
+        "org.opencontainers.image.version": VERSION,
+        "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
+        "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
+    });
+    let config = json!({
+        "architecture": contents.architecture, "os": "linux",
+        "config": { "Entrypoint": ["/usr/local/bin/russet"], "Env": ["PATH=/usr/local/bin"], "Labels": labels },
+        "rootfs": { "type": "layers", "diff_ids": [diff_id] },
+    });
+    let config = Blob::of("application/vnd.oci.image.config.v1+json", &config)?;
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": Blob::MANIFEST,
+        "config": config.descriptor(), "layers": [layer.descriptor()], "annotations": labels,
+    });
+    let manifest = Blob::of(Blob::MANIFEST, &manifest)?;
+    let mut described = manifest.descriptor();
+    let tag = name.rsplit_once(':').map_or(VERSION, |(_, tag)| tag);
+    // containerd reads the first, and other tools the second.
+    described["annotations"] =
+        json!({ "io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag });
+    described["platform"] = json!({ "architecture": contents.architecture, "os": "linux" });
+    let index = json!({ "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [described] });
+    let mut entries = vec![
+        Entry::directory("blobs"),
+        Entry::directory("blobs/sha256"),
+        Entry::file("index.json", 0o644, text(&index)),
+        Entry::file("oci-layout", 0o644, text(&json!({ "imageLayoutVersion": "1.0.0" }))),
+    ];
+    let digest = manifest.digest.clone();
+    entries.extend([layer, config, manifest].map(Blob::into_entry));
+    Ok((tar::archive(entries, seconds)?, digest))
+}
+
+/// The executables, and the directories that lead to them. `/tmp` is missing on purpose: nothing of Russet writes there.
+fn contents(executables: [PathBuf; 2], libraries: bool) -> Result<Contents> {
+    let mut entries = Vec::new();
+    let mut architecture = None;
+    for (path, name) in executables.iter().zip(EXECUTABLES) {
+        let content = read(path)?;
+        let found = |why| Error::Found(format!("{}: {why}", path.display()));
+        architecture = Some(elf::architecture(&content).map_err(found)?);
+        if elf::interpreter(&content).map_err(found)?.is_some() && !libraries {
+            return Err(Error::Found(format!(
+                "{} needs a dynamic linker, and the image has none",
+                path.display()
+            )));
+        }
+        entries.push(Entry::file(&format!("{DIRECTORY}/{name}"), 0o755, content));
+    }
+    if libraries {
+        for library in shared_libraries(&executables)? {
+            let path = library.to_string_lossy().trim_start_matches('/').to_owned();
+            entries.push(Entry::file(&path, 0o755, read(&library)?));
+        }
+    }
+    let parents: std::collections::BTreeSet<String> =
+        entries.iter().flat_map(|entry| parents(&entry.path)).collect();
+    entries.extend(parents.iter().map(|path| Entry::directory(path)));
+    Ok(Contents { entries, architecture: architecture.unwrap_or("amd64") })
+}
+
+fn parents(path: &str) -> Vec<String> {
+    path.match_indices('/').map(|(at, _)| path[..at].to_owned()).collect()
+}
+
+/// What `ldd` names: libraries, and the dynamic linker.
+fn shared_libraries(executables: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let listed = process::output(Command::new("ldd").args(executables))?;
+    let listed = String::from_utf8_lossy(&listed);
+    // The executables' own names end in a colon.
+    let words = listed.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':'));
+    let mut found: Vec<PathBuf> = words.map(PathBuf::from).collect();
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+/// The time of all entries.
+fn time() -> Result<u64> {
+    let Some(set) = std::env::var_os("SOURCE_DATE_EPOCH") else { return Ok(0) };
+    let seconds = set.to_str().and_then(|text| text.parse().ok());
+    seconds
+        .ok_or_else(|| Error::Usage(format!("SOURCE_DATE_EPOCH is no number of seconds: {}", set.display())))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(Error::io(format!("read {}", path.display())))
+}
+
+fn text(value: &Value) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+fn sha256(bytes: &[u8]) -> Result<String> {
+    let printed = filter(&mut Command::new("sha256sum"), bytes.to_vec())?;
+    let digits = String::from_utf8_lossy(&printed);
+    Ok(format!("sha256:{}", digits.split_whitespace().next().unwrap_or_default()))
+}
+
+/// What a program makes of its standard input.
+fn filter(command: &mut Command, input: Vec<u8>) -> Result<Vec<u8>> {
+    let shown = process::shown(command);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut child = child.map_err(Error::io(shown.clone()))?;
+    let stdin = child.stdin.take();
+    // Its output would fill the pipe while it still reads.
+    let writer = std::thread::spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&input)));
+    let output = child.wait_with_output().map_err(Error::io(shown.clone()))?;
+    match writer.join() {
+        Ok(Ok(())) if output.status.success() => Ok(output.stdout),
+        _ => Err(Error::Program { command: shown, why: output.status.to_string() }),
+    }
+}
+
+// === impl Blob ===
+
+impl Blob {
+    const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+    fn new(media_type: &'static str, bytes: Vec<u8>) -> Result<Self> {
+        Ok(Self { media_type, digest: sha256(&bytes)?, bytes })
+    }
+
+    fn of(media_type: &'static str, value: &Value) -> Result<Self> {
+        Self::new(media_type, text(value))
+    }
+
+    fn descriptor(&self) -> Value {
+        json!({ "mediaType": self.media_type, "digest": self.digest, "size": self.bytes.len() })
+    }
+
+    fn into_entry(self) -> Entry {
+        let path = format!("blobs/{}", self.digest.replacen(':', "/", 1));
+        Entry::file(&path, 0o644, self.bytes)
+    }
+}
+
+// === impl Options ===
+
+impl Options {
+    /// Reads what follows `image`.
+    pub fn parse(mut parser: lexopt::Parser) -> Result<Self> {
+        let mut options = Self::default();
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Long("output") => options.output = Some(parser.value()?.into()),
+                Long("name") => options.name = Some(parser.value()?.string()?),
+                Long("executables") => options.executables = Some(parser.value()?.into()),
+                Long("debug-executables") => options.debug = true,
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        Ok(options)
+    }
+
+    fn contents(&self) -> Result<Contents> {
+        let given =
+            self.executables.clone().or_else(|| self.debug.then(|| artifacts::target_dir().join("debug")));
+        let executables = match given {
+            Some(directory) => EXECUTABLES.map(|name| directory.join(name)),
+            None => {
+                let [russet, plugin] = EXECUTABLES;
+                [artifacts::statically(russet, Profile::Dist)?, artifacts::statically(plugin, Profile::Dist)?]
+            }
+        };
+        if !self.debug {
+            return contents(executables, false);
+        }
+        let directory = artifacts::target_dir().join("tmp");
+        let mut stripped = Vec::new();
+        for (executable, name) in executables.iter().zip(EXECUTABLES) {
+            // Two thirds of a debug build are for debuggers.
+            let without = directory.join(format!("{name}-{}", std::process::id()));
+            process::run(Command::new("strip").arg("-g").arg("-o").arg(&without).arg(executable))?;
+            stripped.push(without);
+        }
+        let made = <[PathBuf; 2]>::try_from(stripped.clone())
+            .map_err(|_| Error::Found("not two executables".to_owned()))
+            .and_then(|stripped| contents(stripped, true));
+        stripped.iter().for_each(|path| drop(fs::remove_file(path)));
+        made
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(seconds: u64) -> (Vec<u8>, String) {
+        let own = std::env::current_exe().unwrap();
+        archive(contents([own.clone(), own], true).unwrap(), "localhost/russet:1", seconds, "-1").unwrap()
+    }
+
+    #[test]
+    fn the_same_executables_give_the_same_image_and_another_time_gives_another() {
+        let (first, digest) = image(0);
+        assert_eq!((first, digest.clone()), image(0));
+        assert_ne!(digest, image(60).1);
+        assert!(digest.starts_with("sha256:") && digest.len() == 71, "{digest}");
+    }
+
+    #[test]
+    fn an_executable_that_needs_a_dynamic_linker_is_refused_without_its_libraries() {
+        let own = std::env::current_exe().unwrap();
+        let error = contents([own.clone(), own.clone()], false).err().unwrap().to_string();
+        assert!(error.contains("needs a dynamic linker"), "{error}");
+        let entries = contents([own.clone(), own], true).unwrap().entries;
+        let has = |name: &str| entries.iter().any(|entry| entry.path.contains(name));
+        assert!(has("usr/local/bin/russet-cni") && has("libc.so") && has("ld-linux"));
+    }
+}

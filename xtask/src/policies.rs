@@ -1,0 +1,49 @@
+//! Parts of `cargo xtask soak`: real packets against network policies, more than in `test`.
+//!
+//! The tests print their seeds, and after a failure the policy set and the explanation.
+
+use std::process::Command;
+
+use crate::chaos::{all_well, whole_tests};
+use crate::error::Result;
+use crate::{artifacts, kubernetes};
+
+/// Generated policy sets, and the pods that start together under a policy.
+const SETS: &str = "300";
+const PODS: &str = "100";
+/// The names of the tests.
+const TRUTH: &str = "truth::packets_of_generated_policy_sets_pass_where_the_evaluator_lets_them";
+const GAPS: &str =
+    "kubernetes::gaps::no_denied_packet_passes_at_the_start_of_pods_nor_while_the_agent_is_killed";
+
+/// Runs both, also after a failure; true when nothing was found.
+pub fn run() -> Result<bool> {
+    kubernetes::ensure()?;
+    let sets = all_well(&mut truth_table())?;
+    let gaps = all_well(whole_tests().arg(GAPS).env("RUSSET_POLICY_PODS", PODS))?;
+    Ok(sets && gaps)
+}
+
+fn truth_table() -> Command {
+    let mut cargo = artifacts::cargo();
+    cargo.args(["test", "-p", "russet-policy", "--test", "policies", "--", "--ignored", "--nocapture"]);
+    cargo.arg(TRUTH).env("RUSSET_POLICY_SETS", SETS);
+    cargo
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_filter_names_a_test_that_there_is() {
+        for (file, filter) in [
+            ("crates/policy/tests/policies/truth.rs", TRUTH),
+            ("crates/russet/tests/whole/kubernetes/gaps.rs", GAPS),
+        ] {
+            let text = std::fs::read_to_string(artifacts::workspace().join(file)).unwrap();
+            let name = filter.rsplit("::").next().unwrap();
+            assert!(text.contains(&format!("fn {name}()")), "{filter}");
+        }
+    }
+}
