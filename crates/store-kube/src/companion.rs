@@ -10,7 +10,7 @@ use russet_store::Revision;
 use serde_json::{Map, Value};
 
 /// Limit of each of the two generations. An agent's own blocks, affinities and handles are a few
-/// hundred; an entry has 300 bytes or so.
+/// hundred; an entry has 500 bytes or so.
 const GENERATION: usize = 4096;
 
 /// The rest of an object, as it was at a revision.
@@ -31,8 +31,18 @@ pub(crate) struct Memory(Mutex<Generations>);
 
 #[derive(Debug, Default)]
 struct Generations {
-    young: HashMap<Key, Companion>,
-    old: HashMap<Key, Companion>,
+    young: HashMap<Key, Packed>,
+    old: HashMap<Key, Packed>,
+}
+
+/// A companion in few bytes: thousands are kept, of nodes above all, and few are used.
+#[derive(Debug, Clone)]
+struct Packed {
+    uid: Box<str>,
+    revision: Revision,
+    /// JSON, which has a tenth of the size of a tree.
+    metadata: Box<[u8]>,
+    handle_id: Option<Box<str>>,
 }
 
 /// Members of `metadata` that the server maintains, or that every request sets anew.
@@ -60,13 +70,33 @@ pub(crate) fn revision_of(object: &Value) -> Option<Revision> {
     object.pointer("/metadata/resourceVersion")?.as_str()?.parse().ok().map(Revision)
 }
 
+// === impl Packed ===
+
+impl Packed {
+    fn of(companion: Companion) -> Option<Self> {
+        let Companion { uid, revision, metadata, handle_id } = companion;
+        let metadata = serde_json::to_vec(&metadata).ok()?.into();
+        Some(Self { uid: uid.into(), revision, metadata, handle_id: handle_id.map(Into::into) })
+    }
+
+    fn companion(&self) -> Option<Companion> {
+        Some(Companion {
+            uid: self.uid.to_string(),
+            revision: self.revision,
+            metadata: serde_json::from_slice(&self.metadata).ok()?,
+            handle_id: self.handle_id.as_ref().map(ToString::to_string),
+        })
+    }
+}
+
 // === impl Memory ===
 
 impl Memory {
     /// Keeps the companion of an object that was read or written.
     pub(crate) fn keep(&self, key: &Key, object: &Value) {
+        let packed = Companion::of(object).and_then(Packed::of);
         let mut generations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match Companion::of(object) {
+        match packed {
             Some(companion) => generations.insert(key.clone(), companion),
             None => generations.remove(key),
         }
@@ -87,17 +117,18 @@ impl Memory {
         let Generations { young, old } = &mut *generations;
         let found = young.get(key).or_else(|| old.get(key)).cloned();
         let found = found.filter(|companion| companion.revision == revision)?;
+        let companion = found.companion();
         if !young.contains_key(key) {
-            generations.insert(key.clone(), found.clone());
+            generations.insert(key.clone(), found);
         }
-        Some(found)
+        companion
     }
 }
 
 // === impl Generations ===
 
 impl Generations {
-    fn insert(&mut self, key: Key, companion: Companion) {
+    fn insert(&mut self, key: Key, companion: Packed) {
         if self.young.len() >= GENERATION {
             self.old = std::mem::take(&mut self.young);
         }

@@ -1,6 +1,7 @@
 //! Where a record is in the API: keys to objects, and prefixes to lists (kubernetes.md section 1.2).
 
 use russet_addr::Family;
+use russet_kube::Keep;
 use russet_model::{Key, KeyKind, Prefix, ResourceKind};
 use russet_store::StoreError;
 
@@ -58,6 +59,23 @@ pub(crate) const OF_SERVICE_ACCOUNT: &str = "ksa.";
 /// The only name of the allocator's settings.
 const DEFAULT: &str = "default";
 
+/// What records of nodes, and their companions, are made of.
+const NODE: Keep = Keep::Members(&[
+    (
+        "metadata",
+        Keep::Members(&[
+            ("name", Keep::All),
+            ("uid", Keep::All),
+            ("resourceVersion", Keep::All),
+            ("creationTimestamp", Keep::All),
+            ("labels", Keep::All),
+            ("annotations", Keep::All),
+        ]),
+    ),
+    ("spec", Keep::Members(&[("podCIDRs", Keep::All)])),
+    ("status", Keep::Members(&[("addresses", Keep::All)])),
+]);
+
 // === impl Collection ===
 
 impl Collection {
@@ -114,6 +132,15 @@ impl Collection {
     pub(crate) fn is_optional(self) -> bool {
         let needed = [ResourceKind::IpPool, ResourceKind::ClusterInformation];
         matches!(self, Self::Custom(kind) if !needed.contains(&kind))
+    }
+
+    /// What a watch reads of its objects. Of a node that is a tenth: the images that kubelets list, the
+    /// conditions and the managed fields are of no use.
+    pub(crate) const fn read_members(self) -> Keep {
+        match self {
+            Self::Nodes => NODE,
+            _ => Keep::All,
+        }
     }
 
     /// The segments of its path.

@@ -14,6 +14,7 @@ use russet_model::{Key, Prefix};
 use russet_store::{BoxFuture, Event, Known, Record, Revision, Snapshot, StoreError, Watch, refused};
 use russet_sync::{Backoff, Rng, random};
 use serde::Deserialize;
+use serde::de::DeserializeSeed;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, watch};
@@ -470,7 +471,9 @@ impl Reflector {
             "ERROR" => return Err(Failure::of_event("watch", line.object.get())),
             other => return Ok(unreadable(&format_args!("its type is {other:?}"))),
         };
-        Ok(serde_json::from_str(line.object.get()).map_or_else(|error| unreadable(&error), meaning))
+        let mut object = serde_json::Deserializer::from_str(line.object.get());
+        let object = self.scope.collection.read_members().deserialize(&mut object);
+        Ok(object.map_or_else(|error| unreadable(&error), meaning))
     }
 
     fn plural(&self) -> &'static str {

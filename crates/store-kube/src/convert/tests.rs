@@ -1,5 +1,6 @@
 //! Objects as Go writes them, and what they are as records.
 
+use serde::de::DeserializeSeed;
 use serde_json::{Value, json};
 
 use super::*;
@@ -304,6 +305,19 @@ fn a_node_is_read_from_its_annotations() {
         (&value["spec"]["bgp"]["asNumber"], &value["status"]["podCIDRs"][0]),
         (&json!(64512), &json!("10.244.1.0/24"))
     );
+}
+
+#[test]
+fn a_watch_reads_of_a_node_what_its_record_and_companion_need() {
+    let mut whole = node();
+    whole["metadata"]["creationTimestamp"] = json!("2026-01-02T03:04:05Z");
+    whole["metadata"]["managedFields"] = json!([{ "manager": "kubelet" }]);
+    whole["status"]["images"] = json!([{ "names": ["registry.example/image"] }]);
+    let (text, members) = (whole.to_string(), Collection::Nodes.read_members());
+    let read = members.deserialize(&mut serde_json::Deserializer::from_str(&text)).unwrap();
+    assert!(read["metadata"].get("managedFields").is_none() && read["status"].get("images").is_none());
+    assert_eq!(record(Collection::Nodes, Group::V1, &read), record(Collection::Nodes, Group::V1, &whole));
+    assert_eq!(Companion::of(&read), Companion::of(&whole));
 }
 
 #[test]
