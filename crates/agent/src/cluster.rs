@@ -21,16 +21,20 @@ pub struct Strays {
 
 /// Nodes, pools and affinities as last read. A record that cannot be decoded counts as absent and
 /// is logged once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Cluster {
-    /// Nodes by name.
-    pub nodes: BTreeMap<NodeName, Node>,
+    /// The node of this agent.
+    name: NodeName,
+    /// Its record.
+    pub own: Option<Node>,
+    /// What is needed of all nodes, this one too, by name: a fortieth of a record.
+    pub nodes: BTreeMap<NodeName, russet_overlay::Node>,
     /// Pools by name.
     pub pools: BTreeMap<String, IpPool>,
     /// Block affinities, by node and block.
     pub affinities: BTreeMap<(NodeName, BlockCidr), Affinity>,
-    /// Incremented when something changes that decides where addresses come from: pools, node
-    /// labels, reservations, settings.
+    /// Incremented when something changes that decides where addresses come from: pools, this node,
+    /// reservations, settings.
     pub rules: u64,
     /// By block. Blocks without such addresses are left out. Empty where blocks are not watched.
     pub strays: BTreeMap<BlockCidr, Strays>,
@@ -50,6 +54,23 @@ pub const POLICIES: [ResourceKind; 2] = [ResourceKind::GlobalNetworkPolicy, Reso
 // === impl Cluster ===
 
 impl Cluster {
+    /// Nothing is known yet.
+    pub fn of(name: &NodeName) -> Self {
+        Self {
+            name: name.clone(),
+            own: None,
+            nodes: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            affinities: BTreeMap::new(),
+            rules: 0,
+            strays: BTreeMap::new(),
+            felix: BTreeMap::new(),
+            policies: BTreeSet::new(),
+            has_peers: false,
+            pending_since: Cell::new(None),
+        }
+    }
+
     /// Applies an event of a watch. Returns whether it can change anything: kubelets write their
     /// Node objects every few minutes, and in most of these writes nothing of ours is new.
     pub fn apply(&mut self, event: Event) -> bool {
@@ -70,8 +91,11 @@ impl Cluster {
     /// Whether this copy has the node of a record as the record describes it.
     fn has(&self, record: &Record) -> bool {
         let KeyKind::Node(name) = record.key.kind() else { return false };
-        let known = self.nodes.get(&name);
-        known.is_some_and(|known| Node::decode(&record.value).is_ok_and(|node| node == *known))
+        let Some(known) = self.nodes.get(&name) else { return false };
+        Node::decode(&record.value).is_ok_and(|node| match name == self.name {
+            true => self.own.as_ref() == Some(&node),
+            false => russet_overlay::Node::from(&node.spec) == *known,
+        })
     }
 
     /// Records that the kernel matches this copy. Returns how long the oldest pending change
@@ -84,9 +108,12 @@ impl Cluster {
     pub fn put(&mut self, record: &Record) {
         self.note(&record.key);
         let read = match record.key.kind() {
-            KeyKind::Node(name) => {
-                Node::decode(&record.value).map(|node| drop(self.nodes.insert(name, node)))
-            }
+            KeyKind::Node(name) => Node::decode(&record.value).map(|node| {
+                self.nodes.insert(name.clone(), (&node.spec).into());
+                if name == self.name {
+                    self.own = Some(node);
+                }
+            }),
             KeyKind::Affinity { node, block } => Affinity::decode(&record.value)
                 .map(|affinity| drop(self.affinities.insert((node, block), affinity))),
             KeyKind::Pool(name) => {
@@ -120,19 +147,20 @@ impl Cluster {
     }
 
     fn note(&mut self, key: &Key) {
-        let decides = |kind| {
-            matches!(
-                kind,
-                KeyKind::Pool(_) | KeyKind::Node(_) | KeyKind::Reservation(_) | KeyKind::IpamConfig
-            )
+        let decides = match key.kind() {
+            KeyKind::Node(name) => name == self.name,
+            kind => matches!(kind, KeyKind::Pool(_) | KeyKind::Reservation(_) | KeyKind::IpamConfig),
         };
-        self.rules += u64::from(decides(key.kind()));
+        self.rules += u64::from(decides);
     }
 
     fn remove(&mut self, key: &Key) {
         self.note(key);
         match key.kind() {
-            KeyKind::Node(name) => drop(self.nodes.remove(&name)),
+            KeyKind::Node(name) => {
+                self.nodes.remove(&name);
+                self.own.take_if(|_| name == self.name);
+            }
             KeyKind::Affinity { node, block } => drop(self.affinities.remove(&(node, block))),
             KeyKind::Pool(name) => drop(self.pools.remove(&name)),
             KeyKind::Block(cidr) => drop(self.strays.remove(&cidr)),
@@ -175,26 +203,33 @@ mod tests {
 
     #[test]
     fn a_node_that_is_written_without_a_change_changes_nothing() {
-        let node = |labels: &str, revision| {
+        let node = |name: &str, labels: &str, address: &str| {
             let value = format!(
-                r#"{{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{{"name":"n1","labels":{labels}}},"spec":{{}}}}"#
+                r#"{{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{{"name":"{name}","labels":{labels}}},"spec":{{"bgp":{{"ipv4Address":"{address}"}}}}}}"#
             );
-            let key = Key::node(&"n1".parse().unwrap());
-            Event::Put(Record { key, value: value.into(), revision: Revision(revision) })
+            let key = Key::node(&name.parse().unwrap());
+            Event::Put(Record { key, value: value.into(), revision: Revision(1) })
         };
-        let mut cluster = Cluster::default();
-        assert!(cluster.apply(node("{}", 1)));
-        assert!(cluster.reconciled().is_some());
-        let rules = cluster.rules;
-        assert!(!cluster.apply(node("{}", 2)));
-        assert_eq!((cluster.rules, cluster.reconciled()), (rules, None));
-        assert!(cluster.apply(node(r#"{"rack":"a"}"#, 3)) && cluster.rules > rules);
+        let mut cluster = Cluster::of(&"own".parse().unwrap());
+        for (name, decides) in [("own", 1), ("other", 0)] {
+            let before = cluster.rules;
+            assert!(cluster.apply(node(name, "{}", "10.0.0.1/24")), "{name}");
+            assert!(cluster.reconciled().is_some());
+            assert!(!cluster.apply(node(name, "{}", "10.0.0.1/24")), "{name}");
+            assert_eq!((cluster.rules - before, cluster.reconciled()), (decides, None), "{name}");
+            // Pools select nodes by labels, and an agent asks that of its own node only.
+            let labelled = cluster.apply(node(name, r#"{"rack":"a"}"#, "10.0.0.1/24"));
+            assert_eq!((labelled, cluster.rules - before), (decides == 1, 2 * decides), "{name}");
+            assert!(cluster.apply(node(name, r#"{"rack":"a"}"#, "10.0.0.2/24")), "{name}");
+            assert!(cluster.apply(Event::Deleted { key: Key::node(&name.parse().unwrap()), revision: Revision(1) }));
+            assert!(cluster.nodes.is_empty() && cluster.own.is_none(), "{name}");
+        }
     }
 
     #[test]
     fn a_record_that_cannot_be_read_counts_as_absent() {
         let key = "/calico/ipam/v2/host/node-a/ipv4/block/10.1.0.0-26";
-        let mut cluster = Cluster::default();
+        let mut cluster = Cluster::of(&"n1".parse().unwrap());
         let good = record(key, r#"{"state":"confirmed","deleted":false}"#);
         cluster.apply(Event::Snapshot(Snapshot { records: vec![good], revision: Revision(1) }));
         assert_eq!(cluster.affinities.len(), 1);

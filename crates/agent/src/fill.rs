@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn affinities_of_all_nodes_count_in_the_pool_that_contains_the_block() {
-        let mut cluster = Cluster::default();
+        let mut cluster = Cluster::of(&"n1".parse().unwrap());
         cluster.pools.insert("v4".into(), pool("v4", "10.1.0.0/24"));
         cluster.pools.insert("v6".into(), pool("v6", "fd00::/48"));
         for (node, block) in [("a", "10.1.0.0-26"), ("b", "10.1.0.64-26"), ("b", "192.0.2.0-26")] {
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_age_of_the_oldest_pending_change_is_reported_once() {
-        let mut cluster = Cluster::default();
+        let mut cluster = Cluster::of(&"n1".parse().unwrap());
         assert_eq!(cluster.reconciled(), None);
         put(&mut cluster, "/calico/ipam/v2/host/a/ipv4/block/10.1.0.0-26", "{}");
         assert!(cluster.reconciled().is_some());

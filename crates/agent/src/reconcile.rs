@@ -222,7 +222,7 @@ impl Loop {
             // Programs of Calico do not find affinities without labels; this agent does.
             tracing::warn!(%error, "labels of this node's affinities could not be compared");
         }
-        let mut cluster = Cluster::default();
+        let mut cluster = Cluster::of(&self.node.name);
         let mut watches = Watches::open(store, &self.config, &mut cluster).await?;
         self.met(Condition::Store);
         let mut choice = choose(&self.config, &cluster).await?;
@@ -254,7 +254,7 @@ impl Loop {
         let is_same = last.choice == *choice && last.pools == cluster.pools;
         !is_same
             || last.at.elapsed() >= REGISTER_INTERVAL
-            || !is_registered(&self.node.name, cluster, choice)
+            || !is_registered(cluster, choice)
             || self.readiness.is_unmet(Condition::Node)
     }
 
@@ -328,7 +328,7 @@ impl Loop {
     ) -> Result<(), LoopError> {
         let resync = tokio::time::Instant::now() + RESYNC;
         let mut retry = Backoff::new(BACKOFF_FIRST, RESYNC);
-        let mut registered = cluster.nodes.contains_key(&self.node.name);
+        let mut registered = cluster.own.is_some();
         // The watch may not have sent yet what this node has just written about itself.
         let mut was_complete = false;
         // The allocator's cache may be older than the start of this pass.
@@ -342,7 +342,7 @@ impl Loop {
                 self.node.allocator.forget();
             }
             let was_registered = registered;
-            registered = cluster.nodes.contains_key(&self.node.name);
+            registered = cluster.own.is_some();
             if was_registered && !registered {
                 tracing::warn!("this node's record was deleted");
                 return Ok(());
@@ -352,8 +352,8 @@ impl Loop {
             }
             self.report_policies(cluster);
             let mut until = resync;
-            was_complete |= is_registered(&self.node.name, cluster, choice);
-            if was_complete && !aside && !is_registered(&self.node.name, cluster, choice) {
+            was_complete |= is_registered(cluster, choice);
+            if was_complete && !aside && !is_registered(cluster, choice) {
                 let again = registered_at + REGISTER_PAUSE;
                 if Instant::now() >= again {
                     tracing::warn!("another writer has removed addresses from this node's record");
@@ -442,7 +442,7 @@ impl Loop {
 
     async fn underlay_fault(&self, cluster: &Cluster) -> Result<Option<String>, LoopError> {
         let choice = choose(&self.config, cluster).await?;
-        let own = cluster.nodes.get(&self.node.name);
+        let own = cluster.own.as_ref();
         let known = Family::BOTH.iter().filter_map(|family| own?.spec.address(*family));
         let known: Vec<_> = known.map(|net| net.addr()).collect();
         let controllers = self.controllers.clone();
@@ -461,7 +461,7 @@ impl Loop {
     async fn ensure_tunnels(&self, cluster: &Cluster) -> Result<(), LoopError> {
         let Node { store, allocator, name, .. } = &self.node;
         let pools: Vec<IpPool> = cluster.pools.values().cloned().collect();
-        match bootstrap::ensure_tunnels(&**store, allocator, name, &pools, cluster.nodes.get(name)).await {
+        match bootstrap::ensure_tunnels(&**store, allocator, name, &pools, cluster.own.as_ref()).await {
             Ok(()) => self.met(Condition::Node),
             Err(BootstrapError::Tunnel(error)) if !error.retryable() => {
                 let error = BootstrapError::Tunnel(error);
@@ -524,7 +524,7 @@ impl Loop {
             self.metrics.store.reconciled(waited);
         }
         // The watch may not have sent yet what this node has just written about itself.
-        let unseen = !cluster.nodes.contains_key(&self.node.name)
+        let unseen = cluster.own.is_none()
             || report.refusals.iter().any(|refusal| refusal.reason == Reason::OwnTunnelAddressMissing);
         Ok(report.failed == 0 && !unseen)
     }
@@ -577,8 +577,8 @@ impl Loop {
 }
 
 /// Whether this node's record has an address and a tunnel of each family that needs one.
-fn is_registered(name: &NodeName, cluster: &Cluster, choice: &Choice) -> bool {
-    let Some(own) = cluster.nodes.get(name) else { return false };
+fn is_registered(cluster: &Cluster, choice: &Choice) -> bool {
+    let Some(own) = &cluster.own else { return false };
     Family::BOTH.into_iter().all(|family| {
         let needs_tunnel = cluster.pools.values().any(|pool| {
             pool.spec.family() == family && pool.is_enabled() && pool.spec.vxlan_mode != EncapMode::Never
@@ -623,7 +623,7 @@ fn tunnel(felix: &FelixConfigurationSpec) -> Tunnel {
 
 /// The inputs of the overlay and the MTU of pods in bytes, by one look at the store and at the host.
 pub async fn overlay_inputs(config: &Config, store: &dyn Store) -> Result<(Inputs, u32), LoopError> {
-    let mut cluster = Cluster::default();
+    let mut cluster = Cluster::of(&config.node_name);
     Watches::open(store, config, &mut cluster).await?;
     let choice = choose(config, &cluster).await?;
     let inputs = inputs(config, &cluster, &choice);
@@ -633,7 +633,7 @@ pub async fn overlay_inputs(config: &Config, store: &dyn Store) -> Result<(Input
 
 async fn choose(config: &Config, cluster: &Cluster) -> Result<Choice, LoopError> {
     let wanted = config.interface.clone();
-    let own = cluster.nodes.get(&config.node_name).filter(|_| config.calico);
+    let own = cluster.own.as_ref().filter(|_| config.calico);
     let address = |family| own.and_then(|node| node.spec.address(family)).map(|net| net.addr());
     let known = address(Family::V4).or_else(|| address(Family::V6));
     Ok(tokio::task::spawn_blocking(move || underlay::choose(wanted.as_ref(), known)).await??)
@@ -645,7 +645,7 @@ fn inputs(config: &Config, cluster: &Cluster, choice: &Choice) -> Inputs {
     Inputs {
         node: config.node_name.clone(),
         underlay: choice.underlay.clone(),
-        nodes: cluster.nodes.iter().map(|(name, node)| (name.clone(), (&node.spec).into())).collect(),
+        nodes: cluster.nodes.clone(),
         pools: cluster.pools.values().filter_map(|pool| Pool::from_model(&pool.spec)).collect(),
         affinities: cluster
             .affinities
