@@ -25,6 +25,11 @@ const PACKAGES: &[Package] = &[
         proof: "ping",
         reason: "pings between pods from outside our own program",
     },
+    Package {
+        name: "conntrack",
+        proof: "conntrack",
+        reason: "the second opinion on connections, their marks and their deletion",
+    },
     Package { name: "ethtool", proof: "ethtool", reason: "takes a wire's offloads away" },
     Package {
         name: "curl",
