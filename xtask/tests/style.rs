@@ -15,6 +15,26 @@ const FILE_MAX_LINES: usize = 800;
 const FN_MAX_LINES: usize = 70;
 /// Where unsafe code may live: the crates that talk to the kernel, and the tests' own way into namespaces.
 const MAY_HOLD_UNSAFE: [&str; 4] = ["crates/netlink/", "crates/nft/", "crates/linux/", "crates/testkit/"];
+/// The crates, and the module, that read bytes of other programs. An index, an `expect` or a `panic!` there is a warning of clippy, and so a failure of the
+/// layer `lint`.
+const READ_FOREIGN_BYTES: [&str; 16] = [
+    "addr/src/lib.rs",
+    "cni/src/lib.rs",
+    "containerd/src/lib.rs",
+    "controller/src/lib.rs",
+    "http/src/lib.rs",
+    "kube/src/lib.rs",
+    "lease/src/lib.rs",
+    "model/src/lib.rs",
+    "netlink/src/lib.rs",
+    "nft/src/lib.rs",
+    "runtime/src/lib.rs",
+    "sandbox/src/cri.rs",
+    "store-etcd/src/lib.rs",
+    "store-kube/src/lib.rs",
+    "store/src/lib.rs",
+    "verdict/src/lib.rs",
+];
 /// Directories that hold no source of ours.
 const NOT_OURS: [&str; 4] = ["target", ".git", "generated", "vendor"];
 
@@ -163,6 +183,30 @@ fn unsafe_code_lives_where_the_kernel_is_touched() {
         .flat_map(|source| lines_where(source, |line| has_word(line, "unsafe")))
         .collect();
     assert!(found.is_empty(), "wrap it in crates/linux, netlink or nft: {found:?}");
+}
+
+#[test]
+fn readers_of_foreign_bytes_are_warned_of_an_index_an_expect_and_a_panic() {
+    const LINTS: &str =
+        "#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]";
+    let has_none = |path: &&str| {
+        let text = fs::read_to_string(root().join("crates").join(path)).unwrap();
+        !text.lines().any(|line| line == LINTS)
+    };
+    let without: Vec<&str> = READ_FOREIGN_BYTES.into_iter().filter(has_none).collect();
+    assert_eq!(without, Vec::<&str>::new());
+}
+
+#[test]
+fn a_release_stops_at_an_arithmetic_overflow() {
+    let manifest: toml::Table = fs::read_to_string(root().join("Cargo.toml")).unwrap().parse().unwrap();
+    let profiles = manifest["profile"].as_table().unwrap();
+    let checks = |name: &str| profiles[name].get("overflow-checks").and_then(toml::Value::as_bool);
+    assert_eq!(checks("release"), Some(true));
+    // The others inherit it.
+    for name in profiles.keys().filter(|name| *name != "release") {
+        assert_ne!(checks(name), Some(false), "{name}");
+    }
 }
 
 #[test]

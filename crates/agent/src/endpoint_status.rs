@@ -222,6 +222,7 @@ fn reached() -> Result<Reached, NetlinkError> {
 #[cfg(test)]
 mod tests {
     use russet_store::Revision;
+    use russet_testkit::{in_new_netns, run};
 
     use super::*;
 
@@ -266,5 +267,31 @@ mod tests {
         assert!(sync(dir.path(), &[]).unwrap());
         assert_eq!(files(dir.path()).unwrap(), BTreeSet::new());
         assert!(dir.path().join("README").exists());
+    }
+
+    #[test]
+    #[ignore = "kernel: network namespaces need root"]
+    fn a_file_is_there_while_the_interface_is_up_and_has_the_route() {
+        // calico-cni.md section 4.9
+        in_new_netns(|| {
+            let node = "n1".parse().unwrap();
+            let endpoint = Endpoint::from_record(&record("n1", r#","ipNetworks":["10.65.0.3/32"]"#), &node);
+            let (endpoints, dir) = ([endpoint.unwrap()], tempfile::tempdir().unwrap());
+            let status = dir.path().join("endpoint-status");
+            let ip = |words: &str| run("ip", &words.split(' ').collect::<Vec<_>>());
+            let synced = || {
+                let settled = sync(&status, &endpoints).unwrap();
+                (settled, status.join("k8s shop%2Fweb-0 eth0").exists())
+            };
+            ip("link add calia4fc3c48bd8 type veth peer name eth0");
+            ip("link set eth0 up");
+            assert_eq!(synced(), (false, false));
+            ip("link set calia4fc3c48bd8 up");
+            assert_eq!(synced(), (false, false));
+            ip("route add 10.65.0.3 dev calia4fc3c48bd8");
+            assert_eq!(synced(), (true, true));
+            ip("link set calia4fc3c48bd8 down");
+            assert_eq!(synced(), (false, false));
+        });
     }
 }

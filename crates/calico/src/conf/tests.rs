@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use russet_cni_spec::code;
 use russet_model::Key;
@@ -268,8 +269,14 @@ fn an_etcd_that_is_silent_is_named_before_the_plugin_stops_waiting_for_its_agent
     let conf = read(r#","datastore_type":"etcdv3","etcd_endpoints":"http://silent:2379""#, &[]);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    let asked = conf.datastore.answer_in_time(std::future::pending::<Result<(), CniError>>());
-    let error = runtime.block_on(asked).unwrap_err();
+    let asked = async {
+        let begun = tokio::time::Instant::now();
+        let silent = std::future::pending::<Result<(), CniError>>();
+        (conf.datastore.answer_in_time(silent).await.unwrap_err(), begun.elapsed())
+    };
+    let (error, waited) = runtime.block_on(asked);
+    // `STATUS_DEADLINE` of cni/src/relay.rs: after it, the plugin would name the agent.
+    assert!(waited < Duration::from_secs(4), "{waited:?}");
     assert_eq!(error.code, code::TRY_AGAIN_LATER);
     assert!(error.msg.contains("etcd") && error.details.contains("http://silent:2379"), "{error}");
     let answered = conf.datastore.answer_in_time(std::future::ready(Ok(7)));

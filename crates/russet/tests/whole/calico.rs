@@ -296,7 +296,11 @@ fn oracle_23_the_self_test_tells_whether_the_datastore_answers() {
     };
     assert_eq!(test(setup.config(json!({"cniVersion": "0.3.1"}))).status, 0);
     let wrong = test(setup.config(json!({"etcd_endpoints": "http://10.77.0.1:2378"})));
-    assert!(wrong.error()["msg"].as_str().unwrap().contains("cannot be attached"), "{wrong:?}");
+    let error = wrong.error();
+    assert!(error["msg"].as_str().unwrap().contains("cannot be attached"), "{wrong:?}");
+    let details = error["details"].as_str().unwrap();
+    assert!(details.contains("http://10.77.0.1:2378") && details.contains("refused"), "{wrong:?}");
+    assert!(!details.contains("agent"), "{wrong:?}");
 }
 
 #[test]

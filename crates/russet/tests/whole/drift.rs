@@ -483,18 +483,23 @@ fn an_underlay_that_is_down_or_has_no_address_is_seen_by_drift_and_readyz() {
     let is_ready = || ready().contains("[+] underlay") && quiet(&node);
     eventually(TIMEOUT, is_ready);
     let ip = |words: &str| node.inside("ip", &words.split(' ').collect::<Vec<_>>());
-    let sees = |what: &str| {
-        eventually(TIMEOUT, || ready().contains(&format!("[-] underlay: {what}")));
+    let sees = |in_readyz: &str, in_drift: &str| {
+        eventually(TIMEOUT, || ready().contains(&format!("[-] underlay: {in_readyz}")));
         let answer = node.russet(&["drift"]);
-        assert!(answer.status == 3 && answer.stdout.contains(what), "{answer:?}");
+        assert!(answer.status == 3 && answer.stdout.contains(in_drift), "{answer:?}");
     };
+    let down = "interface eth0 to the other nodes is down";
     ip("link set eth0 down");
-    sees("interface eth0 to the other nodes is down");
+    sees(down, down);
     ip("link set eth0 up");
     ip("route replace default via 10.77.0.1");
     eventually(TIMEOUT, is_ready);
     ip("address flush dev eth0");
-    sees("");
+    // The default route goes with the address.
+    sees(
+        "there is no default route, and no interface has the address 10.77.0.11",
+        "interface eth0 has no address that other nodes can use",
+    );
     ip("address add 10.77.0.11/24 dev eth0");
     ip("route replace default via 10.77.0.1");
     eventually(TIMEOUT, is_ready);

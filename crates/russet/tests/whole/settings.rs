@@ -295,3 +295,18 @@ fn an_etcd_that_is_lost_while_the_agent_runs_is_one_warning_and_one_when_it_is_b
         node.log()
     );
 }
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn a_pool_of_the_flags_that_is_not_used_is_named_in_the_log() {
+    let mut node = TestNode::start(&["--ipv4-pool", "10.98.0.0/16"]);
+    let unused = "a setting of pools is not used: the store has pools already";
+    assert!(!node.log().contains(unused), "{}", node.log());
+    node.stop_agent();
+    node.agent_args[1] = "10.99.0.0/16".to_owned();
+    node.start_agent();
+    eventually(TIMEOUT, || node.log().contains(unused));
+    let log = node.log();
+    let line = log.lines().find(|line| line.contains(unused)).unwrap();
+    assert!(line.contains("--ipv4-pool 10.99.0.0/16") && line.contains("10.98.0.0/16"), "{line}");
+}

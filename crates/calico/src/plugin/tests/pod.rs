@@ -57,10 +57,10 @@ fn the_error_names_a_missing_pod_or_namespace() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
         let error = stage.add(&Ask::pod("c1", "mypod")).await.unwrap_err();
-        assert!(error.msg.contains("namespace test"), "{error}");
+        assert!(error.code == failure::NO_SUCH_POD && error.msg.contains("namespace test"), "{error}");
         stage.namespace(json!({}));
         let error = stage.add(&Ask::pod("c1", "mypod")).await.unwrap_err();
-        assert!(error.msg.contains("pod test/mypod"), "{error}");
+        assert!(error.code == failure::NO_SUCH_POD && error.msg.contains("pod test/mypod"), "{error}");
         stage.assert_bare(&["c1"]).await;
     });
 }
