@@ -61,6 +61,8 @@ const ALIAS_PREFIX: &str = "russet";
 /// The protocol of OpenShift's routes (`openshift::data_path`). Routes without a link stay when the
 /// links are deleted.
 const SDN_ROUTE_PROTOCOL: u8 = 116;
+/// The protocol of the routes of Russet's flannel daemon (`overlay::flannel`).
+pub const FLANNEL_ROUTE_PROTOCOL: u8 = 115;
 /// The overlay's table; the names of other tables continue with `-`.
 const TABLE: &str = "russet";
 
@@ -79,7 +81,9 @@ pub fn read(host: &mut Socket) -> Result<MarkedObjects, NetlinkError> {
             Err(error) if error.is_unsupported() => Vec::new(),
             all => all?,
         };
-        let ours = |route: &Route| [ROUTE_PROTOCOL, SDN_ROUTE_PROTOCOL].contains(&route.protocol);
+        let ours = |route: &Route| {
+            [ROUTE_PROTOCOL, SDN_ROUTE_PROTOCOL, FLANNEL_ROUTE_PROTOCOL].contains(&route.protocol)
+        };
         routes.extend(all.into_iter().filter(ours));
     }
     let tables = match Nft::open().and_then(|mut nft| nft.tables()) {
@@ -119,6 +123,14 @@ fn is_our_table(name: &str) -> bool {
 pub fn remove_link(host: &mut Socket, ifindex: u32, mark: &Mark) -> Result<(), NetlinkError> {
     match inspect::by_index(host, ifindex)? {
         Some(link) if Mark::of(&link).as_ref() == Some(mark) => detach::delete(host, ifindex),
+        _ => Ok(()),
+    }
+}
+
+/// Deletes a link without a mark, if it still has this name.
+pub fn remove_named(host: &mut Socket, ifindex: u32, name: &str) -> Result<(), NetlinkError> {
+    match inspect::by_index(host, ifindex)? {
+        Some(link) if link.name == name => detach::delete(host, ifindex),
         _ => Ok(()),
     }
 }

@@ -30,3 +30,4 @@ mod testing;
 pub mod udp;
 
 pub use run::{RunError, run};
+pub use takeover::{Predecessor, TakeoverError};

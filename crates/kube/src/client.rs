@@ -4,7 +4,7 @@
 use std::fs::Metadata;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -55,6 +55,10 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// Longest pause; it bounds how late a pod's sandbox notices that the server is back.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
+/// What each node adds to the time over which lists of all agents are spread: 28 of them begin in a second
+/// (kubernetes.md K76).
+const SPREAD_PER_NODE: Duration = Duration::from_millis(36);
+
 /// A client of one API server. Clones share their connections.
 #[derive(Clone)]
 pub struct Client {
@@ -67,6 +71,8 @@ struct Shared {
     loaded: Mutex<Loaded>,
     /// Whether the last call found the server unavailable.
     is_away: AtomicBool,
+    /// How many nodes the cluster had when they were last counted; 0 before.
+    nodes: AtomicU32,
     /// Incremented when the server answers again after it was away.
     contacts: watch::Sender<u64>,
 }
@@ -123,12 +129,24 @@ impl Client {
         let loaded = Loaded { stamp, session: Session::new(source.load()?)? };
         let (is_away, contacts) = (AtomicBool::new(false), watch::Sender::new(0));
         let loaded = Mutex::new(loaded);
-        Ok(Self { shared: Arc::new(Shared { source, deadline, loaded, is_away, contacts }) })
+        let nodes = AtomicU32::new(0);
+        Ok(Self { shared: Arc::new(Shared { source, deadline, loaded, is_away, nodes, contacts }) })
     }
 
     /// Changes when the server answers again after it was unavailable.
     pub fn contacts(&self) -> watch::Receiver<u64> {
         self.shared.contacts.subscribe()
+    }
+
+    /// Notes how many nodes the cluster has, each of which may have an agent.
+    pub fn note_nodes(&self, nodes: usize) {
+        self.shared.nodes.store(u32::try_from(nodes).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// Over how long a list is spread that all agents of the cluster need at the same moment: less than `longest` in a cluster that is known to
+    /// have few nodes.
+    pub fn spread(&self, longest: Duration) -> Duration {
+        spread(self.shared.nodes.load(Ordering::Relaxed), longest)
     }
 
     /// The namespace that the kubeconfig's context or the service account names.
@@ -290,6 +308,13 @@ impl Ask {
     pub(crate) fn read(operation: String, path: Path, limit_bytes: usize) -> Self {
         let (method, body, deadline) = (Method::GET, None, None);
         Self { operation, method, path, body, limit_bytes, deadline, is_repeated: true }
+    }
+}
+
+fn spread(nodes: u32, longest: Duration) -> Duration {
+    match nodes {
+        0 => longest,
+        nodes => SPREAD_PER_NODE.saturating_mul(nodes).min(longest),
     }
 }
 

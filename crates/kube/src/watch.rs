@@ -188,7 +188,7 @@ impl<T: Watched> Objects<T> {
         }
     }
 
-    /// Spreads new lists over this time: when an API server restarts, all agents of the cluster learn
+    /// Spreads new lists over this time, or over less in a cluster of few nodes ([`Client::spread`]): when an API server restarts, all agents of the cluster learn
     /// at the same moment that it has forgotten their revisions (kubernetes.md section 4.2 item 3).
     #[must_use]
     pub fn spread(self, spread: Duration) -> Self {
@@ -216,7 +216,7 @@ impl<T: Watched> Objects<T> {
                     match self.follow(&revision).await {
                         Ok(stream) => self.state = WatchState::Following(revision, stream),
                         Err(failure) if failure.expired => {
-                            tokio::time::sleep(part_of(self.spread)).await;
+                            tokio::time::sleep(part_of(self.client.spread(self.spread))).await;
                             self.state = WatchState::List;
                         }
                         Err(failure) => return Err(failure.error),
@@ -248,7 +248,7 @@ impl<T: Watched> Objects<T> {
         tracing::debug!(kind, error = %failure.error, expired = failure.expired, "watch interrupted");
         let mut pause = self.backoff.pause().max(failure.after.unwrap_or_default());
         if failure.expired {
-            pause += part_of(self.spread);
+            pause += part_of(self.client.spread(self.spread));
         }
         self.state = match std::mem::replace(&mut self.state, WatchState::List) {
             WatchState::Following(revision, _) if !failure.expired => WatchState::Known(revision),

@@ -142,6 +142,7 @@ const DEMO_EXAMPLES: &str = "Examples:
   russet demo --fabric flannel --backend udp
   russet demo --etcd spawn           data in an etcd of its own (needs the program `etcd`)
   russet demo --etcd http://127.0.0.1:2379
+  russet demo --kubernetes           the manifest and a Deployment in a Kubernetes cluster (needs its server programs)
   russet demo --keep                 leaves the nodes running and prints how to enter a pod
   russet demo --clean                removes what --keep or a killed demo left";
 
@@ -256,6 +257,16 @@ pub struct DemoArgs {
     /// no Calico data. By default the nodes share an embedded store.
     #[arg(long, value_name = "URL|spawn", conflicts_with = "clean")]
     pub etcd: Option<DemoEtcd>,
+    /// In a Kubernetes cluster: a real etcd, API server, controller manager and scheduler; packaging/kubernetes/russet.yaml
+    /// applied to them; and pods of a Deployment where the scheduler has bound them. The demo itself is each node's kubelet:
+    /// it starts the agents and controllers of the manifest as processes with the tokens of their pods, and attaches pods
+    /// through CNI. No kubelet, no container runtime and no image are in it; `cargo xtask e2e` has them.
+    #[arg(long, conflicts_with_all = ["etcd", "fabric", "backend", "clean"])]
+    pub kubernetes: bool,
+    /// The directory of kube-apiserver, kube-controller-manager and kube-scheduler, 1.30 or newer, and of etcd unless PATH
+    /// has it [default: those of PATH, else those that `cargo xtask test` has built in ~/.cache/russet/kubernetes].
+    #[arg(long, value_name = "DIR", requires = "kubernetes")]
+    pub kubernetes_programs: Option<PathBuf>,
     /// Leave everything running, and print how to enter a pod.
     #[arg(long, conflicts_with = "clean")]
     pub keep: bool,

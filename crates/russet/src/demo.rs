@@ -9,6 +9,7 @@ mod datastore;
 mod flannel;
 mod fleet;
 mod interrupt;
+mod kubernetes;
 mod lab;
 mod leftovers;
 mod matrix;
@@ -26,8 +27,9 @@ use crate::output;
 use datastore::Datastore;
 use fleet::Fleet;
 use interrupt::Interrupt;
+use kubernetes::Programs;
 use lab::Lab;
-use report::Report;
+use report::{PodReport, Report};
 
 /// Errors that stop a demo.
 #[derive(Debug, thiserror::Error)]
@@ -89,10 +91,19 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
     if leftovers::remove()? {
         output::progress("removed what a killed demo left");
     }
+    let programs =
+        args.kubernetes.then(|| Programs::find(args.kubernetes_programs.as_deref())).transpose()?;
+    let datastore = match &programs {
+        Some(programs) => Datastore::Kubernetes(programs.etcd.clone()),
+        None => Datastore::new(args.etcd.as_ref())?,
+    };
     let interrupt = Interrupt::listen()?;
-    let lab = Lab::new(&args);
-    let mut fleet = Fleet::new(Datastore::new(args.etcd.as_ref())?, args.keep);
-    let outcome = show(&lab, &mut fleet, &interrupt);
+    let mut lab = Lab::new(&args);
+    let mut fleet = Fleet::new(datastore, args.keep);
+    let outcome = match &programs {
+        Some(programs) => show_cluster(&mut lab, &mut fleet, programs, args.pods, &interrupt),
+        None => show(&lab, &mut fleet, &interrupt),
+    };
     if let Ok(report) = &outcome {
         output::print_as(args.output.format, report, || report.text());
     }
@@ -100,9 +111,11 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
     if kept && !rootless::is_inside() {
         fleet.keep()?;
         explain_keep(&lab, "russet demo --clean");
+        explain_cluster(programs.as_ref());
     } else {
         if kept {
             explain_keep(&lab, "Ctrl-C");
+            explain_cluster(programs.as_ref());
             interrupt.wait_for_ever();
         }
         let down = take_down(&lab, fleet);
@@ -121,7 +134,7 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
 /// Builds everything and measures.
 fn show(lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) -> Result<Report, DemoError> {
     let started = Instant::now();
-    let say = |line: &str| output::progress(&format!("[{:6.2} s] {line}", started.elapsed().as_secs_f64()));
+    let say = |line: &str| report_progress(started, line);
     let (nodes, pods) = (lab.nodes.len(), lab.pods().count());
     say(&format!("{nodes} node namespaces and an outside host, joined by a switch"));
     topology::build(lab)?;
@@ -131,19 +144,64 @@ fn show(lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) -> Result<Report, D
     fleet.start(lab, interrupt)?;
     say(&format!("{pods} pods, attached through CNI"));
     let attached = pods::attach_all(lab, interrupt)?;
-    say("pings between all pods, and to the outside host");
+    measure(lab, fleet, attached, started, interrupt)
+}
+
+/// The same in a Kubernetes cluster.
+fn show_cluster(
+    lab: &mut Lab,
+    fleet: &mut Fleet,
+    programs: &Programs,
+    pods_per_node: u8,
+    interrupt: &Interrupt,
+) -> Result<Report, DemoError> {
+    let started = Instant::now();
+    let say = |line: &str| report_progress(started, line);
+    let nodes = lab.nodes.len();
+    say(&format!("{nodes} node namespaces and an outside host, joined by a switch"));
+    topology::build(lab)?;
+    interrupt.check()?;
+    say("etcd, kube-apiserver, kube-controller-manager and kube-scheduler on the outside host");
+    let mut cluster = kubernetes::Cluster::start(programs, fleet, interrupt)?;
+    say(&format!(
+        "Kubernetes {}; russet.yaml applied, and agents started as its pods",
+        cluster.report().version
+    ));
+    cluster.install(lab, fleet, interrupt)?;
+    let replicas = nodes * usize::from(pods_per_node);
+    say(&format!("all nodes are Ready; a Deployment of {replicas} pods, attached through CNI"));
+    let attached = cluster.run_pods(lab, fleet, replicas, interrupt)?;
+    let mut report = measure(lab, fleet, attached, started, interrupt)?;
+    report.kubernetes = Some(cluster.report().clone());
+    Ok(report)
+}
+
+/// Pings between all pods.
+fn measure(
+    lab: &Lab,
+    fleet: &Fleet,
+    attached: Vec<PodReport>,
+    started: Instant,
+    interrupt: &Interrupt,
+) -> Result<Report, DemoError> {
+    report_progress(started, "pings between all pods, and to the outside host");
     let pings = matrix::measure(&attached, interrupt)?;
     let blocks = fleet.blocks(lab, &attached)?;
-    say("done");
+    report_progress(started, "done");
     Ok(Report {
         schema: 1,
-        mode,
+        mode: lab.fabric.name(),
         nodes: fleet.reports(lab),
         pods: attached,
         pings,
         blocks,
+        kubernetes: None,
         elapsed_ms: started.elapsed().as_millis() as u64,
     })
+}
+
+fn report_progress(started: Instant, line: &str) {
+    output::progress(&format!("[{:6.2} s] {line}", started.elapsed().as_secs_f64()));
 }
 
 fn take_down(lab: &Lab, fleet: Fleet) -> Result<(), DemoError> {
@@ -151,6 +209,17 @@ fn take_down(lab: &Lab, fleet: Fleet) -> Result<(), DemoError> {
     fleet.stop();
     leftovers::remove()?;
     detached
+}
+
+fn explain_cluster(programs: Option<&Programs>) {
+    if programs.is_some() {
+        output::progress(&format!(
+            "      the cluster:   {enter} {} kubectl --kubeconfig {} get nodes,pods -A",
+            lab::OUTSIDE,
+            kubernetes::kubeconfig().display(),
+            enter = rootless::enter_command(),
+        ));
+    }
 }
 
 fn explain_keep(lab: &Lab, removal: &str) {

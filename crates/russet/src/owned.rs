@@ -2,6 +2,7 @@
 //!
 //! Everything in the kernel is known by its mark and by nothing that was written down, so nothing is missing after a crash.
 
+pub mod flannel;
 pub mod pods;
 
 use std::collections::BTreeMap;
@@ -13,12 +14,13 @@ use russet_linux::sysctl;
 use russet_netlink::{NetlinkError, Route, Socket};
 use russet_nft::{Nft, Table};
 use russet_openshift::Served;
-use russet_overlay::firewall::EXCEPTION_COMMENT;
+use russet_overlay::firewall::{EXCEPTION_COMMENT, Mode};
 use russet_plugins::executable::{self, ExecutableOwner as Whose};
 use russet_sandbox::SandboxId;
 use serde::Serialize;
 
 use crate::install::{CONFLIST, InstallError, Manifest, Saved, Service};
+use flannel::Flannel;
 use pods::{Keeper, PodsError};
 
 /// Everything on the node that belongs to Russet.
@@ -33,6 +35,8 @@ pub struct Inventory {
     pub exceptions: Vec<Exception>,
     /// There are rules of legacy iptables, which may include some of Russet's.
     pub legacy_iptables: bool,
+    /// What `russet flanneld` has left under flannel's names.
+    pub flannel: Flannel,
     /// Pods' sandboxes, and the program that keeps each.
     pub sandboxes: Vec<(SandboxId, Keeper)>,
     pub files: Files,
@@ -89,7 +93,9 @@ pub fn look(root: &Path, kernel: bool) -> Result<Inventory, LookError> {
         inventory.sandboxes.extend(ids.into_iter().map(|id| (id, keeper)));
     }
     if kernel {
-        inventory.kernel = marked::read(&mut Socket::route()?)?;
+        let mut host = Socket::route()?;
+        inventory.kernel = marked::read(&mut host)?;
+        inventory.flannel = Flannel::look(root, &inventory.kernel, &mut host)?;
         inventory.pods = pods_by_interface(&Paths::new(root));
         inventory.exceptions = exceptions()?;
         let tables = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
@@ -119,6 +125,9 @@ pub enum LookError {
     /// The sandboxes cannot be listed.
     #[error(transparent)]
     Pods(#[from] PodsError),
+    /// Flannel's daemons or rules cannot be read.
+    #[error("look for what flanneld has left: {0}")]
+    Flannel(String),
 }
 
 /// Empty if the kernel has no nf_tables, or if a table is deleted meanwhile.
@@ -260,6 +269,7 @@ impl Inventory {
         let route = |route: &Route| object("route", route.dst, describe(route, &self.kernel.link_names));
         all.extend(self.kernel.routes.iter().map(route));
         all.extend(self.kernel.tables.iter().map(|table| object("nftables table", table, "")));
+        self.flannel_objects(&mut all);
         for Exception { table, chain } in &self.exceptions {
             all.push(object(
                 "nftables rule",
@@ -282,6 +292,30 @@ impl Inventory {
         );
         self.files.objects(&mut all);
         all
+    }
+}
+
+impl Inventory {
+    fn flannel_objects(&self, all: &mut Vec<Object>) {
+        let Flannel { daemon, devices, rules, files } = &self.flannel;
+        if let Some((pid, name)) = daemon {
+            all.push(object("process", pid, format!("{name}; its devices, rules and files are not listed")));
+        }
+        all.extend(devices.iter().map(|(_, name)| object("link", name, "of russet flanneld")));
+        let place = |mode: &Mode| match mode {
+            Mode::Nft => "ip flannel-ipv4, ip6 flannel-ipv6",
+            Mode::Iptables => "flannel's chains of iptables",
+        };
+        all.extend(
+            rules
+                .iter()
+                .map(|mode| object("rules", place(mode), "masquerade and forward rules of russet flanneld")),
+        );
+        all.extend(
+            files
+                .iter()
+                .map(|path| object(kind_of(path).unwrap_or("file"), path.display(), "of russet flanneld")),
+        );
     }
 }
 

@@ -13,7 +13,7 @@ use russet_attach::marked::{self, Mark};
 use russet_attach::nat::NatError;
 use russet_netlink::{NetlinkError, Route, Socket};
 use russet_nft::Table;
-use russet_overlay::firewall::{Firewall, FirewallError};
+use russet_overlay::firewall::{Firewall, FirewallError, FirewallReport, Mode};
 use rustix::mount::{UnmountFlags, unmount};
 use serde::{Serialize, Serializer};
 
@@ -44,6 +44,10 @@ pub enum Step {
         /// The number of neighbour and FDB entries on it.
         entries: usize,
     },
+    /// A device of `russet flanneld`, which has no mark.
+    FlannelDevice { ifindex: u32, name: String },
+    /// The rules of `russet flanneld` in flannel's tables or chains.
+    FlannelRules(Mode),
     /// A route, and the description of its destination.
     Route(Route, String),
     /// Accept rules in foreign chains.
@@ -91,7 +95,12 @@ pub fn plan(inventory: &Inventory, reach: &Options) -> Vec<Step> {
     steps.extend(reach.node_object.iter().cloned().map(Step::NodeObject));
     let pods: Vec<u32> = inventory.pods().map(|link| link.ifindex).collect();
     let stays = |ifindex: u32| !reach.pods && pods.contains(&ifindex);
+    // Before the routes and tables that show whose these are.
+    let flannel = &inventory.flannel;
+    steps.extend(flannel.files.iter().map(file));
+    steps.extend(flannel.rules.iter().copied().map(Step::FlannelRules));
     let routes = inventory.kernel.routes.iter().filter(|route| !route.oif.is_some_and(stays));
+    let routes = routes.filter(|route| !flannel.uses(route));
     let names = &inventory.kernel.link_names;
     steps.extend(routes.map(|route| Step::Route(route.clone(), describe(route, names))));
     for link in inventory.kernel.links.iter().filter(|link| !stays(link.ifindex)) {
@@ -99,10 +108,14 @@ pub fn plan(inventory: &Inventory, reach: &Options) -> Vec<Step> {
         let (name, mark) = (link.name.clone(), link.mark.clone());
         steps.push(Step::Link { ifindex: link.ifindex, name, mark, entries });
     }
+    for (ifindex, name) in &flannel.devices {
+        steps.push(Step::FlannelDevice { ifindex: *ifindex, name: name.clone() });
+    }
     if !inventory.exceptions.is_empty() || inventory.legacy_iptables {
         steps.push(Step::Exceptions(inventory.exceptions.len()));
     }
-    steps.extend(inventory.kernel.tables.iter().cloned().map(Step::Table));
+    let tables = inventory.kernel.tables.iter().filter(|table| !flannel.uses_table(&table.name));
+    steps.extend(tables.cloned().map(Step::Table));
     steps.extend(files.units.iter().chain(&files.programs).map(file));
     for (saved, path) in &files.saved {
         steps.push(Step::Restore { saved: saved.clone(), path: path.clone() });
@@ -149,13 +162,18 @@ pub fn carry_out(step: &Step) -> Result<(), StepError> {
         },
         Step::NodeObject(object) => Ok(object.clean()?),
         Step::Link { ifindex, mark, .. } => Ok(marked::remove_link(&mut Socket::route()?, *ifindex, mark)?),
+        Step::FlannelDevice { ifindex, name } => {
+            Ok(marked::remove_named(&mut Socket::route()?, *ifindex, name)?)
+        }
+        Step::FlannelRules(mode) => first_failure(Firewall::open(*mode)?.withdraw()),
         Step::Route(route, _) => Ok(marked::remove_route(&mut Socket::route()?, route)?),
-        Step::Exceptions(_) => match Firewall::exceptions()?.withdraw().failed.into_iter().next() {
-            Some(error) => Err(error.into()),
-            None => Ok(()),
-        },
+        Step::Exceptions(_) => first_failure(Firewall::exceptions()?.withdraw()),
         Step::Table(table) => Ok(marked::remove_table(table)?),
     }
+}
+
+fn first_failure(report: FirewallReport) -> Result<(), StepError> {
+    report.failed.into_iter().next().map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn remove(path: &Path) -> Result<(), StepError> {
@@ -191,6 +209,13 @@ impl fmt::Display for Step {
             Step::Link { name, mark, entries: 0, .. } => write!(f, "delete link {name} ({mark})"),
             Step::Link { name, mark, entries, .. } => {
                 write!(f, "delete link {name} ({mark}) with {entries} entries on it")
+            }
+            Step::FlannelDevice { name, .. } => write!(f, "delete link {name} (of russet flanneld)"),
+            Step::FlannelRules(Mode::Nft) => {
+                f.write_str("delete tables ip flannel-ipv4 and ip6 flannel-ipv6 (of russet flanneld)")
+            }
+            Step::FlannelRules(Mode::Iptables) => {
+                f.write_str("delete flannel's rules from iptables (of russet flanneld)")
             }
             Step::Route(route, path) => write!(f, "delete route {} {path}", route.dst),
             Step::Exceptions(0) => {

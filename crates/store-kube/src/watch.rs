@@ -266,6 +266,7 @@ impl Reflector {
             self.store.check_cluster().await;
         }
         loop {
+            self.note_nodes();
             match self.advance().await {
                 Ok(events) => {
                     for event in events {
@@ -282,6 +283,13 @@ impl Reflector {
                     }
                 }
             }
+        }
+    }
+
+    /// The number of nodes says over how long the lists of all agents are spread.
+    fn note_nodes(&self) {
+        if self.prefix.as_str() == Prefix::nodes().as_str() {
+            self.store.client().note_nodes(self.known.count());
         }
     }
 
@@ -416,7 +424,8 @@ impl Reflector {
                 if failure.expired || was_open && matches!(failure.error, KubeError::Invalid(_)) =>
             {
                 self.at = None;
-                tokio::time::sleep(self.part_of(pauses.relist)).await;
+                let spread = self.store.client().spread(pauses.relist);
+                tokio::time::sleep(self.part_of(spread)).await;
                 return None;
             }
             Interruption::Request(failure) if was_open && failure.code.is_none() => {

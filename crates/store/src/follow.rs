@@ -44,6 +44,11 @@ impl Known {
         Self { started: true, revisions: BTreeMap::new() }
     }
 
+    /// How many records there are.
+    pub fn count(&self) -> usize {
+        self.revisions.len()
+    }
+
     /// Applies a complete list: the first becomes the snapshot event, a later one only the
     /// differences.
     pub fn absorb(&mut self, snapshot: Snapshot) -> VecDeque<Event> {

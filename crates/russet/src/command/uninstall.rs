@@ -86,6 +86,7 @@ pub fn run(args: UninstallArgs) -> Result<(), Failure> {
         let unlocked = unlocked.map(drop);
         let inventory = owned::look(&args.root, !args.files_only)?;
         let refusals = [unlocked, without_sandboxes(&paths, &inventory), free(&inventory, args.force)];
+        note_flannel(&inventory);
         let steps = uninstall::plan(&inventory, &reach);
         print(&args, &steps.iter().collect::<Vec<_>>());
         let refusals: Vec<UninstallError> = refusals.into_iter().filter_map(Result::err).collect();
@@ -103,6 +104,7 @@ pub fn run(args: UninstallArgs) -> Result<(), Failure> {
     let inventory = owned::look(&args.root, !args.files_only)?;
     without_sandboxes(&paths, &inventory)?;
     free(&inventory, args.force)?;
+    note_flannel(&inventory);
     let steps = uninstall::plan(&inventory, &reach);
     let mut failed = 0;
     for step in &steps {
@@ -120,6 +122,15 @@ pub fn run(args: UninstallArgs) -> Result<(), Failure> {
         return Err(UninstallError::Failed(failed, steps.len()).into());
     }
     Ok(())
+}
+
+/// A daemon would restore what is removed of it, and pods use it.
+fn note_flannel(inventory: &Inventory) {
+    if let Some((pid, name)) = &inventory.flannel.daemon {
+        output::progress(&format!(
+            "{name} runs (process {pid}): its devices, routes, rules and files stay; if it is Russet's, end it and run this again"
+        ));
+    }
 }
 
 fn node_object(args: &UninstallArgs) -> Option<Arc<NodeObject>> {

@@ -17,7 +17,7 @@ use russet_model::{Key, Prefix};
 use russet_store::{Snapshot, Step, Store, StoreError};
 
 use super::lab::{self, DIR, GATEWAYS, OUTSIDE};
-use super::{DemoError, rootless};
+use super::{DemoError, kubernetes, rootless};
 use crate::cli::DemoEtcd;
 use crate::command::runtime;
 
@@ -40,6 +40,8 @@ pub enum Datastore {
     Spawned,
     /// An etcd of the host, by host and port, reached through a forwarder.
     Host(String),
+    /// The Kubernetes API, whose etcd is this program.
+    Kubernetes(PathBuf),
 }
 
 /// Records that an etcd of the host is in use, so that a later run can clean it.
@@ -70,6 +72,7 @@ impl Datastore {
             Self::Embedded => "the store's owner".to_owned(),
             Self::Spawned => "an etcd".to_owned(),
             Self::Host(at) => format!("etcd at {at}"),
+            Self::Kubernetes(_) => "the Kubernetes API".to_owned(),
         }
     }
 
@@ -77,7 +80,8 @@ impl Datastore {
     pub fn location(&self) -> String {
         match self {
             Self::Embedded => format!("unix:{}", lab::store_paths().store_socket().display()),
-            Self::Spawned | Self::Host(_) => format!("etcd:http://{}", Self::address()),
+            Self::Spawned | Self::Host(_) => format!("etcd:{}", etcd_url()),
+            Self::Kubernetes(_) => format!("kubernetes:{}", kubernetes::kubeconfig().display()),
         }
     }
 
@@ -92,7 +96,8 @@ impl Datastore {
                 russet.args(["store", "serve", "--root"]).arg(lab::store_paths().root());
                 Ok(russet)
             }
-            Self::Spawned => spawned_etcd(),
+            Self::Spawned => spawned_etcd(Path::new("etcd")),
+            Self::Kubernetes(program) => spawned_etcd(program),
             Self::Host(at) => {
                 borrow(at)?;
                 let listen = Self::address().to_string();
@@ -107,7 +112,7 @@ impl Datastore {
     pub fn is_up(&self) -> bool {
         match self {
             Self::Embedded => lab::store_paths().store_socket().exists(),
-            Self::Spawned | Self::Host(_) => {
+            Self::Spawned | Self::Host(_) | Self::Kubernetes(_) => {
                 self.with(async |store| store.get(&Key::from_stored(MARK)).await).is_ok()
             }
         }
@@ -128,7 +133,7 @@ impl Datastore {
     fn with<T>(&self, work: impl AsyncFnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, DemoError> {
         match self {
             Self::Embedded => work_on(&self.location(), work),
-            Self::Spawned | Self::Host(_) => {
+            Self::Spawned | Self::Host(_) | Self::Kubernetes(_) => {
                 let outside = NetNs::open(lab::namespace_path(OUTSIDE));
                 let outside = outside.map_err(|e| DemoError::step(format!("open namespace {OUTSIDE}"), e))?;
                 outside.with(|| work_on(&self.location(), work)).map_err(DemoError::namespace)?
@@ -137,12 +142,17 @@ impl Datastore {
     }
 }
 
-/// Debian's etcd, with its data in the demo's directory.
-fn spawned_etcd() -> Result<Command, DemoError> {
+/// Where the nodes reach the demo's etcd.
+pub fn etcd_url() -> String {
+    format!("http://{}", Datastore::address())
+}
+
+/// An etcd with its data in the demo's directory.
+pub fn spawned_etcd(program: &Path) -> Result<Command, DemoError> {
     let outside = NetNs::open(lab::namespace_path(OUTSIDE));
     let outside = outside.map_err(|e| DemoError::step(format!("open namespace {OUTSIDE}"), e))?;
-    let url = format!("http://{}", Datastore::address());
-    let mut etcd = Command::new("etcd");
+    let url = etcd_url();
+    let mut etcd = Command::new(program);
     etcd.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
     // Debian's etcd does not start on some architectures without it; elsewhere it has no effect.
     etcd.env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH.replace("aarch64", "arm64"));

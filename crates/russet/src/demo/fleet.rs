@@ -59,23 +59,23 @@ impl Fleet {
         let store = self.datastore.command(self.russet()?)?;
         self.spawn(STORE, store)?;
         let datastore = self.datastore.clone();
-        self.until(interrupt, &datastore.describe(), || datastore.is_up())?;
+        self.until(interrupt, &datastore.describe(), READY_DEADLINE, || datastore.is_up())?;
         if let Fabric::Flannel(backend) = lab.fabric {
             flannel::configure(&datastore, backend)?;
         }
         for node in &lab.nodes {
             let mut daemon = match lab.fabric {
-                Fabric::Russet(mode) => self.agent(node, mode)?,
+                Fabric::Russet(mode) => self.agent(node, mode, &datastore.location())?,
                 Fabric::Flannel(_) => flannel::daemon(self.russet()?, node, &datastore),
             };
             let started = process::in_netns(&mut daemon, &node.netns()?).map(drop);
             started.map_err(|e| DemoError::step(format!("start in {}", node.namespace), e))?;
             self.spawn(&node.name, daemon)?;
         }
-        super::pods::configure(lab)?;
+        super::pods::configure(lab, super::pods::conflist_path)?;
         for node in &lab.nodes {
             let what = format!("the {} of {}", lab.fabric.daemon(), node.name);
-            self.until(interrupt, &what, || match lab.fabric {
+            self.until(interrupt, &what, READY_DEADLINE, || match lab.fabric {
                 Fabric::Russet(_) => super::pods::ready(lab, node),
                 Fabric::Flannel(_) => flannel::subnet_file(node).exists(),
             })?;
@@ -83,7 +83,8 @@ impl Fleet {
         Ok(())
     }
 
-    fn agent(&self, node: &Node, mode: DemoMode) -> Result<Command, DemoError> {
+    /// The agent of a node, with its data in `store`.
+    pub fn agent(&self, node: &Node, mode: DemoMode, store: &str) -> Result<Command, DemoError> {
         let mut agent = self.russet()?;
         let encapsulation = match mode {
             DemoMode::Vxlan => "vxlan",
@@ -98,12 +99,12 @@ impl Fleet {
             "--encapsulation",
             encapsulation,
         ]);
-        agent.arg("--store").arg(self.datastore.location());
+        agent.args(["--store", store]);
         Ok(agent)
     }
 
     /// This executable, with an environment that has none of the caller's settings.
-    fn russet(&self) -> Result<Command, DemoError> {
+    pub fn russet(&self) -> Result<Command, DemoError> {
         let program =
             std::env::current_exe().map_err(|source| DemoError::io("find the running program", source))?;
         let mut command = Command::new(program);
@@ -114,7 +115,8 @@ impl Fleet {
         Ok(command)
     }
 
-    fn spawn(&mut self, name: &str, mut command: Command) -> Result<(), DemoError> {
+    /// Starts a process that ends with the demo; its log gets its name.
+    pub fn spawn(&mut self, name: &str, mut command: Command) -> Result<(), DemoError> {
         let failed = |source| DemoError::io(format!("start {name}"), source);
         let log = File::create(log_path(name)).map_err(failed)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -130,28 +132,32 @@ impl Fleet {
     }
 
     /// Waits for `condition`; fails if a process ends meanwhile.
-    fn until(
+    pub fn until(
         &mut self,
         interrupt: &Interrupt,
         what: &str,
-        condition: impl Fn() -> bool,
+        deadline: Duration,
+        mut condition: impl FnMut() -> bool,
     ) -> Result<(), DemoError> {
         let started = Instant::now();
         while !condition() {
             self.check_alive()?;
-            if started.elapsed() > READY_DEADLINE {
-                let logs =
-                    self.members.iter().map(|member| log_tail(&member.name)).collect::<Vec<_>>().join("\n");
-                return Err(DemoError::Refused(format!(
-                    "{what} is not ready after {READY_DEADLINE:?}; the logs end with:\n{logs}"
-                )));
+            if started.elapsed() > deadline {
+                return Err(self.late(what, deadline));
             }
             interrupt.wait(READY_INTERVAL)?;
         }
         Ok(())
     }
 
-    fn check_alive(&mut self) -> Result<(), DemoError> {
+    /// The error of a wait that was too long, with the ends of all logs.
+    pub fn late(&self, what: &str, deadline: Duration) -> DemoError {
+        let logs = self.members.iter().map(|member| log_tail(&member.name)).collect::<Vec<_>>().join("\n");
+        DemoError::Refused(format!("{what} is not ready after {deadline:?}; the logs end with:\n{logs}"))
+    }
+
+    /// Fails if a process has ended.
+    pub fn check_alive(&mut self) -> Result<(), DemoError> {
         for member in &mut self.members {
             if let Ok(Some(status)) = member.process.try_wait() {
                 let tail = log_tail(&member.name);

@@ -103,11 +103,13 @@ impl Lab {
             namespace: format!("{NAMESPACE_PREFIX}n{node}-p{pod}"),
             container: format!("demo-n{node}-p{pod}"),
         };
+        // In Kubernetes the scheduler says where pods run.
+        let pods = if args.kubernetes { 0 } else { args.pods };
         let node = |number: u8| Node {
             name: format!("n{number}"),
             namespace: format!("{NAMESPACE_PREFIX}n{number}"),
             number,
-            pods: (1..=args.pods).map(|p| pod(number, p)).collect(),
+            pods: (1..=pods).map(|p| pod(number, p)).collect(),
         };
         let fabric = match args.fabric {
             DemoFabric::Russet => Fabric::Russet(args.mode),
@@ -148,6 +150,17 @@ impl Fabric {
 // === impl Node ===
 
 impl Node {
+    /// Adds a pod that the scheduler has bound to the node.
+    pub fn bind(&mut self, name: &str) -> &Pod {
+        let number = self.pods.len() + 1;
+        self.pods.push(Pod {
+            name: name.to_owned(),
+            namespace: format!("{}-p{number}", self.namespace),
+            container: format!("demo-{}-p{number}", self.name),
+        });
+        &self.pods[number - 1]
+    }
+
     /// Where the node's files are.
     pub fn paths(&self) -> Paths {
         Paths::new(Path::new(DIR).join(&self.name))

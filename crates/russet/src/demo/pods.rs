@@ -29,8 +29,9 @@ struct Network {
 
 const LOOPBACK: Network =
     Network { file: "00-loopback.conflist", name: "cni-loopback", kind: "loopback", ifname: "lo" };
-const RUSSET: Network =
-    Network { file: "10-russet.conflist", name: "russet", kind: "russet", ifname: "eth0" };
+/// The configuration of Russet's network, which an agent in Kubernetes installs.
+pub const RUSSET_FILE: &str = "10-russet.conflist";
+const RUSSET: Network = Network { file: RUSSET_FILE, name: "russet", kind: "russet", ifname: "eth0" };
 const FLANNEL: Network =
     Network { file: "10-flannel.conflist", name: "cbr0", kind: "flannel", ifname: "eth0" };
 
@@ -42,8 +43,21 @@ fn networks(lab: &Lab) -> [Network; 2] {
     }
 }
 
-/// Installs the plugins and each node's configuration in the directories of the runtime.
-pub fn configure(lab: &Lab) -> Result<(), DemoError> {
+/// Where the runtime of a node finds the configuration of its main network.
+pub fn conflist_path(node: &Node, file: &str) -> PathBuf {
+    node.paths().conflist_dir().join(file)
+}
+
+/// Where the runtime finds a configuration. That of loopback is not among the networks, as containerd has it.
+fn path_of(node: &Node, network: &Network) -> PathBuf {
+    match network.name == LOOPBACK.name {
+        true => node.paths().root().join(network.file),
+        false => conflist_path(node, network.file),
+    }
+}
+
+/// Installs the plugins in the directory of the runtime, and writes each node's configuration: that of the main network to `main`.
+pub fn configure(lab: &Lab, main: impl Fn(&Node, &str) -> PathBuf) -> Result<(), DemoError> {
     let dir = lab::plugin_dir();
     make_dir(&dir)?;
     let plugin = plugin_executable()?;
@@ -55,7 +69,10 @@ pub fn configure(lab: &Lab) -> Result<(), DemoError> {
     for node in &lab.nodes {
         make_dir(&node.paths().conflist_dir())?;
         for network in networks(lab) {
-            let path = node.paths().conflist_dir().join(network.file);
+            let path = match network.name == LOOPBACK.name {
+                true => path_of(node, &network),
+                false => main(node, network.file),
+            };
             write_atomic(&path, conflist(node, &network).to_string().as_bytes())
                 .map_err(|error| DemoError::step(format!("write {}", path.display()), error))?;
         }
@@ -92,7 +109,7 @@ fn runtime_of(node: &Node) -> Runtime {
 }
 
 fn load(node: &Node, network: &Network) -> Result<ConfigList, DemoError> {
-    let path = node.paths().conflist_dir().join(network.file);
+    let path = path_of(node, network);
     russet_runtime::load_conflist(&path)
         .map_err(|error| DemoError::step(format!("load {}", path.display()), error))
 }

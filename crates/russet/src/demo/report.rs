@@ -14,8 +14,26 @@ pub struct Report {
     pub pods: Vec<PodReport>,
     pub pings: Vec<Ping>,
     pub blocks: Vec<BlockReport>,
+    /// With `--kubernetes`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubernetes: Option<ClusterReport>,
     /// The demo's total time.
     pub elapsed_ms: u64,
+}
+
+/// The cluster, and how long its steps took.
+#[derive(Debug, Clone, Serialize)]
+pub struct ClusterReport {
+    /// The API server's version.
+    pub version: String,
+    /// Where its programs are.
+    pub programs: String,
+    /// From the start of etcd until the API server is ready.
+    pub apiserver_ready_ms: u64,
+    /// From the manifest until all nodes are Ready.
+    pub nodes_ready_ms: u64,
+    /// From the Deployment until all of its pods are available.
+    pub pods_running_ms: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -92,6 +110,9 @@ impl Report {
             }
         }
         text.push_str(&self.verdict());
+        if let Some(cluster) = &self.kubernetes {
+            text.push_str(&cluster.text());
+        }
         text
     }
 
@@ -144,5 +165,21 @@ impl Report {
             text.push_str(&format!("LOST: {} to {} over IPv{}: {why}\n", ping.from, ping.to, ping.family));
         }
         text
+    }
+}
+
+// === impl ClusterReport ===
+
+impl ClusterReport {
+    fn text(&self) -> String {
+        let seconds = |ms: u64| format!("{:6.1} s", ms as f64 / 1000.0);
+        format!(
+            "\nKubernetes {} of {}:\n{}  etcd started -> API server ready\n{}  manifest applied -> all nodes Ready\n{}  Deployment applied -> all pods Running\n",
+            self.version,
+            self.programs,
+            seconds(self.apiserver_ready_ms),
+            seconds(self.nodes_ready_ms),
+            seconds(self.pods_running_ms),
+        )
     }
 }

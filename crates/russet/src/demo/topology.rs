@@ -35,7 +35,8 @@ pub fn build(lab: &Lab) -> Result<(), DemoError> {
     Ok(())
 }
 
-fn namespace(name: &str) -> Result<NetNs, DemoError> {
+/// Makes the empty namespace of a pod, or of a host.
+pub fn namespace(name: &str) -> Result<NetNs, DemoError> {
     NetNs::create_named(name).map_err(|error| DemoError::step(format!("make namespace {name}"), error))
 }
 

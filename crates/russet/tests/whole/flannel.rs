@@ -11,6 +11,7 @@ mod leases;
 mod start;
 mod takeover;
 mod traffic;
+mod uninstall;
 mod variants;
 
 pub use lab::{Lab, PREFIX};

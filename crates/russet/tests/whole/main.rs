@@ -25,6 +25,7 @@ mod cross_delete;
 mod demo;
 mod demo_etcd;
 mod demo_flannel;
+mod demo_kubernetes;
 mod docs;
 mod drift;
 mod engine_containerd;

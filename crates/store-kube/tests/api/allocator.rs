@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use russet_ipam::{Allocator, Request, SystemClock};
+use russet_ipam::{Allocator, Clock, IpamError, Request, SystemClock};
 use russet_kube::testing::Fault;
-use russet_model::HandleId;
+use russet_model::{Block, HandleId, Prefix};
+use russet_store::Store;
+use russet_store_kube::{Group, KubeStore};
+use serde_json::json;
 
 use crate::bench::{Bench, node};
 
@@ -239,4 +242,82 @@ async fn a_process_that_dies_after_any_write_leaves_what_the_next_one_completes(
         }
     }
     assert!(steps >= 6, "a claim has four writes more than an address: {steps}");
+}
+
+#[tokio::test]
+async fn a_pool_that_is_disabled_or_terminates_gives_no_more_addresses_and_takes_its_own_back() {
+    // kubernetes.md K53
+    let disabled = (Group::V1, json!({ "spec": { "disabled": true } }));
+    let condition = json!({ "type": "Allocatable", "status": "False", "reason": "Terminating", "message": "it is being deleted" });
+    let terminating = (Group::V3, json!({ "status": { "conditions": [condition] } }));
+    for (group, change) in [disabled, terminating] {
+        let bench = Bench::with(group, |settings| settings);
+        let version = if group == Group::V1 { "v1" } else { "v3" };
+        let mut pool = json!({ "apiVersion": format!("{}/{version}", bench.group), "kind": "IPPool", "metadata": { "name": "p" },
+            "spec": { "cidr": "10.1.0.0/24", "blockSize": 26 } });
+        bench.server.put(pool.clone());
+        let ipam = allocator(&bench).with_cache(Duration::from_secs(3600));
+        let add = async |handle: &str| ipam.auto_assign(&Request::pod(node("node-a"), id(handle))).await;
+        add("net.first").await.unwrap();
+        for (member, value) in change.as_object().unwrap() {
+            match pool[member].as_object_mut() {
+                Some(known) => known.extend(value.as_object().unwrap().clone()),
+                None => pool[member] = value.clone(),
+            }
+        }
+        bench.server.put(pool);
+        // The pool was chosen before, and nothing guards it at the write.
+        add("net.chosen").await.unwrap();
+        // The agent's watch of pools has the change.
+        ipam.forget();
+        let refused = add("net.next").await.unwrap_err();
+        assert!(matches!(refused, IpamError::NoPool { .. }), "{group:?}: {refused}");
+        assert!(bench.object("IPAMHandle", "net.next").is_none(), "{group:?}");
+        for handle in ["net.first", "net.chosen"] {
+            let released = ipam.release_by_handle(&id(handle), None).await.unwrap();
+            assert_eq!(released.addresses.len(), 1, "{group:?}: {handle}");
+            assert!(bench.object("IPAMHandle", handle).is_none(), "{group:?}: {handle}");
+        }
+    }
+}
+
+/// A machine's clock that is wrong: seconds ahead, or behind if negative.
+struct WrongClock(i64);
+
+impl Clock for WrongClock {
+    fn now(&self) -> SystemTime {
+        let by = Duration::from_secs(self.0.unsigned_abs());
+        if self.0 < 0 { SystemTime::now() - by } else { SystemTime::now() + by }
+    }
+}
+
+#[tokio::test]
+async fn clocks_that_are_an_hour_off_change_nothing_in_who_gets_an_address() {
+    // kubernetes.md K79; tokens are read from their file by each request: K72
+    const HOUR: i64 = 3600;
+    let bench = Bench::new();
+    pool(&bench);
+    let at = |store: KubeStore, seconds: i64| {
+        Allocator::new(Rc::new(store), Rc::new(WrongClock(seconds))).with_cache(Duration::from_secs(3600))
+    };
+    // Two processes of one node, which share its block.
+    let (early, late) = (at(bench.store.clone(), -HOUR), at(bench.other(), HOUR));
+    let handles: Vec<HandleId> = (0..16).map(|n| id(&format!("net.{n}"))).collect();
+    let mut all = BTreeSet::new();
+    for (index, handles) in handles.chunks(2).enumerate() {
+        let (first, second) = if index % 2 == 0 { (&early, &late) } else { (&late, &early) };
+        all.extend(addresses(first, &handles[..1]).await);
+        all.extend(addresses(second, &handles[1..]).await);
+    }
+    assert_eq!(all.len(), handles.len(), "each address once");
+    // Each releases what the other has assigned, and what is free is given again.
+    for (index, handle) in handles.iter().enumerate() {
+        let ipam = if index % 2 == 0 { &late } else { &early };
+        assert_eq!(ipam.release_by_handle(handle, None).await.unwrap().addresses.len(), 1, "{handle}");
+    }
+    let block = bench.store.list(&Prefix::blocks(None)).await.unwrap().records.remove(0);
+    let block = Block::decode(&block.value).unwrap();
+    assert_eq!(block.unallocated.len(), 64, "{block:?}");
+    assert_eq!(addresses(&early, &handles[..8]).await.len(), 8);
+    assert_eq!(addresses(&late, &handles[8..]).await.len(), 8);
 }

@@ -1,8 +1,10 @@
 //! Watches: faults of the server and of single objects.
 
+use std::time::Duration;
+
 use russet_model::{Key, Prefix, ResourceKind};
 use russet_store::{Event, Step, Store, StoreError};
-use russet_store_kube::Group;
+use russet_store_kube::{Group, Pauses};
 use serde_json::json;
 
 use crate::bench::{Bench, count, handle, next, within};
@@ -60,6 +62,41 @@ async fn an_end_of_the_watch_resumes_at_the_bookmark() {
     within(resumes_there).await;
     bench.one(Step::create(handle("net.a"), count(1))).await.unwrap();
     assert!(matches!(next(&mut watch).await, Event::Put(record) if record.key == handle("net.a")));
+}
+
+#[tokio::test]
+async fn lists_after_a_restart_are_spread_by_the_number_of_nodes() {
+    // kubernetes.md K76
+    let bench = Bench::new();
+    assert_eq!(
+        bench.store.client().spread(Pauses::RELIST),
+        Pauses::RELIST,
+        "nothing is known of the cluster"
+    );
+    let node = |name: &str| {
+        let metadata =
+            json!({ "name": name, "annotations": { "projectcalico.org/IPv4Address": "10.0.0.1/24" } });
+        bench.server.put(json!({ "kind": "Node", "metadata": metadata }));
+    };
+    ["n1", "n2", "n3"].iter().for_each(|name| node(name));
+    let mut watch = bench.store.watch(&Prefix::nodes()).await.unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Snapshot(snapshot) if snapshot.records.len() == 3));
+    // The watch notes the number after it has reported the change.
+    within(spread_is(&bench, Duration::from_millis(108))).await;
+    node("n4");
+    assert!(matches!(next(&mut watch).await, Event::Put(_)));
+    within(spread_is(&bench, Duration::from_millis(144))).await;
+    // A watch of one node says nothing about the cluster.
+    let mut one =
+        bench.store.watch(&Prefix::from_stored(Key::node(&"n1".parse().unwrap()).as_str())).await.unwrap();
+    next(&mut one).await;
+    within(spread_is(&bench, Duration::from_millis(144))).await;
+}
+
+async fn spread_is(bench: &Bench, wanted: Duration) {
+    while bench.store.client().spread(Pauses::RELIST) != wanted {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 #[tokio::test]

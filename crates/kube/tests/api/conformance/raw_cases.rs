@@ -16,6 +16,7 @@ cases! {
     k12_a_watch_list_sends_all_objects_and_a_bookmark_at_their_end
     k13_lists_with_revisions
     k14_a_patch_of_a_nodes_status_changes_no_taints
+    k15_a_patch_of_a_nodes_taints_replaces_all_of_them
     k17_a_path_of_no_resource
     a_watch_gets_a_bookmark_before_the_end_that_it_asked_for
 }
@@ -161,6 +162,19 @@ async fn k14_a_patch_of_a_nodes_status_changes_no_taints(subject: &dyn Subject) 
     assert_eq!(answer.code, 200, "{}", answer.body);
     let after = subject.object("Node", "", "n1").unwrap();
     assert_eq!((&after["spec"], &after["metadata"]["annotations"]["a"]), (&before["spec"], &json!("b")));
+}
+
+/// kubernetes.md K15: why the controller removes a taint by operations.
+async fn k15_a_patch_of_a_nodes_taints_replaces_all_of_them(subject: &dyn Subject) {
+    let taint = |key: &str| json!({ "key": key, "effect": "NoSchedule" });
+    let mut tainted = node("n1", "10.1.0.0/24");
+    tainted["spec"]["taints"] = json!([taint("a"), taint("b")]);
+    subject.create(&[tainted]);
+    let patch = json!({ "spec": { "taints": [taint("c")] } });
+    let answer = subject.raw().patch(&format!("{NODES}/n1"), &patch).await;
+    assert_eq!(answer.code, 200, "{}", answer.body);
+    // That of a real server, which it adds to each new node, is gone, too.
+    assert_eq!(subject.object("Node", "", "n1").unwrap()["spec"]["taints"], json!([taint("c")]));
 }
 
 /// kubernetes.md K17
