@@ -16,6 +16,7 @@ mod direct;
 pub mod drift;
 mod endpoint_status;
 mod fill;
+pub mod flows;
 mod guards;
 mod health;
 mod heap;
@@ -197,7 +198,8 @@ pub async fn run(
             let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(controllers.clone())));
             let drift = (controllers, unheld_queue, readiness.clone());
             start_health(&config, readiness, registry, &listeners, stop_requested(stopped.clone()))?;
-            let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, repair_queue, drift, stop_requested(stopped)));
+            let flows = policies.as_ref().map(Policies::flows);
+            let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, repair_queue, drift, flows, stop_requested(stopped)));
             notify_service_manager(&mut background);
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
             stop.await;

@@ -10,6 +10,7 @@
 pub mod alone;
 mod drift;
 mod kind;
+mod logged;
 mod observer;
 mod records;
 mod source;
@@ -26,11 +27,13 @@ use std::time::Duration;
 use russet_addr::{EndpointId, NodeName};
 use russet_journal::EndpointTable;
 use russet_kube::Client;
+use russet_policy::LoggedFlow;
 use russet_store::Store;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::flows::FlowLog;
 use crate::metrics::PolicyMetrics;
 use alone::Marker;
 use kind::{Kind, Wants};
@@ -56,6 +59,9 @@ struct Shared {
     requests: Mutex<VecDeque<Request>>,
     /// What has to be watched besides policies.
     wants: watch::Sender<Wants>,
+    /// Packets that the kernel has logged, to be named.
+    logged: Mutex<VecDeque<LoggedFlow>>,
+    flows: FlowLog,
 }
 
 /// A change of objects, or news of this node.
@@ -83,6 +89,8 @@ enum Request {
 
 /// Limit of queued changes. A source waits while there are so many.
 const QUEUE_MAX: usize = 1024;
+/// Limit of logged packets that wait to be named.
+const LOGGED_MAX: usize = 1024;
 /// How long a source waits before it tries again to queue a change.
 const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// How long an ADD waits until its addresses are held. A start with thousands of policies takes a
@@ -106,13 +114,32 @@ impl Policies {
             holds: AtomicBool::new(true),
             requests: Mutex::default(),
             wants: watch::Sender::new(Wants::default()),
+            logged: Mutex::default(),
+            flows: FlowLog::default(),
         };
         let policies = Self { shared: Arc::new(shared), changes };
         let shared = Arc::clone(&policies.shared);
-        let worker = worker::Worker::new(node.as_str(), endpoints, marker, shared, metrics);
+        let worker = worker::Worker::new(node.as_str(), endpoints, marker, shared, metrics.clone());
         std::thread::Builder::new().name("policies".to_owned()).spawn(move || worker.run(&receiver))?;
         drift::start(policies.clone())?;
+        logged::start(policies.clone(), metrics)?;
         Ok(policies)
+    }
+
+    /// The flows that were denied or allowed, with what decided.
+    pub fn flows(&self) -> FlowLog {
+        self.shared.flows.clone()
+    }
+
+    /// Has packets named that the kernel has logged. Returns for how many there is no room.
+    fn name(&self, flows: Vec<LoggedFlow>) -> u64 {
+        let mut logged = self.shared.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = LOGGED_MAX.saturating_sub(logged.len());
+        let refused = flows.len().saturating_sub(room);
+        logged.extend(flows.into_iter().take(room));
+        drop(logged);
+        let _ = self.changes.try_send(Change::Wake);
+        u64::try_from(refused).unwrap_or(u64::MAX)
     }
 
     /// Starts the watches. The endpoint table has to be complete.
@@ -174,5 +201,16 @@ impl Policies {
 impl Shared {
     fn take_requests(&self) -> VecDeque<Request> {
         std::mem::take(&mut *self.requests.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// At most `max` packets that the kernel has logged.
+    fn take_logged(&self, max: usize) -> Vec<LoggedFlow> {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = logged.len().min(max);
+        logged.drain(..count).collect()
+    }
+
+    fn has_logged(&self) -> bool {
+        !self.logged.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 }

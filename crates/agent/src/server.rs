@@ -1,4 +1,4 @@
-//! The CNI socket: `POST /v1/cni`, and `POST /v1/repair` and `/v1/drift` for operators. For root only.
+//! The CNI socket: `POST /v1/cni`, and `POST /v1/repair`, `/v1/drift` and `/v1/flows` for operators. For root only.
 
 use std::io;
 use std::path::Path;
@@ -23,6 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::controllers::Controllers;
 use crate::drift::DRIFT_PATH;
+use crate::flows::{self, FLOWS_PATH, FlowLog};
 use crate::health::{Condition, Readiness};
 use crate::repair::{REPAIR_PATH, RepairQueue, UnheldQueue};
 
@@ -79,6 +80,7 @@ pub async fn serve(
     jobs: Jobs,
     repairs: RepairQueue,
     drift: (Controllers, UnheldQueue, Readiness),
+    flow_log: Option<FlowLog>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
     let router = Router::new()
@@ -86,6 +88,7 @@ pub async fn serve(
         .with_state(jobs)
         .merge(Router::new().route(REPAIR_PATH, post(repair)).with_state(repairs))
         .merge(Router::new().route(DRIFT_PATH, post(differ)).with_state(drift))
+        .merge(Router::new().route(FLOWS_PATH, post(flows::serve)).with_state(flow_log))
         .layer(DefaultBodyLimit::max(RelayRequest::MAX_BYTES));
     server::serve(listener, admission, REQUESTS, router, stop).await;
 }

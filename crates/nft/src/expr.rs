@@ -77,7 +77,21 @@ pub enum Expr {
     /// Continues while the rate is below the limit, or with `over` above it.
     Limit { rate: u64, per_s: u64, burst: u32, over: bool },
     /// Writes to the kernel log, or to a netlink group.
-    Log { prefix: String, group: Option<u16> },
+    Log { prefix: String, to: LogTo },
+}
+
+/// Where a rule logs packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LogTo {
+    /// The kernel log.
+    Kernel,
+    /// A group of `nfnetlink_log`.
+    Group {
+        /// Its number.
+        number: u16,
+        /// The first bytes of the packet, or all of it.
+        snaplen: Option<u32>,
+    },
 }
 
 /// `NFT_META_*`

@@ -8,7 +8,7 @@ use crate::kernel::*;
 use crate::rule::RuleInfo;
 use crate::set::{Set, decode_elements, decode_set};
 use crate::table::{Table, TableInfo};
-use crate::{KeyType, Rule, Transaction, conntrack, monitor};
+use crate::{KeyType, Rule, Transaction, conntrack, monitor, packet_log};
 
 /// Nested attributes with valid lengths, so that arbitrary bytes reach the inner decoders.
 fn attributes() -> impl Strategy<Value = Vec<u8>> {
@@ -24,6 +24,26 @@ fn attributes() -> impl Strategy<Value = Vec<u8>> {
             buffer.split_off(russet_netlink::wire::HEADER_BYTES)
         })
     })
+}
+
+/// A logged packet, as the kernel sends it.
+fn logged(packet: &[u8], number: u32) -> Vec<u8> {
+    let mut datagram = Vec::new();
+    let mut message = MessageBuilder::new(&mut datagram, NFULNL_MSG_PACKET, 0);
+    message.raw(&[2, 0, 0, 7]).attr(NFULA_PREFIX, b"russet|D|in\0").attr_be32(NFULA_SEQ, number);
+    message.attr(NFULA_PAYLOAD, packet);
+    message.finish();
+    datagram
+}
+
+#[test]
+fn gaps_in_the_numbers_of_logged_packets_are_lost_ones() {
+    let (packets, lost) = packet_log::hear_for_test(&[logged(b"x", 3), logged(b"y", 6)].concat());
+    assert_eq!(packets.len(), 4);
+    assert_eq!(packets[0].prefix, "russet|D|in");
+    assert_eq!(packets[1].bytes, b"y");
+    // 0 to 2, 4 and 5 the first time; the second time 3 is no later one, and 4 and 5 are missing again.
+    assert_eq!(lost, 7);
 }
 
 fn decode_all(kind: u16, family: u8, body: &[u8]) {
@@ -42,6 +62,7 @@ fn decode_all(kind: u16, family: u8, body: &[u8]) {
         }
     }
     monitor::hear_for_test(&datagram);
+    packet_log::hear_for_test(&datagram);
     for keys in [vec![KeyType::Ipv4Addr], vec![KeyType::Ipv4Addr, KeyType::InetProto]] {
         let set = Set::new(&Table::inet("t"), "s", keys);
         let _ = decode_elements(&set, [body]);
@@ -71,6 +92,20 @@ proptest! {
     #[test]
     fn a_datagram_of_arbitrary_bytes_does_not_panic(datagram in proptest::collection::vec(any::<u8>(), 0..512)) {
         monitor::hear_for_test(&datagram);
+        packet_log::hear_for_test(&datagram);
+    }
+
+    #[test]
+    fn a_truncated_or_changed_log_of_packets_does_not_panic(
+        cut in 0_usize..160, at in 0_usize..160, byte in any::<u8>(),
+    ) {
+        let mut datagram = logged(&[0x45; 40], 5);
+        prop_assert_eq!(packet_log::hear_for_test(&datagram).0.len(), 2);
+        datagram.truncate(cut);
+        if let Some(place) = datagram.get_mut(at) {
+            *place = byte;
+        }
+        packet_log::hear_for_test(&datagram);
     }
 
     #[test]

@@ -157,6 +157,7 @@ pub(crate) const NFTA_COUNTER_BYTES: u16 = 1;
 pub(crate) const NFTA_COUNTER_PACKETS: u16 = 2;
 pub(crate) const NFTA_LOG_GROUP: u16 = 1;
 pub(crate) const NFTA_LOG_PREFIX: u16 = 2;
+pub(crate) const NFTA_LOG_SNAPLEN: u16 = 3;
 pub(crate) const NFTA_LOG_LEVEL: u16 = 5;
 pub(crate) const NFTA_REJECT_TYPE: u16 = 1;
 pub(crate) const NFTA_REJECT_ICMP_CODE: u16 = 2;
@@ -176,6 +177,22 @@ pub(crate) const NFTA_REDIR_FLAGS: u16 = 3;
 pub(crate) const NFTA_FIB_DREG: u16 = 1;
 pub(crate) const NFTA_FIB_RESULT: u16 = 2;
 pub(crate) const NFTA_FIB_FLAGS: u16 = 3;
+
+// linux/netfilter/nfnetlink_log.h
+pub(crate) const NFULNL_MSG_PACKET: u16 = NFNL_SUBSYS_ULOG << 8;
+pub(crate) const NFULNL_MSG_CONFIG: u16 = NFNL_SUBSYS_ULOG << 8 | 1;
+pub(crate) const NFNL_SUBSYS_ULOG: u16 = 4;
+pub(crate) const NFULA_PAYLOAD: u16 = 9;
+pub(crate) const NFULA_PREFIX: u16 = 10;
+pub(crate) const NFULA_SEQ: u16 = 12;
+pub(crate) const NFULA_CFG_CMD: u16 = 1;
+pub(crate) const NFULA_CFG_MODE: u16 = 2;
+pub(crate) const NFULA_CFG_TIMEOUT: u16 = 4;
+pub(crate) const NFULA_CFG_QTHRESH: u16 = 5;
+pub(crate) const NFULA_CFG_FLAGS: u16 = 6;
+pub(crate) const NFULNL_CFG_CMD_BIND: u8 = 1;
+pub(crate) const NFULNL_COPY_PACKET: u8 = 2;
+pub(crate) const NFULNL_CFG_F_SEQ: u16 = 1;
 
 // NF_NAT_RANGE_* of linux/netfilter/nf_nat.h
 pub(crate) const RANGE_MAP_IPS: u32 = 1;

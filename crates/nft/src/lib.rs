@@ -20,6 +20,7 @@ mod hostile;
 mod kernel;
 pub mod monitor;
 mod nft;
+mod packet_log;
 mod rule;
 mod set;
 mod sys;
@@ -33,10 +34,11 @@ pub use chain::{Base, Chain, ChainInfo, ChainKind, Hook, Policy, priority};
 pub use conntrack::Conntrack;
 pub use evaluate::{DroppingChain, UdpPacket};
 pub use expr::{
-    CmpOp, CtKey, Expr, FibResult, MetaKey, NatKind, PayloadBase, Register, Reject, ct_state, fib,
+    CmpOp, CtKey, Expr, FibResult, LogTo, MetaKey, NatKind, PayloadBase, Register, Reject, ct_state, fib,
 };
 pub use monitor::Monitor;
 pub use nft::Nft;
+pub use packet_log::{LoggedPacket, PacketLog};
 pub use rule::{Field, L4, Masquerade, Rule, RuleInfo};
 pub use russet_netlink::NetlinkError;
 pub use set::{Element, KeyPart, KeyType, Set, SetInfo, Value, ValueType};

@@ -21,6 +21,13 @@ const ADD_MEMBERSHIP: i32 = 1;
 
 /// Opens a netfilter socket that receives `group`, with a receive buffer of `buffer_bytes`.
 pub(crate) fn listen(group: u32, buffer_bytes: usize) -> io::Result<OwnedFd> {
+    let fd = open(buffer_bytes)?;
+    set_option(&fd, libc::SOL_NETLINK, ADD_MEMBERSHIP, group.cast_signed())?;
+    Ok(fd)
+}
+
+/// Opens a netfilter socket with a port, and with a receive buffer of `buffer_bytes`.
+pub(crate) fn open(buffer_bytes: usize) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no pointers; a non-negative result is a new descriptor without another owner.
     let raw = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_NETFILTER) };
@@ -34,8 +41,18 @@ pub(crate) fn listen(group: u32, buffer_bytes: usize) -> io::Result<OwnedFd> {
         .or_else(|_| set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes))?;
     // A socket that is not bound to a port receives no notifications.
     bind(&fd)?;
-    set_option(&fd, libc::SOL_NETLINK, ADD_MEMBERSHIP, group.cast_signed())?;
     Ok(fd)
+}
+
+/// Sends a request to the kernel.
+pub(crate) fn send(fd: &OwnedFd, request: &[u8]) -> io::Result<()> {
+    // SAFETY: the request is valid for reads of its length.
+    let sent = unsafe { libc::send(fd.as_raw_fd(), request.as_ptr().cast(), request.len(), 0) };
+    match usize::try_from(sent) {
+        Ok(len) if len == request.len() => Ok(()),
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Binds the socket to a port that the kernel chooses.

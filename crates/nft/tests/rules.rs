@@ -131,8 +131,6 @@ fn actions(table: &Table) -> Vec<Case> {
         ("filter", rule("filter").reject(Reject::PortUnreachable), "reject with icmpx port-unreachable"),
         ("filter", rule("filter").reject(Reject::AdminProhibited), "reject with icmpx admin-prohibited"),
         ("filter", tcp("filter").reject(Reject::TcpReset), "tcp dport 80 reject with tcp reset"),
-        ("filter", rule("filter").limit_per_second(10), "limit rate 10/second"),
-        ("filter", rule("filter").log("russet: "), "log prefix \"russet: \""),
         ("filter", rule("filter").set_mark(0x2000, u32::MAX), "meta mark set 0x2000"),
         ("filter", rule("filter").set_mark(0x2000, 0x2000), "meta mark set meta mark or 0x2000"),
         ("filter", rule("filter").set_priority(0x1_0002), "meta priority set 1:2"),
@@ -156,7 +154,6 @@ fn actions(table: &Table) -> Vec<Case> {
             rule("filter").set_ct_mark(0x1_0000, 0xff_0000),
             "ct mark set ct mark and 0xff00ffff or 0x10000",
         ),
-        ("filter", rule("filter").log_to("russet: ", 7), "log prefix \"russet: \" group 7"),
         ("raw", rule("raw").notrack(), "notrack"),
         ("srcnat", rule("srcnat").masquerade(Masquerade::default()), "masquerade"),
         ("srcnat", rule("srcnat").masquerade(Masquerade::fully_random()), "masquerade fully-random"),
@@ -182,6 +179,22 @@ fn actions(table: &Table) -> Vec<Case> {
     ]
 }
 
+/// Limits and logs.
+fn logs(table: &Table) -> Vec<Case> {
+    let rule = |chain: &str| Rule::in_chain(table, chain);
+    vec![
+        ("filter", rule("filter").limit_per_second(10), "limit rate 10/second"),
+        ("filter", rule("filter").limit_with_burst(10, 40), "limit rate 10/second burst 40 packets"),
+        ("filter", rule("filter").log("russet: "), "log prefix \"russet: \""),
+        ("filter", rule("filter").log_to("russet: ", 7, None), "log prefix \"russet: \" group 7"),
+        (
+            "filter",
+            rule("filter").log_to("russet|D|out", 7273, Some(96)),
+            "log prefix \"russet|D|out\" group 7273 snaplen 96",
+        ),
+    ]
+}
+
 #[test]
 #[ignore = "tool: nft, root"]
 fn nft_understands_every_match() {
@@ -196,7 +209,7 @@ fn nft_understands_every_match() {
 fn nft_understands_every_action() {
     in_new_netns(|| {
         let table = Table::inet("ours");
-        compare("inet", &table, &actions(&table));
+        compare("inet", &table, &[actions(&table), logs(&table)].concat());
     });
 }
 

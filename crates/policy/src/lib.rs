@@ -30,8 +30,8 @@ use russet_addr::{IfName, IpNet};
 pub use error::PolicyError;
 pub use keeper::{Answer, Bell, Keeper, KeeperError, Load, Pending};
 pub use policies::{
-    Decisions, Epoch, LOG_GROUP, MarkBits, Policies, PolicyReport, Settings as PolicySettings,
-    decisions_table,
+    Decisions, DeniedPackets, Epoch, LOG_GROUP, LOGGED_BURST, LOGGED_PER_S, LoggedFlow, MarkBits, Policies,
+    PolicyReport, Settings as PolicySettings, decisions_table,
 };
 pub use ports::{PortGuard, PortSources};
 pub use ruleset::{CALICO_PREFIX, Guard, PREFIX, TABLE};

@@ -11,6 +11,7 @@
 mod content;
 mod epoch;
 mod lists;
+mod log;
 mod skeleton;
 mod words;
 
@@ -32,7 +33,8 @@ use skeleton::{DECISIONS_TABLE, Place, Shape};
 
 pub use content::Decisions;
 pub use epoch::{Epoch, MarkBits};
-pub use skeleton::{LOG_GROUP, table as decisions_table};
+pub use log::{DeniedPackets, LoggedFlow};
+pub use skeleton::{LOG_GROUP, LOGGED_BURST, LOGGED_PER_S, table as decisions_table};
 
 /// The decisions of one network namespace, in the kernel.
 #[derive(Debug)]

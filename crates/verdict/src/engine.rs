@@ -7,6 +7,7 @@
 //! one of them, which gives a `row`; `classes` keeps the rows of local addresses; `publish` compares
 //! what they say with what earlier deltas said.
 
+mod around;
 mod classes;
 mod compile;
 mod identity;

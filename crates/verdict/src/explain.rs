@@ -2,6 +2,7 @@
 //!
 //! All facts are those of the evaluator's trace; nothing is decided here.
 
+mod decider;
 mod json;
 mod names;
 mod question;
@@ -18,6 +19,7 @@ use crate::flow::Flow;
 use crate::ir::{Action, Direction, Policy, Protocol};
 use crate::snapshot::Snapshot;
 
+pub use decider::{Decider, name_at};
 pub use names::{Peer, PeerError, Probe, ProbeError};
 pub use question::{Question, QuestionError};
 

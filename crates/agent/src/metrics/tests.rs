@@ -31,6 +31,8 @@ fn use_all(metrics: &Metrics) {
     metrics.store.clock("get").ended("ok", true);
     metrics.pools.set_claims(&BTreeMap::from([("pool".to_owned(), Claims::default())]));
     metrics.pools.set_fill(&BTreeMap::from([("pool".to_owned(), Fill::default())]));
+    metrics.policies.denied_flow(None);
+    metrics.policies.pending_flow("StagedNetworkPolicy shop/soon".to_owned(), "denied");
 }
 
 /// Each exported metric's help and type, by the name that a query uses.

@@ -39,7 +39,8 @@ pub enum Source {
 use Kind::Records;
 use ResourceKind::{
     GlobalNetworkPolicy, GlobalNetworkSet, HostEndpoint, KubernetesNetworkPolicy, NetworkPolicy, NetworkSet,
-    Profile, Tier, WorkloadEndpoint,
+    Profile, StagedGlobalNetworkPolicy, StagedKubernetesNetworkPolicy, StagedNetworkPolicy, Tier,
+    WorkloadEndpoint,
 };
 
 // === impl Wants ===
@@ -72,7 +73,7 @@ impl Wants {
 // === impl Source ===
 
 impl Source {
-    /// What is watched. Staged policies decide nothing.
+    /// What is watched. A store in the Kubernetes API has no staged policies.
     pub const fn kinds(self) -> &'static [Kind] {
         match self {
             Self::Kubernetes => &[
@@ -100,6 +101,9 @@ impl Source {
                 Records(HostEndpoint),
                 Records(Profile),
                 Records(WorkloadEndpoint),
+                Records(StagedGlobalNetworkPolicy),
+                Records(StagedNetworkPolicy),
+                Records(StagedKubernetesNetworkPolicy),
             ],
         }
     }
@@ -139,6 +143,14 @@ impl Kind {
     /// Whether a cluster may lack its definition.
     pub const fn is_optional(self) -> bool {
         matches!(self, Self::ClusterNetworkPolicies)
+    }
+
+    /// Whether its objects are staged policies, which decide nothing.
+    pub const fn is_staged(self) -> bool {
+        matches!(
+            self,
+            Self::Records(StagedGlobalNetworkPolicy | StagedNetworkPolicy | StagedKubernetesNetworkPolicy)
+        )
     }
 
     /// Whether its objects are policies; the others are needed only if there is one.

@@ -1,5 +1,6 @@
 //! The thread that decides: objects in, decisions in the kernel out.
 
+mod naming;
 mod unlisted;
 mod unrecorded;
 
@@ -37,6 +38,8 @@ pub struct Worker {
     /// The objects that were applied, so that one that a later list leaves out is removed.
     known: BTreeMap<Kind, Known>,
     policies: BTreeSet<PolicyId>,
+    /// Policies that are not in force. They are judged only with observed flows.
+    staged: BTreeMap<PolicyId, Arc<Policy>>,
     /// The policies that name nodes or Services, as they are written.
     asking: BTreeMap<PolicyId, Arc<Policy>>,
     wants: Wants,
@@ -134,6 +137,7 @@ impl Worker {
             engine: Engine::default(),
             known: BTreeMap::new(),
             policies: BTreeSet::new(),
+            staged: BTreeMap::new(),
             asking: BTreeMap::new(),
             wants: Wants::default(),
             pods: BTreeMap::new(),
@@ -169,6 +173,7 @@ impl Worker {
             }
             self.decide();
             self.publish();
+            self.name_flows();
         }
     }
 
@@ -190,6 +195,9 @@ impl Worker {
     }
 
     fn pause(&self) -> Duration {
+        if self.shared.has_logged() {
+            return Duration::ZERO;
+        }
         let advance = self.kernel.table.as_ref().and_then(russet_policy::Policies::advance_at);
         let due =
             advance.into_iter().chain(self.kernel.restore_at).chain(self.leaving.values().copied()).min();
@@ -278,6 +286,10 @@ impl Worker {
                         true => self.policies.insert(id.clone()),
                         false => self.policies.remove(&id),
                     };
+                    match policy.as_ref().filter(|policy| policy.staged.is_some()) {
+                        Some(staged) => _ = self.staged.insert(id.clone(), Arc::clone(staged)),
+                        None => _ = self.staged.remove(&id),
+                    }
                     let unanswered = policy.as_ref().and_then(|policy| self.unanswered(policy));
                     let problems = policy.iter().flat_map(|policy| &policy.problems).chain(&unanswered);
                     problems.for_each(|problem| report(&id, problem));
@@ -420,7 +432,8 @@ impl Worker {
             return self.open_up();
         }
         self.wants.peers = true;
-        let is_complete = kinds.iter().filter(|kind| self.wants.covers(**kind)).all(is_listed);
+        let decides = |kind: &&Kind| self.wants.covers(**kind) && !kind.is_staged();
+        let is_complete = kinds.iter().filter(decides).all(is_listed);
         self.marker.set(true);
         self.shared.holds.store(true, Ordering::Release);
         let wants = self.wants;

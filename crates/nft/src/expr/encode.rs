@@ -4,7 +4,7 @@
 use russet_addr::Family;
 use russet_netlink::wire::MessageBuilder;
 
-use super::{Expr, Register, Reject};
+use super::{Expr, LogTo, Register, Reject};
 use crate::kernel::*;
 use crate::verdict::encode_value;
 
@@ -106,12 +106,15 @@ impl Expr {
                     .attr_be32(NFTA_LIMIT_TYPE, 0)
                     .attr_be32(NFTA_LIMIT_FLAGS, if *over { INVERTED } else { 0 });
             }
-            Self::Log { prefix, group } => {
+            Self::Log { prefix, to } => {
                 data.attr_str(NFTA_LOG_PREFIX, prefix);
-                match group {
-                    Some(group) => data.attr_be16(NFTA_LOG_GROUP, *group),
-                    None => data.attr_be32(NFTA_LOG_LEVEL, LOG_WARNING),
-                };
+                match to {
+                    LogTo::Group { number, snaplen } => {
+                        data.attr_be16(NFTA_LOG_GROUP, *number);
+                        snaplen.iter().for_each(|bytes| _ = data.attr_be32(NFTA_LOG_SNAPLEN, *bytes));
+                    }
+                    LogTo::Kernel => _ = data.attr_be32(NFTA_LOG_LEVEL, LOG_WARNING),
+                }
             }
         }
     }

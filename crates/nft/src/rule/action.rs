@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use russet_addr::Family;
 
 use super::{Field, Rule};
-use crate::expr::{CtKey, Expr, MetaKey, NatKind, Register, Reject};
+use crate::expr::{CtKey, Expr, LogTo, MetaKey, NatKind, Register, Reject};
 use crate::kernel::{RANGE_MAP_IPS, RANGE_PROTO_RANDOM_FULLY, RANGE_PROTO_SPECIFIED};
 use crate::set::Set;
 use crate::verdict::Verdict;
@@ -74,17 +74,22 @@ impl Rule {
 
     /// `limit rate N/second`
     pub fn limit_per_second(self, packets: u64) -> Self {
-        self.expr(Expr::Limit { rate: packets, per_s: 1, burst: LIMIT_BURST_PACKETS, over: false })
+        self.limit_with_burst(packets, LIMIT_BURST_PACKETS)
+    }
+
+    /// `limit rate N/second burst M packets`
+    pub fn limit_with_burst(self, packets: u64, burst: u32) -> Self {
+        self.expr(Expr::Limit { rate: packets, per_s: 1, burst, over: false })
     }
 
     /// `log prefix "..."`
     pub fn log(self, prefix: impl Into<String>) -> Self {
-        self.expr(Expr::Log { prefix: prefix.into(), group: None })
+        self.expr(Expr::Log { prefix: prefix.into(), to: LogTo::Kernel })
     }
 
-    /// `log prefix "..." group N`
-    pub fn log_to(self, prefix: impl Into<String>, group: u16) -> Self {
-        self.expr(Expr::Log { prefix: prefix.into(), group: Some(group) })
+    /// `log prefix "..." group N [snaplen BYTES]`
+    pub fn log_to(self, prefix: impl Into<String>, group: u16, snaplen: Option<u32>) -> Self {
+        self.expr(Expr::Log { prefix: prefix.into(), to: LogTo::Group { number: group, snaplen } })
     }
 
     /// `meta mark set (meta mark & ~mask) | value`

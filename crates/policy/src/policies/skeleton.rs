@@ -24,6 +24,8 @@
 //!     meta priority ffff:2 goto denied-in, and so for the other words that deny
 //! }
 //! chain in4-sources { meta priority set meta priority . th sport map @sources4; meta priority vmap @words-in; goto denied-in }
+//! chain denied-in   { ct direction reply goto denied-reply-in
+//!                     limit rate 100/second burst 100 packets counter log prefix "russet|D|in" group 7273 snaplen 96; counter drop }
 //! chain judged4     { restore the priority; jump epoch; accept }
 //! chain epoch       { ct mark set ct mark & ~MASK | EPOCH }
 //! ```
@@ -48,10 +50,14 @@ use crate::table_spec::TableSpec;
 
 /// The table's name in commands and errors.
 pub(super) const DECISIONS_TABLE: &str = "inet russet-decisions";
-/// The group of `nfnetlink_log` that gets packets whose decision says so.
+/// The group of `nfnetlink_log` that gets packets that are denied, and those whose decision says so.
 pub const LOG_GROUP: u16 = 7273;
-/// The most packets that a direction logs.
-const LOGGED_PER_S: u64 = 100;
+/// The most packets a second that a direction logs, for each of the reasons.
+pub const LOGGED_PER_S: u64 = 100;
+/// How many it logs at once.
+pub const LOGGED_BURST: u32 = 100;
+/// The bytes of a packet that are logged: the headers.
+const LOGGED_BYTES: u32 = 96;
 
 /// A set or map of one family, whose elements are what is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +79,14 @@ pub(super) enum Place {
     Defaults(Direction),
 }
 
+/// What becomes of a packet that is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Logged {
+    Denied,
+    DeniedReply,
+    Allowed,
+}
+
 /// What may differ between two tables of this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
@@ -85,7 +99,7 @@ pub(super) struct Shape {
     pub priority: i32,
 }
 
-const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
+pub(super) const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 /// Where the epoch is written.
 pub(super) const EPOCH_CHAIN: &str = "epoch";
 const FRESH: &str = "fresh";
@@ -226,7 +240,7 @@ fn chains(shape: Shape) -> Vec<Chain> {
     let mut names = vec![EPOCH_CHAIN.to_owned()];
     for direction in DIRECTIONS {
         names.extend(
-            ["denied", "log-denied", "log-allowed"].map(|kind| format!("{kind}-{}", word_of(direction))),
+            denying_chains(direction).into_iter().chain([format!("log-allowed-{}", word_of(direction))]),
         );
     }
     for family in Family::BOTH {
@@ -259,20 +273,44 @@ fn rules(shape: Shape) -> Vec<Rule> {
     rules
 }
 
-/// What becomes of a packet whose word says more than that it passes.
-fn ends(direction: Direction) -> [Rule; 4] {
+/// What becomes of a packet whose word says more than that it passes. What is denied is logged, and what
+/// a rule asks to log has a limit of its own, so that it is seen in a flood of the former. The
+/// difference of a chain's counters is what the limit suppressed.
+fn ends(direction: Direction) -> Vec<Rule> {
     let word = word_of(direction);
-    let [denied, log_denied, log_allowed] =
-        ["denied", "log-denied", "log-allowed"].map(|it| format!("{it}-{word}"));
-    let log = |chain, letter| {
-        rule(chain).limit_per_second(LOGGED_PER_S).log_to(format!("russet|{letter}|{word}"), LOG_GROUP)
+    let log = |chain: &str, logged| {
+        let limited = rule(chain).limit_with_burst(LOGGED_PER_S, LOGGED_BURST).counter();
+        limited.log_to(log_prefix(logged, direction), LOG_GROUP, Some(LOGGED_BYTES))
     };
-    [
-        rule(&denied).counter().drop().comment(format!("no policy allows it, {word}")),
-        log(&log_denied, 'D'),
-        rule(&log_denied).goto(&denied),
-        log(&log_allowed, 'A'),
-    ]
+    let [denied, asked, replies] = denying_chains(direction);
+    let mut rules = Vec::new();
+    for (chain, logged) in
+        [(&denied, Logged::Denied), (&asked, Logged::Denied), (&replies, Logged::DeniedReply)]
+    {
+        if logged != Logged::DeniedReply {
+            rules.push(rule(chain).ct_reply().goto(&replies));
+        }
+        rules.push(log(chain, logged));
+        rules.push(rule(chain).counter().drop().comment(format!("no policy allows it, {word}")));
+    }
+    rules.push(log(&format!("log-allowed-{word}"), Logged::Allowed));
+    rules
+}
+
+/// The chains that log and drop: packets, those that a rule asks to log, and replies, whose ends are
+/// those of their requests the other way round.
+pub(super) fn denying_chains(direction: Direction) -> [String; 3] {
+    ["denied", "log-denied", "denied-reply"].map(|it| format!("{it}-{}", word_of(direction)))
+}
+
+/// The text by which a logged packet is known again: no policy's name is in the kernel.
+pub(super) fn log_prefix(logged: Logged, direction: Direction) -> String {
+    let (letter, end) = match logged {
+        Logged::Denied => ('D', ""),
+        Logged::DeniedReply => ('D', "|reply"),
+        Logged::Allowed => ('A', ""),
+    };
+    format!("russet|{letter}|{}{end}", word_of(direction))
 }
 
 /// The chains that a packet enters whose connection was not judged in this epoch.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod kernel;
+mod log;
 mod names;
 mod random;
 mod sources;

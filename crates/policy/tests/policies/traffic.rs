@@ -393,7 +393,7 @@ fn nothing_denied_passes_while_the_table_is_repaired_or_created_again() {
             "add chain inet russet-decisions x; add rule inet russet-decisions x accept",
             "add rule inet russet-decisions in4 counter",
         ];
-        let failed = in_a_flood_of_denied_packets(|round| {
+        let failed = in_a_flood_of_denied_packets(60, |round| {
             run("nft", &[damages[round % 2]]);
             let report = policies.restore(wanted.clone(), std::time::Instant::now());
             report.as_ref().is_ok_and(|it| it.structure.is_some()).then_some(()).ok_or(report)
@@ -411,7 +411,7 @@ fn nothing_denied_passes_while_the_table_of_verdicts_is_created_again() {
         let mut verdicts = Verdicts::open().unwrap();
         let entries = PODS.map(|(_, host_end, _)| Entry::allow(host_end.parse().unwrap()));
         verdicts.reconcile(&entries).unwrap();
-        let failed = in_a_flood_of_denied_packets(|_| {
+        let failed = in_a_flood_of_denied_packets(60, |_| {
             run("nft", &["add chain inet russet-policy x; add rule inet russet-policy x accept"]);
             let report = verdicts.reconcile(&entries);
             report.as_ref().is_ok_and(|it| it.structure.is_some()).then_some(()).ok_or(report)
@@ -422,8 +422,10 @@ fn nothing_denied_passes_while_the_table_of_verdicts_is_created_again() {
 
 /// Repeats something while the pod `c` sends packets to port 53 of the pod `a`, none of which may arrive;
 /// the first error ends it.
-fn in_a_flood_of_denied_packets<E>(mut each: impl FnMut(usize) -> Result<(), E>) -> Option<E> {
-    const ROUNDS: usize = 60;
+pub fn in_a_flood_of_denied_packets<E>(
+    rounds: usize,
+    mut each: impl FnMut(usize) -> Result<(), E>,
+) -> Option<E> {
     /// More than processors, so that packets wait in the middle of their way.
     const SENDERS: usize = 8;
     let (server, denied) = (udp(Some("a"), "10.9.1.2", 53), udp(Some("c"), "10.9.3.2", 1));
@@ -436,7 +438,7 @@ fn in_a_flood_of_denied_packets<E>(mut each: impl FnMut(usize) -> Result<(), E>)
                 }
             });
         }
-        let failed = (0..ROUNDS).find_map(|round| each(round).err());
+        let failed = (0..rounds).find_map(|round| each(round).err());
         done.store(true, std::sync::atomic::Ordering::Relaxed);
         failed
     });

@@ -54,6 +54,7 @@ impl Twins {
                 [(Direction::Egress, flow.source), (Direction::Ingress, flow.destination)]
             {
                 let wanted = self.judge(direction, address, &flow);
+                self.judge_around(direction, address, &flow, context);
                 let found = self.model.judge(direction, address, &flow);
                 let found = found.map(|word| (word.verdict == Verdict::Allow, word.log));
                 assert_eq!(wanted, found, "{context}: {direction:?} of {address}, {flow:?}");
@@ -62,6 +63,17 @@ impl Twins {
                         .set(self.answers[usize::from(is_allowed)].get() + 1);
                 }
             }
+        }
+    }
+
+    /// What is around a flow says the same about it as everything does, step by step.
+    fn judge_around(&self, direction: Direction, address: IpAddr, flow: &Flow, context: &str) {
+        let Some((key, endpoint)) = self.snapshot.workload_at(address) else { return };
+        if endpoint.local.is_some() {
+            let around = self.engine.around(flow);
+            let [found, wanted] =
+                [&around, &self.snapshot].map(|it| evaluator::judge(it, key, direction, flow));
+            assert_eq!(found, wanted, "{context}: {direction:?} of {address}, {flow:?}");
         }
     }
 

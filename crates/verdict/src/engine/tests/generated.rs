@@ -25,6 +25,7 @@ fn the_table_of_each_generated_policy_set_says_what_the_evaluator_says() {
                 let ends = [(Direction::Egress, flow.source), (Direction::Ingress, flow.destination)];
                 for (direction, address) in ends {
                     let wanted = twins.judge(direction, address, flow);
+                    twins.judge_around(direction, address, flow, name);
                     let found = twins.model.judge(direction, address, flow);
                     let found = found.map(|word| (word.verdict == Verdict::Allow, word.log));
                     assert_eq!(found, wanted, "{case}\n{direction:?} of {name} in {documents:#?}");

@@ -1,0 +1,210 @@
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use russet_journal::EndpointTable;
+use russet_verdict::explain::Explanation;
+use russet_verdict::flow::Flow;
+use russet_verdict::translate::{built_in_tiers, document};
+use russet_verdict::world::{Config, Endpoint, EndpointKey, EndpointKind};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::*;
+use crate::config::Paths;
+use crate::flows::{FlowLog, FlowRecord, FlowsRequest};
+use crate::metrics::PolicyMetrics;
+use crate::policies::alone::Marker;
+use crate::policies::{Shared, Source, Wants};
+
+/// A thread's state without the thread, and everything that it was given.
+struct Setup {
+    worker: Worker,
+    snapshot: Snapshot,
+    _dir: tempfile::TempDir,
+}
+
+impl Setup {
+    /// The pods `shop/web` and, on this node, `shop/db`.
+    fn new(documents: &[Value]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = Shared {
+            source: Source::Records,
+            holds: AtomicBool::new(true),
+            requests: Mutex::default(),
+            wants: watch::Sender::new(Wants::default()),
+            logged: Mutex::new(VecDeque::new()),
+            flows: FlowLog::default(),
+        };
+        let marker = Marker::new(&Paths::new(dir.path()));
+        let (endpoints, metrics) = (EndpointTable::default(), PolicyMetrics::default());
+        let mut worker = Worker::new("n1", endpoints, marker, Arc::new(shared), metrics);
+        worker.phase = Phase::Enforcing;
+        let mut setup = Self { worker, snapshot: Snapshot::default(), _dir: dir };
+        let config = Config { node: "n1".into(), allow_without_profile: true, ..Config::default() };
+        let pods = [("web", "n2", "10.1.0.2"), ("db", "n1", "10.1.0.9")].map(|(name, node, address)| {
+            let key = EndpointKey(name.into());
+            Update::Endpoint(key, Some(Arc::new(pod(name, node, address))))
+        });
+        for update in built_in_tiers().into_iter().chain([Update::Config(config)]).chain(pods) {
+            setup.worker.engine.apply(update.clone());
+            setup.snapshot.apply(update);
+        }
+        documents.iter().for_each(|it| setup.put(it));
+        setup
+    }
+
+    fn put(&mut self, value: &Value) {
+        let translated = document(value).unwrap();
+        translated.updates.iter().for_each(|update| self.snapshot.apply(update.clone()));
+        self.worker.apply(translated);
+        self.worker.engine.flush();
+    }
+
+    /// The last flow, after the kernel has logged this one.
+    fn logged(&self, direction: Direction, flow: Flow) -> FlowRecord {
+        let logged = LoggedFlow { direction, allowed: false, flow };
+        self.worker.shared.logged.lock().unwrap().push_back(logged);
+        self.worker.name_flows();
+        let request = FlowsRequest { limit: 1, ..FlowsRequest::default() };
+        self.worker.shared.flows.report(&request).flows.pop().unwrap()
+    }
+
+    /// What `russet explain` says of the destination's ingress.
+    fn explained(&self, flow: Flow) -> Value {
+        Explanation::new(&self.snapshot, &flow).to_json()["directions"][1].clone()
+    }
+}
+
+fn pod(name: &str, node: &str, address: &str) -> Endpoint {
+    let labels =
+        [("app", name), ("projectcalico.org/namespace", "shop"), ("projectcalico.org/orchestrator", "k8s")];
+    Endpoint {
+        kind: EndpointKind::Workload,
+        namespace: Some("shop".into()),
+        name: name.into(),
+        node: node.into(),
+        addresses: [address.parse().unwrap()].into(),
+        labels: labels.into_iter().map(|(label, value)| (label.into(), value.into())).collect(),
+        profiles: Vec::new(),
+        ports: Vec::new(),
+        local: (node == "n1").then(|| "russ0".parse().unwrap()),
+        age: 1,
+    }
+}
+
+fn to_db(source: &str, port: u16) -> Flow {
+    let (source, destination) = (source.parse().unwrap(), "10.1.0.9".parse().unwrap());
+    Flow { source, destination, protocol: Protocol::TCP, source_port: 4000, destination_port: port }
+}
+
+fn calico(kind: &str, name: &str, order: u32, more: &Value) -> Value {
+    let mut spec = json!({ "selector": "app == 'db'", "order": order, "types": ["Ingress"] });
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    json!({ "apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": { "name": name }, "spec": spec })
+}
+
+fn db_in() -> Value {
+    json!({ "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "name": "db-in", "namespace": "shop" },
+        "spec": { "podSelector": { "matchLabels": { "app": "db" } } } })
+}
+
+fn policies(named: &[PolicyName]) -> Vec<String> {
+    named.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_flow_is_named_with_its_pods_and_what_decides_as_explain_says() {
+    // policy.md P132
+    let mut setup = Setup::new(&[db_in()]);
+    let flow = setup.logged(Direction::Ingress, to_db("10.1.0.2", 5432)).decision;
+    assert_eq!((flow.source.name.as_str(), flow.destination.name.as_str()), ("shop/web", "shop/db"));
+    assert_eq!((flow.direction.as_str(), flow.proto.as_str(), flow.port), ("ingress", "tcp", Some(5432)));
+    assert_eq!(policies(&flow.policies), ["KubernetesNetworkPolicy shop/db-in"]);
+    let explained = setup.explained(to_db("10.1.0.2", 5432));
+    assert_eq!((&explained["verdict"], &explained["end"]), (&"denied".into(), &flow.reason.into()));
+    let named = json!({ "kind": "KubernetesNetworkPolicy", "namespace": "shop", "name": "db-in" });
+    assert_eq!((&explained["steps"][0]["policy"], flow.rule), (&named, None));
+    // A rule that decides before it.
+    let rules = json!({ "ingress": [{ "action": "Allow", "protocol": "UDP" }, { "action": "Deny" }] });
+    setup.put(&calico("GlobalNetworkPolicy", "first", 5, &rules));
+    let flow = setup.logged(Direction::Ingress, to_db("10.1.0.2", 5432)).decision;
+    assert_eq!(policies(&flow.policies), ["GlobalNetworkPolicy first"]);
+    let explained = setup.explained(to_db("10.1.0.2", 5432));
+    let last = explained["steps"].as_array().unwrap().last().unwrap();
+    assert_eq!((&explained["end"], &last["path"]), (&flow.reason.into(), &flow.rule.unwrap().into()));
+    assert!(flow.pending.is_none());
+}
+
+#[test]
+fn what_no_policy_decided_is_said() {
+    let mut setup = Setup::new(&[db_in()]);
+    let reason = |setup: &Setup, direction, flow| {
+        let flow = setup.logged(direction, flow).decision;
+        assert!(flow.policies.is_empty(), "{flow:?}");
+        flow.reason
+    };
+    // Its own egress is allowed.
+    let back = Flow { source: "10.1.0.9".parse().unwrap(), ..to_db("10.1.0.9", 80) };
+    let back = Flow { destination: "203.0.113.7".parse().unwrap(), ..back };
+    assert!(reason(&setup, Direction::Egress, back).contains("have changed since"));
+    let unknown = Flow { destination: "10.1.0.77".parse().unwrap(), ..to_db("10.1.0.2", 80) };
+    assert_eq!(reason(&setup, Direction::Ingress, unknown), "no pod is known at 10.1.0.77");
+    setup.worker.wanted.held.insert("10.1.0.9".parse().unwrap());
+    assert!(reason(&setup, Direction::Ingress, to_db("10.1.0.2", 80)).contains("not in force yet"));
+    setup.worker.wanted.held.clear();
+    setup.worker.phase = Phase::Waiting;
+    assert_eq!(reason(&setup, Direction::Ingress, to_db("10.1.0.2", 80)), "the policies are not known yet");
+}
+
+#[test]
+fn staged_policies_are_judged_with_the_flow_and_decide_nothing() {
+    let mut setup = Setup::new(&[db_in()]);
+    let pending = |setup: &Setup| {
+        let decision = setup.logged(Direction::Ingress, to_db("10.1.0.2", 80)).decision;
+        assert_eq!(policies(&decision.policies), ["KubernetesNetworkPolicy shop/db-in"]);
+        decision.pending.map(|it| (it.verdict, policies(&it.policies)))
+    };
+    let allow = json!({ "ingress": [{ "action": "Allow", "source": { "selector": "app == 'web'" } }] });
+    setup.put(&calico("StagedGlobalNetworkPolicy", "soon", 5, &allow));
+    let soon = vec!["StagedGlobalNetworkPolicy soon".to_owned()];
+    assert_eq!(pending(&setup), Some(("allowed".to_owned(), soon.clone())));
+    let deny = json!({ "ingress": [{ "action": "Deny" }] });
+    setup.put(&calico("StagedGlobalNetworkPolicy", "soon", 5, &deny));
+    assert_eq!(pending(&setup), Some(("denied".to_owned(), soon)));
+    // One that is learnt from, or ignored, does nothing.
+    for action in ["Learn", "Ignore"] {
+        let mut learn = calico("StagedGlobalNetworkPolicy", "soon", 5, &deny);
+        learn["spec"]["stagedAction"] = action.into();
+        setup.put(&learn);
+        assert_eq!(pending(&setup), None, "{action}");
+    }
+    // One that removes the policy that denies.
+    let mut delete = db_in();
+    delete["apiVersion"] = "projectcalico.org/v3".into();
+    delete["kind"] = "StagedKubernetesNetworkPolicy".into();
+    delete["spec"]["stagedAction"] = "Delete".into();
+    setup.put(&delete);
+    let removed = vec!["StagedKubernetesNetworkPolicy shop/db-in".to_owned()];
+    assert_eq!(pending(&setup), Some(("allowed".to_owned(), removed)));
+}
+
+#[test]
+fn a_flood_is_named_in_parts() {
+    let setup = Setup::new(&[db_in()]);
+    let flows = (0..NAMED_MAX as u16 * 2 + 1).map(|port| LoggedFlow {
+        direction: Direction::Ingress,
+        allowed: false,
+        flow: to_db("10.1.0.2", port),
+    });
+    setup.worker.shared.logged.lock().unwrap().extend(flows);
+    for named in [NAMED_MAX, 2 * NAMED_MAX, 2 * NAMED_MAX + 1] {
+        assert!(setup.worker.shared.has_logged());
+        assert!(setup.worker.pause().is_zero());
+        setup.worker.name_flows();
+        let request = FlowsRequest { limit: usize::MAX, ..FlowsRequest::default() };
+        assert_eq!(setup.worker.shared.flows.report(&request).flows.len(), named);
+    }
+    assert!(!setup.worker.shared.has_logged());
+}
