@@ -142,8 +142,11 @@ const DEMO_EXAMPLES: &str = "Examples:
   russet demo --fabric flannel --backend udp
   russet demo --etcd spawn           data in an etcd of its own (needs the program `etcd`)
   russet demo --etcd http://127.0.0.1:2379
+  russet demo --policy               who reaches whom before and after network policies
   russet demo --keep                 leaves the nodes running and prints how to enter a pod
-  russet demo --clean                removes what --keep or a killed demo left";
+  russet demo --clean                removes what --keep or a killed demo left
+
+Exit codes: 0 good; 3 packets do not pass as the policies say; 1 failed; 2 usage.";
 
 /// The directory of a node's files, its name, and its network settings.
 #[derive(Debug, Args)]
@@ -256,6 +259,10 @@ pub struct DemoArgs {
     /// no Calico data. By default the nodes share an embedded store.
     #[arg(long, value_name = "URL|spawn", conflicts_with = "clean")]
     pub etcd: Option<DemoEtcd>,
+    /// Show what network policies do: who reaches whom before there is one, after a deny-all, and after
+    /// an allow, by pings and by the policies themselves. Exits with 3 if these differ.
+    #[arg(long, conflicts_with = "clean")]
+    pub policy: bool,
     /// Leave everything running, and print how to enter a pod.
     #[arg(long, conflicts_with = "clean")]
     pub keep: bool,

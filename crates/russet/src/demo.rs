@@ -14,14 +14,16 @@ mod leftovers;
 mod matrix;
 mod ping;
 mod pods;
+mod policies;
 mod report;
 mod rootless;
 mod topology;
 
+use std::process::ExitCode;
 use std::time::Instant;
 
 use crate::cli::{DemoArgs, DemoFabric};
-use crate::command::Failure;
+use crate::command::{Failure, PROBLEMS};
 use crate::output;
 use datastore::Datastore;
 use fleet::Fleet;
@@ -73,17 +75,15 @@ impl DemoError {
     }
 }
 
-/// Runs the demo, or cleans up after one.
-pub fn run(args: DemoArgs) -> Result<(), Failure> {
-    if args.backend.is_some() && args.fabric != DemoFabric::Flannel {
-        return Err(DemoError::Refused("--backend is flannel's: add --fabric flannel".to_owned()).into());
-    }
+/// Runs the demo, or cleans up after one. Exits with 3 if packets do not pass as the policies say.
+pub fn run(args: DemoArgs) -> Result<ExitCode, Failure> {
+    refuse_contradictions(&args)?;
     rootless::become_root()?;
     let _lock = leftovers::lock()?;
     if args.clean {
         let removed = leftovers::remove()?;
         output::progress(if removed { "removed what an earlier demo left" } else { "nothing to remove" });
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     leftovers::refuse_if_kept()?;
     if leftovers::remove()? {
@@ -92,7 +92,7 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::listen()?;
     let lab = Lab::new(&args);
     let mut fleet = Fleet::new(Datastore::new(args.etcd.as_ref())?, args.keep);
-    let outcome = show(&lab, &mut fleet, &interrupt);
+    let outcome = show(&lab, &mut fleet, args.policy, &interrupt);
     if let Ok(report) = &outcome {
         output::print_as(args.output.format, report, || report.text());
     }
@@ -113,13 +113,31 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
     }
     let report = outcome?;
     match report.failures() {
-        0 => Ok(()),
+        0 if report.policy.as_ref().is_some_and(|policy| policy.differences() > 0) => {
+            Ok(ExitCode::from(PROBLEMS))
+        }
+        0 => Ok(ExitCode::SUCCESS),
         failed => Err(DemoError::Unreachable { failed, all: report.pings.len() }.into()),
     }
 }
 
+fn refuse_contradictions(args: &DemoArgs) -> Result<(), DemoError> {
+    let (is_flannel, pods) =
+        (args.fabric == DemoFabric::Flannel, usize::from(args.nodes) * usize::from(args.pods));
+    let why = if args.backend.is_some() && !is_flannel {
+        "--backend is flannel's: add --fabric flannel".to_owned()
+    } else if args.policy && is_flannel {
+        "--policy needs the agent: flannel enforces no policies".to_owned()
+    } else if args.policy && pods > policies::PODS_MAX {
+        format!("--policy shows at most {} pods, and there would be {pods}", policies::PODS_MAX)
+    } else {
+        return Ok(());
+    };
+    Err(DemoError::Refused(why))
+}
+
 /// Builds everything and measures.
-fn show(lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) -> Result<Report, DemoError> {
+fn show(lab: &Lab, fleet: &mut Fleet, policy: bool, interrupt: &Interrupt) -> Result<Report, DemoError> {
     let started = Instant::now();
     let say = |line: &str| output::progress(&format!("[{:6.2} s] {line}", started.elapsed().as_secs_f64()));
     let (nodes, pods) = (lab.nodes.len(), lab.pods().count());
@@ -134,6 +152,7 @@ fn show(lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) -> Result<Report, D
     say("pings between all pods, and to the outside host");
     let pings = matrix::measure(&attached, interrupt)?;
     let blocks = fleet.blocks(lab, &attached)?;
+    let policy = policy.then(|| policies::show(fleet, &attached, interrupt, say)).transpose()?;
     say("done");
     Ok(Report {
         schema: 1,
@@ -142,6 +161,7 @@ fn show(lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) -> Result<Report, D
         pods: attached,
         pings,
         blocks,
+        policy,
         elapsed_ms: started.elapsed().as_millis() as u64,
     })
 }
