@@ -9,6 +9,7 @@
 
 pub mod alone;
 mod drift;
+mod felix;
 mod kind;
 mod observer;
 mod records;
@@ -31,8 +32,10 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 use alone::Marker;
+use felix::Felix;
 use kind::{Kind, Wants};
 
 pub use kind::Source;
@@ -52,6 +55,8 @@ struct Shared {
     /// Whether the addresses of a new pod have to be held: always, unless it is known that the
     /// cluster has no policy.
     holds: AtomicBool,
+    /// Whether what the cluster's policies say is in force, or it is known that there are none.
+    in_force: AtomicBool,
     /// What this node's requests ask for. They come before all changes of objects.
     requests: Mutex<VecDeque<Request>>,
     /// What has to be watched besides policies.
@@ -79,6 +84,8 @@ enum Request {
     Settled(EndpointId),
     /// Another program changed the table of decisions.
     Drifted,
+    /// Felix was started, or has ended.
+    Felix(Felix),
 }
 
 /// Limit of queued changes. A source waits while there are so many.
@@ -98,20 +105,22 @@ impl Policies {
         source: Source,
         endpoints: EndpointTable,
         marker: Marker,
-        metrics: PolicyMetrics,
+        (metrics, readiness): (PolicyMetrics, Readiness),
     ) -> std::io::Result<Self> {
         let (changes, receiver) = sync_channel(QUEUE_MAX);
         let shared = Shared {
             source,
             holds: AtomicBool::new(true),
+            in_force: AtomicBool::new(false),
             requests: Mutex::default(),
             wants: watch::Sender::new(Wants::default()),
         };
         let policies = Self { shared: Arc::new(shared), changes };
         let shared = Arc::clone(&policies.shared);
-        let worker = worker::Worker::new(node.as_str(), endpoints, marker, shared, metrics);
+        let worker = worker::Worker::new(node.as_str(), endpoints, marker, shared, (metrics, readiness));
         std::thread::Builder::new().name("policies".to_owned()).spawn(move || worker.run(&receiver))?;
         drift::start(policies.clone())?;
+        felix::start(policies.clone())?;
         Ok(policies)
     }
 
