@@ -66,6 +66,7 @@ pub use health::{Condition, Readiness};
 pub use node_lock::Taken;
 pub use policies::record_document;
 pub use reconcile::{LoopError as OverlayInputsError, overlay_inputs};
+pub use route_daemons::has_felix;
 pub use russet_http::health::Address as HealthAddress;
 pub use russet_plugins::{RequestLog, Stages};
 pub use russet_store_etcd::{Secret, Settings as EtcdSettings, SettingsError as EtcdSettingsError};
@@ -154,8 +155,8 @@ pub async fn run(
     let (journal, found) = journal(&config, &metrics).map_err(io("read the boot's ID"))?;
     let (measured, pods) = measured(&config, &store, &metrics);
     let node = node(&config, Rc::clone(&measured), teardown(&config, &doomed), &readiness);
-    let policies =
-        start_policies(&config, &journal, &metrics).map_err(io("start the threads of policies"))?;
+    let policies = start_policies(&config, &journal, &metrics, &readiness)
+        .map_err(io("start the threads of policies"))?;
     let node = configured(node, &config, &readiness, (&journal, policies.as_ref()), pods.as_ref());
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
     let listeners = metrics.listeners.clone();
@@ -374,16 +375,10 @@ fn start_policies(
     config: &Config,
     journal: &Journal,
     metrics: &Metrics,
+    readiness: &Readiness,
 ) -> std::io::Result<Option<Policies>> {
     let mut marker = Marker::new(&config.paths);
     if config.policies == PolicyMode::Off || config.calico {
-        marker.set(false);
-        return Ok(None);
-    }
-    if route_daemons::has_felix() {
-        tracing::warn!(
-            "Felix runs on this node: this agent enforces no policies until it is started without Felix"
-        );
         marker.set(false);
         return Ok(None);
     }
@@ -391,8 +386,8 @@ fn start_policies(
         StoreLocation::Kubernetes(_) => Source::Kubernetes,
         _ => Source::Records,
     };
-    let (table, metrics) = (journal.table().clone(), metrics.policies.clone());
-    Policies::start(&config.node_name, source, table, marker, metrics).map(Some)
+    let (table, reports) = (journal.table().clone(), (metrics.policies.clone(), readiness.clone()));
+    Policies::start(&config.node_name, source, table, marker, reports).map(Some)
 }
 
 /// The observers of interfaces.

@@ -9,6 +9,7 @@
 
 pub mod alone;
 mod drift;
+mod felix;
 mod kind;
 mod logged;
 mod observer;
@@ -34,8 +35,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::flows::FlowLog;
+use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 use alone::Marker;
+use felix::Felix;
 use kind::{Kind, Wants};
 
 pub use kind::Source;
@@ -55,6 +58,8 @@ struct Shared {
     /// Whether the addresses of a new pod have to be held: always, unless it is known that the
     /// cluster has no policy.
     holds: AtomicBool,
+    /// Whether what the cluster's policies say is in force, or it is known that there are none.
+    in_force: AtomicBool,
     /// What this node's requests ask for. They come before all changes of objects.
     requests: Mutex<VecDeque<Request>>,
     /// What has to be watched besides policies.
@@ -85,6 +90,8 @@ enum Request {
     Settled(EndpointId),
     /// Another program changed the table of decisions.
     Drifted,
+    /// Felix was started, or has ended.
+    Felix(Felix),
 }
 
 /// Limit of queued changes. A source waits while there are so many.
@@ -106,12 +113,13 @@ impl Policies {
         source: Source,
         endpoints: EndpointTable,
         marker: Marker,
-        metrics: PolicyMetrics,
+        (metrics, readiness): (PolicyMetrics, Readiness),
     ) -> std::io::Result<Self> {
         let (changes, receiver) = sync_channel(QUEUE_MAX);
         let shared = Shared {
             source,
             holds: AtomicBool::new(true),
+            in_force: AtomicBool::new(false),
             requests: Mutex::default(),
             wants: watch::Sender::new(Wants::default()),
             logged: Mutex::default(),
@@ -119,9 +127,10 @@ impl Policies {
         };
         let policies = Self { shared: Arc::new(shared), changes };
         let shared = Arc::clone(&policies.shared);
-        let worker = worker::Worker::new(node.as_str(), endpoints, marker, shared, metrics.clone());
+        let worker = worker::Worker::new(node.as_str(), endpoints, marker, shared, (metrics.clone(), readiness));
         std::thread::Builder::new().name("policies".to_owned()).spawn(move || worker.run(&receiver))?;
         drift::start(policies.clone())?;
+        felix::start(policies.clone())?;
         logged::start(policies.clone(), metrics)?;
         Ok(policies)
     }

@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// A process that keeps routes in our network namespace.
@@ -73,6 +73,14 @@ impl RouteDaemonDetector {
     }
 }
 
+/// Whether any part of calico-node runs on this node.
+pub fn has_calico_node() -> bool {
+    processes().any(|(_, path)| {
+        let name = fs::read_to_string(path.join("comm")).unwrap_or_default();
+        matches!(name.trim_end(), "calico-node" | "calico-felix")
+    })
+}
+
 /// Reads the processes that are visible to this one. In a container, that requires the host's PID
 /// namespace.
 pub fn find() -> Option<RouteDaemon> {
@@ -85,12 +93,16 @@ pub fn has_felix() -> bool {
 }
 
 fn all() -> impl Iterator<Item = RouteDaemon> {
+    processes().filter_map(|(pid, path)| Some(RouteDaemon { pid, name: role(&path)? }))
+}
+
+/// The processes in our network namespace, with their directories.
+fn processes() -> impl Iterator<Item = (u32, PathBuf)> {
     let ours = namespace(Path::new("/proc/thread-self"));
     let processes = fs::read_dir("/proc").ok().filter(|_| ours.is_some());
     processes.into_iter().flatten().flatten().filter_map(move |entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
-        let name = role(&entry.path())?;
-        (namespace(&entry.path()) == ours).then_some(RouteDaemon { pid, name })
+        (namespace(&entry.path()) == ours).then_some((pid, entry.path()))
     })
 }
 

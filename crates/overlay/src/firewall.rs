@@ -9,6 +9,7 @@
 
 mod command;
 mod compat;
+mod felix;
 mod foreign;
 mod gate;
 mod leftovers;
@@ -30,6 +31,7 @@ use russet_nft::{ChainInfo, Monitor, Nft, Table, TableInfo};
 use compat::Compat;
 use native::Change;
 
+pub use felix::{felix_filters, remove_felix};
 pub use legacy::{change_legacy_nat, legacy_nat};
 pub use maintain::{Order, maintain};
 pub use report::{Culprit, FirewallError, FirewallReport, Repair};

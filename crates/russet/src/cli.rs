@@ -143,8 +143,11 @@ const DEMO_EXAMPLES: &str = "Examples:
   russet demo --etcd spawn           data in an etcd of its own (needs the program `etcd`)
   russet demo --etcd http://127.0.0.1:2379
   russet demo --kubernetes           the manifest and a Deployment in a Kubernetes cluster (needs its server programs)
+  russet demo --policy               who reaches whom before and after network policies
   russet demo --keep                 leaves the nodes running and prints how to enter a pod
-  russet demo --clean                removes what --keep or a killed demo left";
+  russet demo --clean                removes what --keep or a killed demo left
+
+Exit codes: 0 good; 3 packets do not pass as the policies say; 1 failed; 2 usage.";
 
 /// The directory of a node's files, its name, and its network settings.
 #[derive(Debug, Args)]
@@ -261,12 +264,16 @@ pub struct DemoArgs {
     /// applied to them; and pods of a Deployment where the scheduler has bound them. The demo itself is each node's kubelet:
     /// it starts the agents and controllers of the manifest as processes with the tokens of their pods, and attaches pods
     /// through CNI. No kubelet, no container runtime and no image are in it; `cargo xtask e2e` has them.
-    #[arg(long, conflicts_with_all = ["etcd", "fabric", "backend", "clean"])]
+    #[arg(long, conflicts_with_all = ["etcd", "fabric", "backend", "policy", "clean"])]
     pub kubernetes: bool,
     /// The directory of kube-apiserver, kube-controller-manager and kube-scheduler, 1.30 or newer, and of etcd unless PATH
     /// has it [default: those of PATH, else those that `cargo xtask test` has built in ~/.cache/russet/kubernetes].
     #[arg(long, value_name = "DIR", requires = "kubernetes")]
     pub kubernetes_programs: Option<PathBuf>,
+    /// Show what network policies do: who reaches whom before there is one, after a deny-all, and after
+    /// an allow, by pings and by the policies themselves. Exits with 3 if these differ.
+    #[arg(long, conflicts_with = "clean")]
+    pub policy: bool,
     /// Leave everything running, and print how to enter a pod.
     #[arg(long, conflicts_with = "clean")]
     pub keep: bool,

@@ -20,9 +20,9 @@ mod logging;
 mod migrate;
 mod netnamespace;
 mod owned;
-mod place;
+pub mod place;
 mod pods;
-mod policy;
+pub mod policy;
 mod sandbox;
 mod store;
 mod uninstall;
@@ -43,7 +43,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Agent(args) => agent::run(args),
         Verb::Controller(args) => return controller::run(*args).unwrap_or_else(failed),
         Verb::Gc(args) => controller::gc(args),
-        Verb::Demo(args) => crate::demo::run(args),
+        Verb::Demo(args) => return crate::demo::run(args).unwrap_or_else(failed),
         Verb::DemoForward(args) => demo_forward::run(args),
         Verb::Store(args) => store::run(args),
         Verb::Flanneld(args) => return flanneld::run(args.words),

@@ -15,14 +15,16 @@ mod leftovers;
 mod matrix;
 mod ping;
 mod pods;
+mod policies;
 mod report;
 mod rootless;
 mod topology;
 
+use std::process::ExitCode;
 use std::time::Instant;
 
 use crate::cli::{DemoArgs, DemoFabric};
-use crate::command::Failure;
+use crate::command::{Failure, PROBLEMS};
 use crate::output;
 use datastore::Datastore;
 use fleet::Fleet;
@@ -75,17 +77,15 @@ impl DemoError {
     }
 }
 
-/// Runs the demo, or cleans up after one.
-pub fn run(args: DemoArgs) -> Result<(), Failure> {
-    if args.backend.is_some() && args.fabric != DemoFabric::Flannel {
-        return Err(DemoError::Refused("--backend is flannel's: add --fabric flannel".to_owned()).into());
-    }
+/// Runs the demo, or cleans up after one. Exits with 3 if packets do not pass as the policies say.
+pub fn run(args: DemoArgs) -> Result<ExitCode, Failure> {
+    refuse_contradictions(&args)?;
     rootless::become_root()?;
     let _lock = leftovers::lock()?;
     if args.clean {
         let removed = leftovers::remove()?;
         output::progress(if removed { "removed what an earlier demo left" } else { "nothing to remove" });
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     leftovers::refuse_if_kept()?;
     if leftovers::remove()? {
@@ -102,7 +102,7 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
     let mut fleet = Fleet::new(datastore, args.keep);
     let outcome = match &programs {
         Some(programs) => show_cluster(&mut lab, &mut fleet, programs, args.pods, &interrupt),
-        None => show(&lab, &mut fleet, &interrupt),
+        None => show(&lab, &mut fleet, args.policy, &interrupt),
     };
     if let Ok(report) = &outcome {
         output::print_as(args.output.format, report, || report.text());
@@ -126,13 +126,31 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
     }
     let report = outcome?;
     match report.failures() {
-        0 => Ok(()),
+        0 if report.policy.as_ref().is_some_and(|policy| policy.differences() > 0) => {
+            Ok(ExitCode::from(PROBLEMS))
+        }
+        0 => Ok(ExitCode::SUCCESS),
         failed => Err(DemoError::Unreachable { failed, all: report.pings.len() }.into()),
     }
 }
 
+fn refuse_contradictions(args: &DemoArgs) -> Result<(), DemoError> {
+    let (is_flannel, pods) =
+        (args.fabric == DemoFabric::Flannel, usize::from(args.nodes) * usize::from(args.pods));
+    let why = if args.backend.is_some() && !is_flannel {
+        "--backend is flannel's: add --fabric flannel".to_owned()
+    } else if args.policy && is_flannel {
+        "--policy needs the agent: flannel enforces no policies".to_owned()
+    } else if args.policy && pods > policies::PODS_MAX {
+        format!("--policy shows at most {} pods, and there would be {pods}", policies::PODS_MAX)
+    } else {
+        return Ok(());
+    };
+    Err(DemoError::Refused(why))
+}
+
 /// Builds everything and measures.
-fn show(lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) -> Result<Report, DemoError> {
+fn show(lab: &Lab, fleet: &mut Fleet, policy: bool, interrupt: &Interrupt) -> Result<Report, DemoError> {
     let started = Instant::now();
     let say = |line: &str| report_progress(started, line);
     let (nodes, pods) = (lab.nodes.len(), lab.pods().count());
@@ -144,7 +162,11 @@ fn show(lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) -> Result<Report, D
     fleet.start(lab, interrupt)?;
     say(&format!("{pods} pods, attached through CNI"));
     let attached = pods::attach_all(lab, interrupt)?;
-    measure(lab, fleet, attached, started, interrupt)
+    let mut report = measure(lab, fleet, attached, started, interrupt)?;
+    if policy {
+        report.policy = Some(policies::show(fleet, &report.pods, interrupt, say)?);
+    }
+    Ok(finished(report, started))
 }
 
 /// The same in a Kubernetes cluster.
@@ -173,7 +195,7 @@ fn show_cluster(
     let attached = cluster.run_pods(lab, fleet, replicas, interrupt)?;
     let mut report = measure(lab, fleet, attached, started, interrupt)?;
     report.kubernetes = Some(cluster.report().clone());
-    Ok(report)
+    Ok(finished(report, started))
 }
 
 /// Pings between all pods.
@@ -187,7 +209,6 @@ fn measure(
     report_progress(started, "pings between all pods, and to the outside host");
     let pings = matrix::measure(&attached, interrupt)?;
     let blocks = fleet.blocks(lab, &attached)?;
-    report_progress(started, "done");
     Ok(Report {
         schema: 1,
         mode: lab.fabric.name(),
@@ -196,8 +217,15 @@ fn measure(
         pings,
         blocks,
         kubernetes: None,
-        elapsed_ms: started.elapsed().as_millis() as u64,
+        policy: None,
+        elapsed_ms: 0,
     })
+}
+
+fn finished(mut report: Report, started: Instant) -> Report {
+    report_progress(started, "done");
+    report.elapsed_ms = started.elapsed().as_millis() as u64;
+    report
 }
 
 fn report_progress(started: Instant, line: &str) {

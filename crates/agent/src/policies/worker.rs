@@ -23,7 +23,9 @@ use russet_verdict::world::{Config, Endpoint, EndpointKey, Update};
 use serde_json::{Value, json};
 
 use super::alone::Marker;
+use super::felix::Felix;
 use super::{Change, Kind, Request, Shared, Source, Wants};
+use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 
 /// The state of the thread.
@@ -33,6 +35,8 @@ pub struct Worker {
     marker: Marker,
     shared: Arc<Shared>,
     metrics: PolicyMetrics,
+    readiness: Readiness,
+    felix: Felix,
     translator: Translator,
     engine: Engine,
     /// The objects that were applied, so that one that a later list leaves out is removed.
@@ -66,6 +70,8 @@ pub struct Worker {
     /// Addresses that were held before this agent started, also by plugins without an agent.
     inherited: BTreeSet<IpAddr>,
     phase: Phase,
+    /// Decisions were made: what is wanted is all of them, and the engine's deltas change it.
+    has_decided: bool,
 }
 
 /// The objects of a kind that were applied.
@@ -92,6 +98,8 @@ enum Phase {
     Waiting,
     /// The cluster has no policy.
     Open,
+    /// Felix enforces them.
+    Aside,
     Enforcing,
 }
 
@@ -125,7 +133,7 @@ impl Worker {
         endpoints: EndpointTable,
         marker: Marker,
         shared: Arc<Shared>,
-        metrics: PolicyMetrics,
+        (metrics, readiness): (PolicyMetrics, Readiness),
     ) -> Self {
         Self {
             node: node.into(),
@@ -133,6 +141,8 @@ impl Worker {
             marker,
             shared,
             metrics,
+            readiness,
+            felix: Felix::default(),
             translator: Translator::default(),
             engine: Engine::default(),
             known: BTreeMap::new(),
@@ -152,6 +162,7 @@ impl Worker {
             wanted: Decisions::default(),
             inherited: BTreeSet::new(),
             phase: Phase::Waiting,
+            has_decided: false,
         }
     }
 
@@ -219,6 +230,7 @@ impl Worker {
                     self.is_stale = true;
                 }
                 Request::Drifted => self.kernel.restore_at = Some(Instant::now()),
+                Request::Felix(felix) => self.meet(felix),
             }
         }
     }
@@ -226,7 +238,7 @@ impl Worker {
     /// Holds the addresses of a new pod. On a kernel without nf_tables no pod can be kept apart; the
     /// verdicts of interfaces say so.
     fn hold(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), PolicyError> {
-        if self.phase == Phase::Open {
+        if matches!(self.phase, Phase::Open | Phase::Aside) {
             return Ok(());
         }
         let table = match self.kernel.open() {
@@ -423,13 +435,16 @@ impl Worker {
         if self.is_stale {
             self.read_wiring();
         }
+        if self.felix == Felix::Filtering {
+            return self.stop(Phase::Aside);
+        }
         let is_listed = |kind: &Kind| self.known.get(kind).is_some_and(|known| known.is_listed);
         let kinds = self.shared.source.kinds();
         if !kinds.iter().filter(|kind| kind.is_policy()).all(is_listed) {
             return self.keep();
         }
         if self.policies.is_empty() && self.phase != Phase::Enforcing {
-            return self.open_up();
+            return self.stop(Phase::Open);
         }
         self.wants.peers = true;
         let decides = |kind: &&Kind| self.wants.covers(**kind) && !kind.is_staged();
@@ -444,6 +459,27 @@ impl Worker {
             return self.keep();
         }
         self.enforce();
+        if self.policies.is_empty() && self.kernel.restore_at.is_none() {
+            // The last one is gone, and so is what it denied.
+            self.stop(Phase::Open);
+        }
+    }
+
+    /// Felix was started, or has ended.
+    fn meet(&mut self, felix: Felix) {
+        self.felix = felix;
+        let remark = match felix {
+            Felix::Absent => None,
+            Felix::Starting => Some(
+                "Felix runs on this node, and its rules are not in force yet: this agent's decisions stay until they are",
+            ),
+            Felix::Filtering => Some("NOT ENFORCED: Felix runs on this node, and policies are left to it"),
+        };
+        match remark {
+            Some(remark) => tracing::warn!("policies: {remark}"),
+            None => tracing::info!("policies: Felix has ended, and this agent enforces them"),
+        }
+        self.readiness.remark("policies", remark.map(str::to_owned));
     }
 
     /// Before decisions are made: restores what an earlier agent left, if another program changed it.
@@ -463,32 +499,42 @@ impl Worker {
         }
     }
 
-    /// The cluster has no policy: nothing is decided, and nothing held.
-    fn open_up(&mut self) {
-        if self.phase == Phase::Open {
+    /// Nothing is decided, and nothing held, in this phase. First no plugin without an agent holds a pod
+    /// any more, which would wait for ever if this process ended behind the removal of the table.
+    fn stop(&mut self, phase: Phase) {
+        if self.phase == phase {
             self.kernel.restore_at = None;
             return;
         }
-        self.phase = Phase::Open;
+        self.phase = phase;
         self.marker.set(false);
         self.shared.holds.store(false, Ordering::Release);
-        self.wanted = Decisions::default();
+        match self.has_decided {
+            true => self.wanted.held.clear(),
+            false => self.wanted = Decisions::default(),
+        }
+        self.leaving.clear();
         match self.kernel.table.as_mut().map(russet_policy::Policies::withdraw) {
-            Some(Ok(true)) => tracing::info!("no policies: the table of decisions is removed"),
+            Some(Ok(true)) => {
+                let why = if phase == Phase::Open { "no policies" } else { "left to Felix" };
+                tracing::info!("{why}: the table of decisions is removed");
+            }
             Some(Err(error)) => {
-                tracing::warn!(%error, "no policies, but the table of decisions could not be removed; it is tried again");
+                tracing::warn!(%error, "the table of decisions could not be removed; it is tried again");
                 self.phase = Phase::Waiting;
                 self.kernel.restore_at = Some(Instant::now() + RETRY);
+                return;
             }
-            _ => self.kernel.restore_at = None,
+            _ => {}
         }
+        self.kernel.restore_at = None;
     }
 
     fn enforce(&mut self) {
         let began = Instant::now();
         self.leaving.retain(|_, until| *until > began);
         let is_first = std::mem::replace(&mut self.phase, Phase::Enforcing) != Phase::Enforcing;
-        if is_first {
+        if !std::mem::replace(&mut self.has_decided, true) {
             // The first delta has everything.
             let held = std::mem::take(&mut self.wanted.held);
             self.wanted = Decisions { held, ..Decisions::default() };
@@ -563,6 +609,12 @@ impl Worker {
     }
 
     fn publish(&self) {
+        let in_force = match self.phase {
+            Phase::Open => true,
+            Phase::Enforcing => self.kernel.restore_at.is_none(),
+            Phase::Waiting | Phase::Aside => false,
+        };
+        self.shared.in_force.store(in_force, Ordering::Release);
         let denied = self.kernel.table.as_ref().map_or(0, russet_policy::Policies::denied_by_limit);
         self.metrics.denied_by_limit.set(count(denied));
         if denied > 0 {
@@ -570,8 +622,11 @@ impl Worker {
             russet_store::refused("packets are denied that policies may allow", "source ports", reason);
         }
         self.metrics.policies.set(count(self.policies.len()));
-        self.metrics.identities.set(count(self.wanted.identities.len()));
-        self.metrics.decisions.set(count(self.wanted.decisions.len()));
+        // What is wanted is remembered while the kernel has no table.
+        let is_stopped = matches!(self.phase, Phase::Open | Phase::Aside);
+        let held = |number: usize| if is_stopped { 0 } else { count(number) };
+        self.metrics.identities.set(held(self.wanted.identities.len()));
+        self.metrics.decisions.set(held(self.wanted.decisions.len()));
         self.metrics.held.set(count(self.wanted.held.len()));
     }
 }

@@ -272,6 +272,34 @@ impl Saved {
         saved
     }
 
+    /// Whether a rule of one chain leads to another.
+    pub(crate) fn leads(&self, chain: &str, target: &str) -> bool {
+        self.rules_of(chain).any(|rule| rule.jumps_to(target))
+    }
+
+    /// The commands that remove the chains whose names have a prefix, and the rules of other chains that
+    /// lead to them or have a comment with the other prefix.
+    pub(crate) fn without(&self, chains: &str, comments: &str) -> Vec<String> {
+        let own: Vec<&str> = self
+            .chains
+            .iter()
+            .map(|chain| chain.name.as_str())
+            .filter(|name| name.starts_with(chains))
+            .collect();
+        let others = self.rules.iter().filter(|rule| !rule.chain.starts_with(chains));
+        let belongs = |rule: &&SavedRule| {
+            rule.words.windows(2).any(|pair| match pair[0].as_str() {
+                "-j" | "-g" => pair[1].starts_with(chains),
+                "--comment" => pair[1].starts_with(comments),
+                _ => false,
+            })
+        };
+        let rules = others.filter(belongs).map(SavedRule::deletion);
+        // They lead to each other: all are empty before the first goes.
+        let emptied = own.iter().map(|name| format!("-F {name}"));
+        rules.chain(emptied).chain(own.iter().map(|name| format!("-X {name}"))).collect()
+    }
+
     fn has_chain(&self, name: &str) -> bool {
         self.chains.iter().any(|chain| chain.name == name)
     }

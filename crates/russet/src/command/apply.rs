@@ -2,7 +2,7 @@
 //! that was read or that the file names. Everything is checked before anything is written.
 
 use russet_addr::IpNet;
-use russet_model::{IpPool, Key, Resource};
+use russet_model::{IpPool, Key, Resource, ResourceKind};
 use russet_store::{BoxFuture, Record, Revision, Step, Store, StoreError};
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use super::{Failure, runtime};
 use crate::cli::resources::{ApplyArgs, DoneFormat};
 use crate::output;
 use crate::resources::{
-    Definition, Document, Kind, Problems, Refused, UnknownKinds, each_kind, prepare, read,
+    Definition, Document, Kind, Problems, Refused, UnknownKinds, each_kind, is_built_in_tier, prepare, read,
 };
 
 /// Attempts at one change while others write the same resource; an attempt fails only if another
@@ -76,6 +76,9 @@ pub fn run(mut args: ApplyArgs) -> Result<(), Failure> {
         // Pools may be written before the first agent starts.
         let place =
             if args.dry_run { Place::open(choice).await? } else { Place::open_or_make(choice).await? };
+        for document in &documents {
+            require_tier(&place, document, &documents).await?;
+        }
         // First as a dry run, so that a refusal leaves everything unchanged.
         let mut would = Vec::new();
         for document in &documents {
@@ -153,6 +156,34 @@ fn print_outcome(document: &Document, outcome: Outcome, args: &ApplyArgs) {
     };
     let tried = if args.dry_run { " (dry run)" } else { "" };
     output::print(&format!("{} {done}{tried}\n", document.subject()));
+}
+
+/// Refuses a policy whose tier does not exist, as Calico's API does (policy.md section 1.4): it would come
+/// after all tiers, and deny. The tier may be in the same files.
+async fn require_tier(place: &Place, document: &Document, all: &[Document]) -> Result<(), Failure> {
+    use Kind::{GlobalNetworkPolicy, NetworkPolicy, StagedGlobalNetworkPolicy, StagedNetworkPolicy};
+    if !matches!(
+        document.kind,
+        GlobalNetworkPolicy | NetworkPolicy | StagedGlobalNetworkPolicy | StagedNetworkPolicy
+    ) {
+        return Ok(());
+    }
+    let tier = document.members.get("spec").and_then(|spec| spec.get("tier")).and_then(Value::as_str);
+    let Some(tier) = tier.filter(|tier| !tier.is_empty() && !is_built_in_tier(tier)) else { return Ok(()) };
+    let is_it = |it: &Document| it.kind == Kind::Tier && it.metadata("name").as_deref() == Some(tier);
+    if all.iter().any(is_it) {
+        return Ok(());
+    }
+    // A name that cannot be a key is that of no tier.
+    if let Ok(key) = Key::resource(ResourceKind::Tier, None, tier)
+        && place.store.get(&key).await?.is_some()
+    {
+        return Ok(());
+    }
+    let mut problems = Problems::default();
+    problems
+        .add("spec.tier", &format!("tier {tier:.60?} does not exist: apply it before, or in the same files"));
+    Err(document.refused(problems).into())
 }
 
 /// Pools of the files that overlap each other.

@@ -19,7 +19,7 @@ use russet_verdict::snapshot::Snapshot;
 use serde_json::{Value, json};
 
 use super::place::Place;
-use super::policy::datastore::{Datastore, OtherPod};
+use super::policy::datastore::{Datastore, OtherPod, pod_name};
 use super::policy::files::Cluster;
 use super::{Failure, PROBLEMS, runtime};
 use crate::cli::policy::{ExplainArgs, FamilyArg};
@@ -40,6 +40,9 @@ enum AskError {
     /// The protocol has ports, and none is given.
     #[error("--proto {0} needs a PORT")]
     NoPort(String),
+    /// The datastore has no such node.
+    #[error("there is no node {0}; see `russet get nodes`")]
+    NoNode(String),
 }
 
 /// Explains each flow that the question means.
@@ -78,18 +81,63 @@ async fn of_cluster(mut args: ExplainArgs, mut question: Question) -> Result<Exi
         }
         flows => flows?,
     };
-    let mut node = ThisNode::read(&place, data.node.as_ref(), &mut report).await?;
+    let other =
+        args.node.as_deref().filter(|name| data.node.as_ref().is_none_or(|own| own.as_str() != *name));
+    let mut node = match other {
+        Some(_) => None,
+        None => ThisNode::read(&place, data.node.as_ref(), &mut report).await?,
+    };
     let pairs: BTreeSet<_> = flows.iter().map(|flow| (flow.source, flow.destination)).collect();
     for pair in pairs.into_iter().take(SHOWN_MAX) {
         path::owners(&place, snapshot, pair, &mut report).await?;
         if let Some(node) = &mut node {
             node.path(&data, pair, &mut report)?;
         }
+        if let Some(name) = other {
+            other_node(&data, name, pair, &mut report)?;
+        }
     }
     if let Some(node) = &mut node {
         node.compare(snapshot, &flows, &mut report);
     }
     Ok(print(&args, snapshot, &flows, &report))
+}
+
+/// What the datastore says of two addresses and a node that is not this machine. Agents answer on their
+/// own machines only.
+fn other_node(
+    data: &Datastore,
+    name: &str,
+    (source, destination): (IpAddr, IpAddr),
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let snapshot = &data.cluster.snapshot;
+    let Some((_, node)) = snapshot.nodes.iter().find(|(node, _)| node.as_str() == name) else {
+        return Err(AskError::NoNode(name.to_owned()).into());
+    };
+    let mut is_there = false;
+    for address in [source, destination] {
+        let pod = snapshot.workload_at(address).filter(|(_, endpoint)| *endpoint.node == *name);
+        if let Some((_, endpoint)) = pod {
+            report.fact(format!(
+                "{} ({address}) is a pod of node {name}, by the datastore",
+                pod_name(endpoint)
+            ));
+        } else if node.addresses.contains(&address) {
+            report.fact(format!("{address} is node {name}, by the datastore"));
+        } else {
+            continue;
+        }
+        is_there = true;
+    }
+    if !is_there {
+        report.note("node", format!("neither end is on node {name}"));
+    }
+    if let Some(reason) = data.not_ready.get(name) {
+        report.finding("node", format!("the API server says that node {name} is not ready: {reason}"));
+    }
+    report.note("node", format!("the kernel of node {name} was not compared: this machine is another one, and an agent answers on its own only; ask there, too"));
+    Ok(())
 }
 
 /// The end that a pod means which policies do not know by its name: its node, or its address.

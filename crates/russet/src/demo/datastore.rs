@@ -14,12 +14,16 @@ use std::process::Command;
 use russet_agent::StoreLocation;
 use russet_linux::{NetNs, process};
 use russet_model::{Key, Prefix};
-use russet_store::{Snapshot, Step, Store, StoreError};
+use russet_store::{Snapshot as Records, Step, Store, StoreError};
+use russet_verdict::snapshot::Snapshot;
 
 use super::lab::{self, DIR, GATEWAYS, OUTSIDE};
 use super::{DemoError, kubernetes, rootless};
 use crate::cli::DemoEtcd;
-use crate::command::runtime;
+use crate::cli::store::{LocationArgs, StoreChoice};
+use crate::command::place::Place;
+use crate::command::policy::datastore::Datastore as Cluster;
+use crate::command::{Failure, runtime};
 
 /// The port at which the demo's nodes reach etcd.
 const ETCD_PORT: u16 = 2379;
@@ -119,7 +123,7 @@ impl Datastore {
     }
 
     /// Everything below a prefix.
-    pub fn list(&self, prefix: &Prefix) -> Result<Snapshot, DemoError> {
+    pub fn list(&self, prefix: &Prefix) -> Result<Records, DemoError> {
         self.with(async |store| store.list(prefix).await)
     }
 
@@ -129,17 +133,53 @@ impl Datastore {
         self.with(async |store| store.commit(vec![step]).await.map(drop).map_err(|error| error.error))
     }
 
-    /// Runs `work` on the store, from the nodes' namespace.
-    fn with<T>(&self, work: impl AsyncFnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, DemoError> {
+    /// Makes a command reach the datastore at [`location`](Self::location).
+    pub fn reach(&self, command: &mut Command) -> Result<(), DemoError> {
         match self {
-            Self::Embedded => work_on(&self.location(), work),
+            Self::Embedded => Ok(()),
             Self::Spawned | Self::Host(_) | Self::Kubernetes(_) => {
-                let outside = NetNs::open(lab::namespace_path(OUTSIDE));
-                let outside = outside.map_err(|e| DemoError::step(format!("open namespace {OUTSIDE}"), e))?;
-                outside.with(|| work_on(&self.location(), work)).map_err(DemoError::namespace)?
+                let done = process::in_netns(command, &outside()?).map(drop);
+                done.map_err(|e| DemoError::step(format!("enter namespace {OUTSIDE}"), e))
             }
         }
     }
+
+    /// What policies depend on, as `russet explain` reads it.
+    pub fn policies(&self) -> Result<Snapshot, DemoError> {
+        let read = || {
+            let location = self.location().parse().map_err(|e| DemoError::step("name the datastore", e))?;
+            let choice = StoreChoice {
+                root: lab::store_paths().root().to_owned(),
+                location: LocationArgs { store: Some(location), ..LocationArgs::default() },
+                ..StoreChoice::default()
+            };
+            let runtime = runtime().map_err(|source| DemoError::io("start a runtime", source))?;
+            let read = async { Cluster::read(&Place::open_cluster(choice).await?).await };
+            let read: Result<Cluster, Failure> = tokio::task::LocalSet::new().block_on(&runtime, read);
+            let failed = |error: Failure| DemoError::Refused(format!("read the policies: {error}"));
+            Ok(read.map_err(failed)?.cluster.snapshot)
+        };
+        self.inside(read)?
+    }
+
+    /// Runs `work` on the store, from the nodes' namespace.
+    fn with<T>(&self, work: impl AsyncFnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, DemoError> {
+        self.inside(|| work_on(&self.location(), work))?
+    }
+
+    /// Runs `work` where the datastore can be reached at its location.
+    fn inside<T>(&self, work: impl FnOnce() -> T) -> Result<T, DemoError> {
+        match self {
+            Self::Embedded => Ok(work()),
+            Self::Spawned | Self::Host(_) | Self::Kubernetes(_) => outside()?.with(work).map_err(DemoError::namespace),
+        }
+    }
+}
+
+/// The outside host's namespace.
+fn outside() -> Result<NetNs, DemoError> {
+    let outside = NetNs::open(lab::namespace_path(OUTSIDE));
+    outside.map_err(|e| DemoError::step(format!("open namespace {OUTSIDE}"), e))
 }
 
 /// Where the nodes reach the demo's etcd.
@@ -149,8 +189,7 @@ pub fn etcd_url() -> String {
 
 /// An etcd with its data in the demo's directory.
 pub fn spawned_etcd(program: &Path) -> Result<Command, DemoError> {
-    let outside = NetNs::open(lab::namespace_path(OUTSIDE));
-    let outside = outside.map_err(|e| DemoError::step(format!("open namespace {OUTSIDE}"), e))?;
+    let outside = outside()?;
     let url = etcd_url();
     let mut etcd = Command::new(program);
     etcd.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());

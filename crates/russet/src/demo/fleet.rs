@@ -115,6 +115,25 @@ impl Fleet {
         Ok(command)
     }
 
+    /// Has `russet apply` store documents; `name` is that of their file.
+    pub fn apply(&self, name: &str, documents: &str) -> Result<(), DemoError> {
+        let file = Path::new(DIR).join(name);
+        let failed = |source| DemoError::io(format!("apply {}", file.display()), source);
+        fs::write(&file, documents).map_err(failed)?;
+        let mut apply = self.russet()?;
+        apply.args(["apply", "--store", &self.datastore.location(), "-f"]).arg(&file);
+        apply.arg("--root").arg(lab::store_paths().root()).stdin(Stdio::null());
+        // A terminal's Ctrl-C ends the demo, which removes what this stores.
+        apply.process_group(0);
+        self.datastore.reach(&mut apply)?;
+        let output = apply.output().map_err(failed)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(DemoError::Refused(format!("apply {}: {error}", file.display())))
+    }
+
     /// Starts a process that ends with the demo; its log gets its name.
     pub fn spawn(&mut self, name: &str, mut command: Command) -> Result<(), DemoError> {
         let failed = |source| DemoError::io(format!("start {name}"), source);

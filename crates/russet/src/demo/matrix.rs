@@ -12,9 +12,9 @@ use super::report::{Ping, PodReport};
 use super::{DemoError, Interrupt};
 
 /// A pod's two ICMP sockets, opened inside it.
-struct Prober<'a> {
-    pod: &'a PodReport,
-    pingers: Vec<(Family, Pinger)>,
+pub struct Prober<'a> {
+    pub pod: &'a PodReport,
+    pub pingers: Vec<(Family, Pinger)>,
 }
 
 /// Pings every address from every pod.
@@ -34,7 +34,7 @@ pub fn measure(pods: &[PodReport], interrupt: &Interrupt) -> Result<Vec<Ping>, D
 // === impl Prober ===
 
 impl<'a> Prober<'a> {
-    fn open(pod: &'a PodReport, ident: u16) -> Result<Self, DemoError> {
+    pub fn open(pod: &'a PodReport, ident: u16) -> Result<Self, DemoError> {
         let failed =
             |source: std::io::Error| DemoError::io(format!("open ping sockets in pod {}", pod.name), source);
         let name = pod.netns.rsplit('/').next().unwrap_or_default();
@@ -47,6 +47,12 @@ impl<'a> Prober<'a> {
             }
         }
         Ok(Self { pod, pingers })
+    }
+
+    /// The socket for packets from an address of the pod.
+    pub fn of(&mut self, source: IpAddr) -> Option<&mut Pinger> {
+        let is_it = |(family, _): &&mut (Family, Pinger)| *family == Family::of(source);
+        self.pingers.iter_mut().find(is_it).map(|(_, pinger)| pinger)
     }
 
     fn ask(&mut self, to: &str, addresses: &[IpAddr], pings: &mut Vec<Ping>) {

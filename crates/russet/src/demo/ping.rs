@@ -51,24 +51,44 @@ impl Pinger {
     }
 
     fn echo(&mut self, target: IpAddr) -> io::Result<Duration> {
-        self.sequence = self.sequence.wrapping_add(1);
-        let request = self.request();
         let sent = Instant::now();
-        sendto(&self.socket, &request, SendFlags::empty(), &SocketAddr::new(target, 0))?;
-        let mut buffer = [0; 1500];
-        while let Some(left) = REPLY_DEADLINE.checked_sub(sent.elapsed()).filter(|left| !left.is_zero()) {
-            set_socket_timeout(&self.socket, Timeout::Recv, Some(left))?;
-            let (length, _, from) = match recvfrom(&self.socket, &mut buffer, RecvFlags::empty()) {
-                Ok(got) => got,
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            let from = from.and_then(|from| SocketAddr::try_from(from).ok()).map(|from| from.ip());
-            if from == Some(target) && self.is_reply(&buffer[..length]) {
+        let sequence = self.request_from(target)?;
+        while let Some(reply) = self.reply(sent + REPLY_DEADLINE)? {
+            if reply == (target, sequence) {
                 return Ok(sent.elapsed());
             }
         }
         Err(io::ErrorKind::TimedOut.into())
+    }
+
+    /// Sends one echo request and returns its sequence number.
+    pub fn request_from(&mut self, target: IpAddr) -> io::Result<u16> {
+        self.sequence = self.sequence.wrapping_add(1);
+        sendto(&self.socket, &self.request(), SendFlags::empty(), &SocketAddr::new(target, 0))?;
+        Ok(self.sequence)
+    }
+
+    /// The next echo reply to this pinger, with its source and sequence number; None if there is none
+    /// until `end`. What has arrived already is returned even after that.
+    pub fn reply(&self, end: Instant) -> io::Result<Option<(IpAddr, u16)>> {
+        let mut buffer = [0; 1500];
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let flags = if left.is_zero() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+            if !left.is_zero() {
+                set_socket_timeout(&self.socket, Timeout::Recv, Some(left))?;
+            }
+            let (length, _, from) = match recvfrom(&self.socket, &mut buffer, flags) {
+                Ok(got) => got,
+                Err(rustix::io::Errno::AGAIN) if left.is_zero() => return Ok(None),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let from = from.and_then(|from| SocketAddr::try_from(from).ok()).map(|from| from.ip());
+            if let (Some(from), Some(sequence)) = (from, self.answered(&buffer[..length])) {
+                return Ok(Some((from, sequence)));
+            }
+        }
     }
 
     /// RFC 792 and RFC 4443: type, code, checksum, identifier, sequence. The kernel computes
@@ -89,7 +109,8 @@ impl Pinger {
         message
     }
 
-    fn is_reply(&self, packet: &[u8]) -> bool {
+    /// The sequence number of the request that a packet answers, if it is one of this pinger's.
+    fn answered(&self, packet: &[u8]) -> Option<u16> {
         let (kind, message) = match self.family {
             // A raw IPv4 socket includes the IP header.
             Family::V4 => {
@@ -98,10 +119,8 @@ impl Pinger {
             }
             Family::V6 => (129, packet),
         };
-        message.len() >= 8
-            && message[0] == kind
-            && message[4..6] == self.ident.to_be_bytes()
-            && message[6..8] == self.sequence.to_be_bytes()
+        let is_own = message.len() >= 8 && message[0] == kind && message[4..6] == self.ident.to_be_bytes();
+        is_own.then(|| u16::from_be_bytes([message[6], message[7]]))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::policies::PolicyReport;
 use crate::output;
 
 /// The demo's result; `schema` grows when a member changes its meaning.
@@ -17,6 +18,9 @@ pub struct Report {
     /// With `--kubernetes`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubernetes: Option<ClusterReport>,
+    /// With `--policy`: who reaches whom under policies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyReport>,
     /// The demo's total time.
     pub elapsed_ms: u64,
 }
@@ -101,6 +105,12 @@ impl Report {
     pub fn text(&self) -> String {
         let mut text = String::new();
         text.push_str(&self.pods_table());
+        if let Some(policy) = &self.policy {
+            // The matrices of policies say more than the times of a ping.
+            text.push_str(&policy.text(&self.pods));
+            text.push_str(&self.verdict());
+            return text;
+        }
         text.push('\n');
         text.push_str(&self.blocks_table());
         for family in [4, 6] {

@@ -33,8 +33,13 @@ impl Pinging {
 
     /// The same at an interval in seconds.
     pub fn start_every(from: &TestPod, address: &str, interval_s: &str) -> Self {
-        let netns = NetNs::open_named(&from.netns_name).unwrap();
         eventually(TIMEOUT, || from.pings(&["-W", "1", address]));
+        Self::begin(from, address, interval_s)
+    }
+
+    /// The same, whether or not the address answers.
+    pub fn begin(from: &TestPod, address: &str, interval_s: &str) -> Self {
+        let netns = NetNs::open_named(&from.netns_name).unwrap();
         let mut command = Command::new(require_tool("ping"));
         command.args(["-n", "-D", "-i", interval_s, address]).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut ping = Process::start(process::in_netns(&mut command, &netns).unwrap());
@@ -65,6 +70,15 @@ impl Pinging {
         let longest_ms = gaps.fold(0.0, f64::max);
         println!("{} of {sent} pings lost, at most {longest_ms:.1} ms without a reply", lost.len());
         Replies { sent, lost }
+    }
+
+    /// Ends it; many pings must have been sent, and none answered.
+    pub fn finish_unanswered(self) {
+        self.ping.end(Signal::INT);
+        let output = self.output.join().unwrap();
+        let sent =
+            output.lines().find_map(|line| line.split_once(" packets transmitted")?.0.parse::<u32>().ok());
+        assert!(sent.is_some_and(|sent| sent > 100) && !output.contains(" bytes from "), "{output}");
     }
 
     /// Ends it; no ping may have been lost.

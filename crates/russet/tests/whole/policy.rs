@@ -119,6 +119,21 @@ fn explain_judges_what_is_wired_by_the_policies_of_the_embedded_store() {
         (&"GlobalNetworkPolicy".into(), &2.into()),
         "{listed:#}"
     );
+    // What this machine knows of another node is what the datastore says.
+    let other = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"other"},"spec":{"bgp":{"ipv4Address":"203.0.113.9/24"}}}"#;
+    node.store_put("/calico/resources/v3/projectcalico.org/nodes/other", other);
+    let of_node = |name: &str| node.russet_inside(&["explain", &from, "203.0.113.9", "80", "--node", name]);
+    let answer = of_node("other");
+    assert_eq!(answer.status, 0, "{answer:?}");
+    for line in
+        ["path: 203.0.113.9 is node other, by the datastore", "the kernel of node other was not compared"]
+    {
+        assert!(answer.stdout.contains(line), "{answer:?}");
+    }
+    assert!(!answer.stdout.contains("in kernel:"), "{answer:?}");
+    let unknown = of_node("nowhere");
+    assert!(unknown.status == 1 && unknown.stderr.contains("there is no node nowhere"), "{unknown:?}");
+
     let (status, found) = ask(&from, "203.0.113.1");
     assert_eq!((status, &found["findings"][0]["kind"]), (3, &"route".into()), "{found:#}");
 }

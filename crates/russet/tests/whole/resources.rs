@@ -555,6 +555,25 @@ fn policies_of_calico_and_kubernetes_are_applied_printed_and_deleted() {
     let again = store.run_with(&["apply", "-f", "-"], &listed);
     assert_eq!(again.stdout, "KubernetesNetworkPolicy/shop/db unchanged\n", "{again:?}");
 
+    let in_tier = |tier: &str| {
+        format!(
+            "{{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {{name: late}}, spec: {{tier: {tier}, selector: all()}}}}"
+        )
+    };
+    let refusal = store.refusal(&in_tier("nowhere"));
+    assert!(
+        refusal.contains("GlobalNetworkPolicy/late") && refusal.contains("tier \"nowhere\" does not exist"),
+        "{refusal}"
+    );
+    for tier in ["first", "default", "kube-admin"] {
+        assert_eq!(store.apply(&in_tier(tier)).status, 0, "{tier}");
+        assert_eq!(store.good(&["delete", "gnp", "late"]), "GlobalNetworkPolicy/late deleted\n");
+    }
+    let tier = "{apiVersion: projectcalico.org/v3, kind: Tier, metadata: {name: nowhere}, spec: {order: 7}}";
+    let both = store.apply(&format!("{}\n---\n{tier}\n", in_tier("nowhere")));
+    assert_eq!(both.status, 0, "{both:?}");
+    assert_eq!(store.good(&["delete", "gnp", "late"]), "GlobalNetworkPolicy/late deleted\n");
+
     assert!(store.bad(&["delete", "tier", "first"]).contains("Tier/first has 1 policies"));
     assert!(store.bad(&["delete", "tier", "default"]).contains("belongs to every cluster"));
     assert_eq!(store.good(&["delete", "gnp", "deny"]), "GlobalNetworkPolicy/deny deleted\n");

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::fabric::{Fabric, RESOURCES};
 use crate::kubernetes::call;
 use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
+use crate::pinging::Pinging;
 
 /// Two nodes; the client is on the first, the other pods are on the second.
 struct Setup {
@@ -216,4 +217,157 @@ fn policies_of_the_embedded_store_are_in_force_without_etcd_and_kubernetes() {
     eventually(TIMEOUT, || !reaches());
     run("delete", &deny);
     eventually(TIMEOUT, reaches);
+}
+
+/// A node with an embedded store, and pods whose traffic policies are about.
+struct Alone {
+    node: TestNode,
+    pods: Vec<(TestPod, String)>,
+}
+
+// === impl Alone ===
+
+impl Alone {
+    fn new(pods: usize) -> Self {
+        let mut alone = Self { node: TestNode::start(&[]), pods: Vec::new() };
+        (0..pods).for_each(|_| alone.add());
+        alone
+    }
+
+    fn add(&mut self) {
+        let pod = self.node.pod();
+        let answer = self.node.add(&pod);
+        assert_eq!(answer.status, 0, "{answer:?}\n{}", self.node.log());
+        let address = answer.addresses().into_iter().find(|address| address.contains('.')).unwrap();
+        self.pods.push((pod, address));
+    }
+
+    fn reaches(&self, from: usize, to: usize) -> bool {
+        self.pods[from].0.pings(&["-W", "1", &self.pods[to].1])
+    }
+
+    #[track_caller]
+    fn run(&self, verb: &str, document: &Value) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args([verb, "-f", "-", "--root"]).arg(self.node.root());
+        let answer = self.node.output(&mut command, document.to_string());
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+
+    fn has_table(&self) -> bool {
+        self.node.netns().with(|| succeeds("nft list table inet russet-decisions")).unwrap()
+    }
+
+    fn has_marker(&self) -> bool {
+        self.node.path("var/lib/russet/policies-in-force").exists()
+    }
+
+    /// A policy under which the first pod alone reaches others.
+    fn only_the_first(&self) -> Value {
+        let source = json!({ "nets": [format!("{}/32", self.pods[0].1)] });
+        let mut policy = resource(
+            "NetworkPolicy",
+            "only-the-first",
+            json!({ "selector": "all()", "ingress": [{ "action": "Allow", "source": source }] }),
+        );
+        policy["metadata"]["namespace"] = "default".into();
+        policy
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ping, nft"]
+fn the_last_policys_deletion_removes_the_table_and_the_mark_also_if_the_agent_ends_between() {
+    let mut alone = Alone::new(3);
+    let policy = alone.only_the_first();
+    let is_enforced = |alone: &Alone| alone.has_table() && alone.has_marker() && !alone.reaches(1, 2);
+    for _ in 0..2 {
+        alone.run("apply", &policy);
+        eventually(TIMEOUT, || is_enforced(&alone));
+        assert!(alone.reaches(0, 2), "{}", alone.node.log());
+        alone.run("delete", &policy);
+        eventually(TIMEOUT, || !alone.has_table() && !alone.has_marker());
+        eventually(TIMEOUT, || alone.reaches(1, 2));
+    }
+    // A pod that is attached now is not held, and a later policy is about it.
+    alone.add();
+    assert!(alone.reaches(1, 3) && alone.reaches(3, 2), "{}", alone.node.log());
+    alone.run("apply", &policy);
+    eventually(TIMEOUT, || is_enforced(&alone) && !alone.reaches(1, 3));
+    assert!(alone.reaches(0, 3), "{}", alone.node.log());
+
+    // The agent ends before the table is removed, or before the mark is.
+    for ends_behind_the_mark in [true, false] {
+        alone.node.kill_agent();
+        alone.run("delete", &policy);
+        let mark = alone.node.path("var/lib/russet/policies-in-force");
+        match ends_behind_the_mark {
+            true => std::fs::remove_file(mark).unwrap(),
+            false => _ = alone.node.inside("nft", &["delete table inet russet-decisions"]),
+        }
+        alone.node.start_agent();
+        eventually(TIMEOUT, || !alone.has_table() && !alone.has_marker() && alone.reaches(1, 2));
+        alone.run("apply", &policy);
+        eventually(TIMEOUT, || is_enforced(&alone));
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: nf_tables; tool: iptables, nft, ping"]
+fn felix_takes_over_and_leaves_again_without_an_instant_that_is_open_or_cuts_what_is_allowed() {
+    /// The agent waits for half a minute before it removes what Felix left.
+    const REMOVAL: Duration = Duration::from_secs(90);
+    let alone = Alone::new(3);
+    let policy = alone.only_the_first();
+    alone.run("apply", &policy);
+    eventually(TIMEOUT, || alone.has_table() && !alone.reaches(1, 2));
+    let (allowed, denied) = (
+        Pinging::start(&alone.pods[0].0, &alone.pods[2].1),
+        Pinging::begin(&alone.pods[1].0, &alone.pods[2].1, "0.01"),
+    );
+    let ready = |text: &str| alone.node.get("/readyz?verbose").contains(text);
+
+    // It runs, and filters nothing yet.
+    let felix = alone.node.decoy("calico-felix");
+    eventually(TIMEOUT, || ready("its rules are not in force yet"));
+    assert!(alone.has_table(), "{}", alone.node.log());
+    let rules = format!(
+        "*filter\n:cali-FORWARD - [0:0]\n-A FORWARD -m comment --comment \"cali:x\" -j cali-FORWARD\n-A cali-FORWARD -s {}/32 -j DROP\nCOMMIT\n",
+        alone.pods[1].1
+    );
+    for flavour in ["nft", "legacy"] {
+        let mut restore = Command::new(format!("iptables-{flavour}-restore"));
+        let answer = alone.node.output(restore.arg("--noflush"), &rules);
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+    let own = format!(
+        "table ip calico {{ chain filter-FORWARD {{ type filter hook forward priority 0; ip saddr {} drop; }}; }}",
+        alone.pods[1].1
+    );
+    alone.node.inside("nft", &[&own]);
+    eventually(TIMEOUT, || !alone.has_table() && !alone.has_marker());
+    assert!(ready("NOT ENFORCED: Felix runs on this node"), "{}", alone.node.get("/readyz?verbose"));
+    assert!(alone.node.log().contains("NOT ENFORCED: Felix runs on this node"), "{}", alone.node.log());
+    let listed = alone.node.russet_inside(&["policy", "ls"]);
+    assert!(
+        listed.status == 3 && listed.stdout.contains("no: left to Felix, which runs on this node"),
+        "{listed:?}"
+    );
+
+    // It ends: its rules stay until long after this agent's are in force.
+    drop(felix);
+    eventually(TIMEOUT, || alone.has_table() && alone.has_marker());
+    assert!(!ready("policies:"), "{}", alone.node.get("/readyz?verbose"));
+    let leftovers = || {
+        let saved =
+            ["nft", "legacy"].map(|flavour| alone.node.inside(&format!("iptables-{flavour}-save"), &[]));
+        saved.concat().contains("cali")
+            || alone.node.netns().with(|| succeeds("nft list table ip calico")).unwrap()
+    };
+    assert!(leftovers(), "a Felix that is upgraded is away for a moment");
+    eventually(REMOVAL, || !leftovers());
+    denied.finish_unanswered();
+    allowed.finish();
+    alone.run("delete", &policy);
+    eventually(TIMEOUT, || alone.reaches(1, 2));
 }

@@ -1,6 +1,6 @@
 //! An explanation as text that fits a screen.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 
 use super::{Explanation, Nearest, Probe, names, reason, why};
@@ -16,21 +16,22 @@ impl fmt::Display for Explanation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flow = &self.trace.flow;
         let probe = Probe { protocol: flow.protocol, port: flow.destination_port };
-        write!(f, "{} -> {} {probe}: ", self.subject(flow.source), self.subject(flow.destination))?;
+        let (source, destination) = (self.subject(flow.source), self.subject(flow.destination));
         match self.denied_at() {
-            None => writeln!(f, "ALLOWED")?,
+            None => line(f, format_args!("{source} -> {destination} {probe}: ALLOWED"))?,
             Some(end) => {
                 let found = self.snapshot.workload_at(self.address(end.direction));
                 let node = found.map(|(_, it)| &*it.node).filter(|node| !node.is_empty());
                 let node = node.map(|node| format!("at node {node}, ")).unwrap_or_default();
-                writeln!(f, "DENIED {node}{} of {}", side(end.direction), self.name(end.direction))?;
+                let at = format!("{node}{} of {}", side(end.direction), self.name(end.direction));
+                line(f, format_args!("{source} -> {destination} {probe}: DENIED {at}"))?;
             }
         }
         for end in [&self.trace.egress, &self.trace.ingress] {
             let verdict = if end.allowed { "ALLOWED" } else { "DENIED" };
             let side = format!("{} of {}", side(end.direction), self.name(end.direction));
             let logged = if end.logged { "; logged" } else { "" };
-            writeln!(f, "  {side:<32}  {verdict:<7}  {}{logged}", reason(end))?;
+            line(f, format_args!("  {side:<32}  {verdict:<7}  {}{logged}", reason(end)))?;
             if !end.allowed {
                 self.write_tiers(f, end)?;
             }
@@ -38,7 +39,7 @@ impl fmt::Display for Explanation<'_> {
         for nearest in &self.nearest {
             self.write_nearest(f, nearest)?;
         }
-        self.notes.iter().try_for_each(|note| writeln!(f, "  note: {note}"))
+        self.notes.iter().try_for_each(|note| line(f, format_args!("  note: {note}")))
     }
 }
 
@@ -46,7 +47,7 @@ impl Explanation<'_> {
     fn write_tiers(&self, f: &mut fmt::Formatter<'_>, end: &EndTrace) -> fmt::Result {
         for tier in &end.tiers {
             let action = if tier.default_action == TierDefault::Deny { "denies" } else { "passes" };
-            writeln!(f, "    tier {} ({action} at its end)", tier.name)?;
+            line(f, format_args!("    tier {} ({action} at its end)", tier.name))?;
             // The last policy is the one that decided, if one did.
             let hidden = tier.policies.len().saturating_sub(POLICIES_SHOWN);
             if hidden > 0 {
@@ -65,15 +66,11 @@ impl Explanation<'_> {
         direction: Direction,
         asked: &PolicyTrace,
     ) -> fmt::Result {
-        writeln!(f, "      {}", names::policy(&asked.policy))?;
+        line(f, format_args!("      {}", names::policy(&asked.policy)))?;
         let rules = asked.policy.rules(direction);
         if rules.is_empty() {
-            writeln!(
-                f,
-                "        it selects {} and has no rules for {}",
-                self.name(direction),
-                side(direction)
-            )?;
+            let (name, side) = (self.name(direction), side(direction));
+            line(f, format_args!("        it selects {name} and has no rules for {side}"))?;
         }
         let hidden = asked.rules.len().saturating_sub(RULES_SHOWN);
         if hidden > 0 {
@@ -81,10 +78,10 @@ impl Explanation<'_> {
         }
         for (rule, mismatch) in rules.iter().zip(&asked.rules).skip(hidden) {
             match mismatch {
-                None => writeln!(f, "        {} {:?}: matches", rule.path, rule.action)?,
+                None => line(f, format_args!("        {} {:?}: matches", rule.path, rule.action))?,
                 Some(mismatch) => {
                     let clause = why::clause(self.snapshot, rule, &self.trace.flow, *mismatch);
-                    writeln!(f, "        {} {:?}: {clause}", rule.path, rule.action)?;
+                    line(f, format_args!("        {} {:?}: {clause}", rule.path, rule.action))?;
                 }
             }
         }
@@ -94,7 +91,7 @@ impl Explanation<'_> {
     fn write_nearest(&self, f: &mut fmt::Formatter<'_>, nearest: &Nearest) -> fmt::Result {
         let policy = names::policy(&nearest.policy);
         let member = why::member(nearest.mismatch);
-        writeln!(f, "  nearest allow: {} of {policy}, if {member} matched", self.path(nearest))
+        line(f, format_args!("  nearest allow: {} of {policy}, if {member} matched", self.path(nearest)))
     }
 
     pub(super) fn path(&self, nearest: &Nearest) -> String {
@@ -124,6 +121,18 @@ impl Explanation<'_> {
             None => format!("{name} ({address})"),
         }
     }
+}
+
+/// Writes one line. Names and labels come from files and datastores: what would begin another line, or
+/// move a terminal's cursor, is escaped.
+fn line(f: &mut fmt::Formatter<'_>, text: fmt::Arguments<'_>) -> fmt::Result {
+    for character in text.to_string().chars() {
+        match character.is_control() {
+            true => write!(f, "{}", character.escape_default())?,
+            false => f.write_char(character)?,
+        }
+    }
+    f.write_char('\n')
 }
 
 /// The word for a direction.

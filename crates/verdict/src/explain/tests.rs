@@ -61,6 +61,17 @@ fn a_denied_flow_is_explained_with_the_rules_that_did_not_match() {
 }
 
 #[test]
+fn a_name_with_a_newline_stays_in_its_line() {
+    let mut hostile = from_b();
+    hostile["metadata"]["name"] = "db\nx/c -> x/a tcp/80: ALLOWED\r\u{1b}[2J".into();
+    let (good, bad) = (world(&[from_b()]), world(&[hostile]));
+    let [good, text] = [&good, &bad].map(|world| explained(world, "x/c", "x/a", "80").to_string());
+    assert_eq!(text.lines().count(), good.lines().count(), "{text}");
+    assert!(text.contains("x/db\\nx/c -> x/a tcp/80: ALLOWED\\r\\u{1b}[2J"), "{text}");
+    assert!(!text.contains(['\r', '\u{1b}']), "{text:?}");
+}
+
+#[test]
 fn the_json_has_the_members_of_the_specification() {
     let snapshot = world(&[from_b()]);
     let found = explained(&snapshot, "x/c", "x/a", "80/tcp").to_json();

@@ -120,6 +120,9 @@ fn unenforced(place: &Place) -> Option<String> {
         Ok(config) if config.policies == PolicyMode::Off => Some("policies are off".to_owned()),
         // Without the rights to read it, it is taken to be there.
         Ok(_) => match Policies::open(PolicySettings::default()) {
+            Ok(table) if table.epoch().is_none() && russet_agent::has_felix() => {
+                Some("left to Felix, which runs on this node".to_owned())
+            }
             Ok(table) if table.epoch().is_none() => {
                 Some("table inet russet-decisions is not in this node's kernel".to_owned())
             }
