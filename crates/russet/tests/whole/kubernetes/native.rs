@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use russet_linux::NetNs;
 use russet_testkit::kubernetes::ApiServer;
 use russet_testkit::{eventually, let_pass};
 use serde_json::json;
 
-use super::{Cluster, args_of, beside_addresses, call, shown};
+use super::{BETWEEN_LOOKS, Cluster, args_of, beside_addresses, call, shown};
 use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 
 /// kubernetes.md K30: how long what another writer removes from a node's record may be missing.
@@ -69,6 +70,41 @@ fn pods_of_two_nodes_reach_each_other_and_cost_three_writes_each() {
     eventually(TIMEOUT, || cluster.node_annotation("n1", "projectcalico.org/IPv4VXLANTunnelAddr").is_some());
     assert!(cluster.node_annotation("n1", "projectcalico.org/IPv4Address").is_some());
     assert!(started.elapsed() < RESTORED, "{:?}", started.elapsed());
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: kube-apiserver, etcd, etcdctl, curl, openssl"]
+fn a_pod_that_was_deleted_while_the_agent_was_down_gives_its_address_back() {
+    // kubernetes.md K80
+    let mut cluster = Cluster::new();
+    // A pool that no other test has: namespaces of other tests are on this machine, too.
+    let args = ["--ipv4-pool", "10.229.0.0/26", "--ipv6-pool", "none", "--leak-repair", "1s"];
+    let mut node = cluster.node("n1", &args);
+    for name in ["stays", "goes"] {
+        cluster.create_pod(name, "n1", json!({}));
+    }
+    let (stays, addresses) = added(&mut node, "stays");
+    cluster.report_running("stays", &addresses);
+    let (goes, _) = added(&mut node, "goes");
+    assert_eq!(cluster.held("testnet"), 2);
+    node.stop_agent();
+    // Its runtime sent a DEL that nothing answered, and forgot it.
+    NetNs::delete_named(&goes.netns_name).unwrap();
+    cluster.delete_pod("goes");
+    assert_eq!(cluster.held("testnet"), 2);
+    node.start_agent();
+    let handles = |cluster: &Cluster| {
+        let path = format!("{}/ipamhandles", super::GROUP);
+        let list = cluster.with(|server| server.object(&path)).unwrap();
+        let all = list["items"].as_array().unwrap().iter();
+        all.filter(|it| it["spec"]["handleID"].as_str().unwrap().starts_with("testnet.")).count()
+    };
+    eventually(TIMEOUT, || {
+        let_pass(BETWEEN_LOOKS);
+        (cluster.held("testnet"), handles(&cluster)) == (1, 1)
+    });
+    assert_eq!(call(&node, "CHECK", &stays, "stays").status, 0);
+    cluster.assert_is_clean(&node);
 }
 
 /// One request for each pod, all at the same time; each must succeed. Calls `meanwhile` when all
