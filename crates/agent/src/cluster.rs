@@ -221,7 +221,10 @@ mod tests {
             let labelled = cluster.apply(node(name, r#"{"rack":"a"}"#, "10.0.0.1/24"));
             assert_eq!((labelled, cluster.rules - before), (decides == 1, 2 * decides), "{name}");
             assert!(cluster.apply(node(name, r#"{"rack":"a"}"#, "10.0.0.2/24")), "{name}");
-            assert!(cluster.apply(Event::Deleted { key: Key::node(&name.parse().unwrap()), revision: Revision(1) }));
+            assert!(
+                cluster
+                    .apply(Event::Deleted { key: Key::node(&name.parse().unwrap()), revision: Revision(1) })
+            );
             assert!(cluster.nodes.is_empty() && cluster.own.is_none(), "{name}");
         }
     }

@@ -3,7 +3,7 @@
 mod generated;
 mod model;
 mod oracles;
-mod random;
+pub(super) mod random;
 
 use std::collections::BTreeMap;
 
