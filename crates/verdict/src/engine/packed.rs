@@ -344,4 +344,15 @@ mod tests {
             assert_eq!(packed, PackedPolicy::new(&policy.clone()));
         }
     }
+
+    #[test]
+    fn a_packed_policy_takes_a_tenth_of_an_unpacked_one() {
+        let scale = crate::scale::Scale { namespaces: 1, pods: 0, policies: 20 };
+        for update in scale.updates() {
+            let Update::Policy(id, Some(policy)) = update else { continue };
+            let length = PackedPolicy::new(&policy).0.len();
+            // Its three rules alone take 1,900 bytes without what they point to.
+            assert!(length < 400, "{id}: {length} bytes");
+        }
+    }
 }
