@@ -20,6 +20,7 @@ mod json;
 mod key;
 mod node;
 pub mod openshift;
+pub mod packed;
 mod policy;
 mod pool;
 mod profile;

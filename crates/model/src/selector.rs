@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+mod packed;
 mod parse;
 mod restriction;
 

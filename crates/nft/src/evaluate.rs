@@ -374,7 +374,7 @@ impl<'a> TableRules<'a> {
         let has = |element: &&Element| match &element.key[..] {
             // The element for all keys without their own.
             [] => true,
-            [part] => part.first.as_slice() <= key && key <= part.last.as_slice(),
+            [part] => &*part.first <= key && key <= &*part.last,
             _ => false,
         };
         let exact = elements.iter().filter(|element| !element.key.is_empty()).find(has);

@@ -1,5 +1,6 @@
 //! Sets and maps, in which rules look up fields in constant time.
 
+mod bytes;
 mod decode;
 mod element;
 

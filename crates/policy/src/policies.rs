@@ -311,7 +311,7 @@ impl Policies {
         self.lists = Lists::of(&self.content, &lists::read(&found));
         for (at, wanted) in self.content.elements(&self.lists) {
             let found = found.get(&at).map_or(&[][..], Vec::as_slice);
-            work.steps.changes.replace(at, found, &wanted);
+            work.steps.changes.replace(at, found, wanted);
         }
         let elements = work.steps.len() + constants;
         let (differs, is_first) = (fault.is_some() || elements > 0, self.epoch.is_none());
@@ -362,7 +362,7 @@ impl Policies {
         }
         let Work { structure: mut first, steps: Steps { before, changes, behind }, lock, epoch } = work;
         let has_epoch = !first.is_empty();
-        self.commit_parts(&before)?;
+        self.commit_parts(before)?;
         if changes.len() <= self.settings.elements_max {
             changes.write(&mut first);
             self.write_epoch(&mut first, epoch.filter(|_| !has_epoch));
@@ -374,7 +374,7 @@ impl Policies {
             if has_epoch {
                 self.epoch = epoch.or(self.epoch);
             }
-            self.commit_parts(&changes)?;
+            self.commit_parts(changes)?;
             let mut last = Transaction::new();
             unlocked.write(&mut last);
             self.write_epoch(&mut last, epoch.filter(|_| !has_epoch));
@@ -383,11 +383,11 @@ impl Policies {
         if let Some(epoch) = epoch {
             (self.epoch, self.advanced, self.is_due) = (Some(epoch), Some(now), false);
         }
-        self.commit_parts(&behind)
+        self.commit_parts(behind)
     }
 
     /// Commits changes in as many transactions as they need.
-    fn commit_parts(&mut self, changes: &Changes) -> Result<()> {
+    fn commit_parts(&mut self, changes: Changes) -> Result<()> {
         for part in changes.parts(self.settings.elements_max) {
             let mut transaction = Transaction::new();
             part.write(&mut transaction);

@@ -184,12 +184,14 @@ pub(crate) fn replace(
 
 /// The found elements that are not wanted, and the wanted ones that are missing.
 pub(crate) fn differences(found: &[Element], wanted: &[Element]) -> (Vec<Element>, Vec<Element>) {
-    let index = |all: &[Element]| -> BTreeMap<Vec<KeyPart>, Option<Value>> {
-        all.iter().map(|element| (element.key.clone(), element.value.clone())).collect()
-    };
+    if found.is_empty() {
+        return (Vec::new(), wanted.to_vec());
+    }
     let without = |all: &[Element], others: &[Element]| -> Vec<Element> {
-        let others = index(others);
-        all.iter().filter(|one| others.get(&one.key) != Some(&one.value)).cloned().collect()
+        let others: BTreeMap<&[KeyPart], Option<&Value>> =
+            others.iter().map(|element| (element.key.as_slice(), element.value.as_ref())).collect();
+        let is_there = |one: &Element| others.get(one.key.as_slice()) == Some(&one.value.as_ref());
+        all.iter().filter(|one| !is_there(one)).cloned().collect()
     };
     (without(found, wanted), without(wanted, found))
 }

@@ -13,10 +13,12 @@ mod compile;
 mod identity;
 mod labels;
 mod nets;
+mod packed;
 mod peers;
 mod predicate;
 mod program;
 mod publish;
+mod relabelled;
 mod row;
 mod sources;
 mod store;
@@ -29,16 +31,18 @@ use std::sync::Arc;
 
 use russet_addr::{IpNet, NodeName};
 
-use crate::ir::{Direction, Policy, PolicyId, Problem, Profile, ServiceId, Tier, TierDefault};
+use crate::ir::{Direction, PolicyId, Problem, Profile, ServiceId, Tier, TierDefault};
 use crate::table::{Delta, Identity};
 use crate::world::{Config, Endpoint, EndpointKey, EndpointKind, NetworkSet, Node, Service, SetId, Update};
 use classes::{ClassId, Classes};
 use compile::Local;
 use identity::Identities;
 use labels::SelectorIndex;
+use packed::PackedPolicy;
 use peers::{Changed, Peers};
 use predicate::Predicates;
 use publish::{Place, Published};
+use relabelled::{Inherited, Relabelled};
 use sources::{Context, Source, Sources};
 use store::{FirewallKey, Store};
 
@@ -98,6 +102,7 @@ pub struct Usage {
 /// A workload of this node.
 #[derive(Debug, Default)]
 struct LocalEndpoint {
+    endpoint: Option<Arc<Endpoint>>,
     /// The policies that select it.
     policies: BTreeSet<PolicyId>,
     sources: BTreeSet<Source>,
@@ -107,7 +112,7 @@ struct LocalEndpoint {
 
 /// What objects were before they changed.
 struct Changes {
-    policies: BTreeMap<PolicyId, Option<Arc<Policy>>>,
+    policies: BTreeMap<PolicyId, Option<PackedPolicy>>,
     tiers: BTreeMap<Arc<str>, Option<Tier>>,
     profiles: BTreeMap<Arc<str>, Option<Arc<Profile>>>,
     endpoints: BTreeMap<EndpointKey, Option<Arc<Endpoint>>>,
@@ -172,14 +177,14 @@ impl Engine {
             return Delta::default();
         }
         let mut problems = Vec::new();
-        self.add_heirs(&mut changes);
+        let inherited = self.add_heirs(&mut changes);
         self.index(&changes);
-        let mut dirty = self.select(&changes);
-        self.add_dirty_locals(&changes, &mut dirty);
+        let mut dirty = self.select(&changes, &inherited);
+        self.add_dirty_locals(&changes, &inherited, &mut dirty);
         self.update_sources(&changes, &dirty, &mut problems);
-        self.update_peers(&changes);
+        self.update_peers(&changes, &inherited);
         let resolved = self.peers.resolve(&self.store, &self.predicates);
-        let is_bound_anew = self.bind(&changes, &dirty);
+        let is_bound_anew = self.bind(&changes, &inherited, &dirty);
         let is_class_changed = self.classes.update(&resolved, &self.peers, self.limits.segments);
         let delta = self.published.publish(
             &resolved,
@@ -222,14 +227,18 @@ impl Engine {
         }
     }
 
-    /// Adds the endpoints and sets whose inherited labels changed.
-    fn add_heirs(&self, changes: &mut Changes) {
+    /// Adds the endpoints and sets whose inherited labels changed. Returns which labels that are.
+    fn add_heirs(&self, changes: &mut Changes) -> Inherited {
+        let mut inherited = Inherited::new();
+        let none = BTreeMap::new();
         for (name, old) in &changes.profiles {
-            let labels =
-                |profile: Option<&Arc<Profile>>| profile.map(|it| it.labels.clone()).unwrap_or_default();
-            if labels(old.as_ref()) == labels(self.store.profiles.get(name)) {
+            let new = self.store.profiles.get(name);
+            let [old, new] = [old.as_ref(), new].map(|it| it.map_or(&none, |profile| &profile.labels));
+            let labels: BTreeSet<Arc<str>> = relabelled::different(old, new).map(Into::into).collect();
+            if labels.is_empty() {
                 continue;
             }
+            inherited.insert(name.clone(), labels);
             for key in self.store.inheriting(name) {
                 let now = || self.store.endpoints.get(key).cloned();
                 changes.endpoints.entry(key.clone()).or_insert_with(now);
@@ -238,6 +247,7 @@ impl Engine {
                 changes.sets.entry(id.clone()).or_insert_with(|| self.store.sets.get(id).cloned());
             }
         }
+        inherited
     }
 
     fn index(&mut self, changes: &Changes) {
@@ -245,45 +255,54 @@ impl Engine {
         changes.sets.iter().for_each(|(id, old)| self.store.index_set(id, old.as_ref()));
         changes.nodes.iter().for_each(|(name, old)| self.store.index_node(name, old.as_ref()));
         changes.services.iter().for_each(|(id, old)| self.store.index_service(id, old.as_ref()));
-        for id in changes.policies.keys() {
-            self.subjects.remove(id);
-            if let Some(policy) = self.store.policies.get(id).filter(|policy| sources::counts(policy)) {
-                self.subjects.insert(id.clone(), &policy.subject);
+        for (id, old) in &changes.policies {
+            let subject = |policy: &PackedPolicy| policy.subject().filter(|_| policy.counts());
+            let [old, new] = [old.as_ref(), self.store.policies.get(id)].map(|it| it.and_then(subject));
+            if old != new {
+                old.iter().for_each(|subject| self.subjects.remove(id, subject));
+                new.iter().for_each(|subject| self.subjects.insert(id.clone(), subject));
             }
         }
     }
 
     /// Finds the policies of local endpoints. Returns those for which something about them changed.
-    fn select(&mut self, changes: &Changes) -> BTreeSet<EndpointKey> {
+    fn select(&mut self, changes: &Changes, inherited: &Inherited) -> BTreeSet<EndpointKey> {
         let mut dirty = BTreeSet::new();
-        for key in changes.endpoints.keys() {
+        let mut compared = BTreeSet::new();
+        for (key, old) in &changes.endpoints {
             let endpoint = self.store.endpoints.get(key).filter(|it| is_local(it));
             let Some(endpoint) = endpoint else {
                 dirty.extend(self.locals.contains_key(key).then(|| key.clone()));
                 continue;
             };
+            let relabelled = relabelled(&self.store, key, old, inherited);
             let labels = self.store.endpoint_labels(endpoint);
-            let matches = |id: &PolicyId| {
-                self.store.policies.get(id).is_some_and(|policy| labels.match_selector(&policy.subject))
-            };
-            let policies = self.subjects.candidates(&labels).into_iter().filter(matches).collect();
-            self.locals.entry(key.clone()).or_default().policies = policies;
-            dirty.insert(key.clone());
-        }
-        for id in changes.policies.keys() {
-            let policy = self.store.policies.get(id).filter(|policy| sources::counts(policy));
-            for (key, local) in &mut self.locals {
-                if changes.endpoints.contains_key(key) {
-                    continue;
+            let matches =
+                |id: &&PolicyId| self.store.policies.get(*id).is_some_and(|policy| policy.selects(&labels));
+            // All policies are asked about one that was not of this node before.
+            let names = relabelled.names().filter(|_| self.locals.contains_key(key));
+            let mentioning = names.and_then(|names| self.subjects.mentioning(names));
+            let local = self.locals.entry(key.clone()).or_default();
+            let is_other = match mentioning {
+                Some(mentioning) => mentioning.filter(|id| local.select(id, matches(id))).count() > 0,
+                None => {
+                    compared.insert(key);
+                    let policies = self.subjects.candidates(&labels).filter(matches).cloned().collect();
+                    std::mem::replace(&mut local.policies, policies) != local.policies
                 }
-                let Some(endpoint) = self.store.endpoints.get(key) else { continue };
-                let labels = || self.store.endpoint_labels(endpoint);
-                let is_selected = policy.is_some_and(|policy| labels().match_selector(&policy.subject));
-                let was_selected = match is_selected {
-                    true => !local.policies.insert(id.clone()),
-                    false => local.policies.remove(id),
-                };
-                if is_selected || was_selected {
+            };
+            local.endpoint = Some(endpoint.clone());
+            if is_other || !relabelled.is_same_otherwise() || self.sources.asks_of_local(&local.sources) {
+                dirty.insert(key.clone());
+            }
+        }
+        for (key, local) in self.locals.iter_mut().filter(|(key, _)| !compared.contains(key)) {
+            let Some(endpoint) = local.endpoint.clone() else { continue };
+            let labels = self.store.endpoint_labels(&endpoint);
+            for id in changes.policies.keys() {
+                let policy = self.store.policies.get(id).filter(|policy| policy.counts());
+                let is_selected = policy.is_some_and(|policy| policy.selects(&labels));
+                if local.select(id, is_selected) || is_selected {
                     dirty.insert(key.clone());
                 }
             }
@@ -308,7 +327,7 @@ impl Engine {
     }
 
     /// Adds the local endpoints whose programs may change for other reasons.
-    fn add_dirty_locals(&self, changes: &Changes, dirty: &mut BTreeSet<EndpointKey>) {
+    fn add_dirty_locals(&self, changes: &Changes, inherited: &Inherited, dirty: &mut BTreeSet<EndpointKey>) {
         let touches_addresses =
             !changes.sets.is_empty() || !changes.services.is_empty() || !changes.nodes.is_empty();
         let firewalls: BTreeSet<&Arc<str>> =
@@ -333,10 +352,17 @@ impl Engine {
         }
         // Endpoints that share an address with one that changed.
         for (key, old) in &changes.endpoints {
-            let all = old.iter().chain(self.store.endpoints.get(key));
-            for address in all.flat_map(|endpoint| &endpoint.addresses) {
-                let owner = self.store.workload_at(*address).filter(|key| self.locals.contains_key(*key));
-                dirty.extend(owner.cloned());
+            let new = self.store.endpoints.get(key);
+            let relabelled = relabelled(&self.store, key, old, inherited);
+            for address in old.iter().chain(new).flat_map(|endpoint| &endpoint.addresses) {
+                let owner = self.store.workload_at(*address);
+                let Some((owner, local)) = owner.and_then(|it| self.locals.get_key_value(it)) else {
+                    continue;
+                };
+                // Labels of an address matter to its own rules only if one asks for them.
+                if !relabelled.is_same_otherwise() || self.sources.asks_of_local(&local.sources) {
+                    dirty.insert(owner.clone());
+                }
             }
         }
     }
@@ -372,18 +398,23 @@ impl Engine {
         }
     }
 
-    fn update_peers(&mut self, changes: &Changes) {
+    fn update_peers(&mut self, changes: &Changes, inherited: &Inherited) {
         let (added, removed) = self.predicates.take_changes();
         let (peers, store, predicates) = (&mut self.peers, &self.store, &self.predicates);
-        // What changed is looked at below, with all predicates.
-        let changed = Changed { endpoints: &changes.endpoints, sets: &changes.sets };
+        // What changed is looked at below, with all predicates, unless only some of its labels did.
+        let is_changed = |key: &EndpointKey| {
+            let old = changes.endpoints.get(key);
+            old.is_some_and(|old| relabelled(store, key, old, inherited).names().is_none())
+        };
+        let changed = Changed { endpoint: &is_changed, sets: &changes.sets };
         for id in added {
             if let Some(predicate) = predicates.get(id) {
                 peers.add_predicate(id, predicate, store, &changed);
             }
         }
         for (key, old) in &changes.endpoints {
-            peers.change_endpoint(key, old.as_deref(), store, predicates);
+            let relabelled = relabelled(store, key, old, inherited);
+            peers.change_endpoint(key, old.as_deref(), &relabelled, store, predicates);
         }
         changes.sets.iter().for_each(|(id, old)| peers.change_set(id, old.as_deref(), store, predicates));
         changes
@@ -399,7 +430,7 @@ impl Engine {
 
     /// Gives the addresses of local endpoints that changed their classes. Returns whether one has
     /// another class than before.
-    fn bind(&mut self, changes: &Changes, dirty: &BTreeSet<EndpointKey>) -> bool {
+    fn bind(&mut self, changes: &Changes, inherited: &Inherited, dirty: &BTreeSet<EndpointKey>) -> bool {
         let mut addresses = BTreeSet::new();
         for key in dirty {
             let endpoint = self.store.endpoints.get(key).filter(|it| is_local(it));
@@ -415,8 +446,10 @@ impl Engine {
         }
         // An address may pass to a younger endpoint of another node.
         for (key, old) in &changes.endpoints {
-            let all = old.iter().chain(self.store.endpoints.get(key));
-            addresses.extend(all.flat_map(|endpoint| &endpoint.addresses));
+            let new = self.store.endpoints.get(key);
+            if !relabelled(&self.store, key, old, inherited).is_same_otherwise() {
+                addresses.extend(old.iter().chain(new).flat_map(|endpoint| &endpoint.addresses));
+            }
         }
         let mut is_changed = false;
         for address in addresses {
@@ -448,6 +481,16 @@ impl Engine {
     }
 }
 
+/// How an endpoint differs from what it was.
+fn relabelled<'a>(
+    store: &'a Store,
+    key: &EndpointKey,
+    old: &'a Option<Arc<Endpoint>>,
+    inherited: &'a Inherited,
+) -> Relabelled<'a> {
+    Relabelled::new(old.as_deref(), store.endpoints.get(key).map(|it| &**it), inherited)
+}
+
 /// The place of each tier among all, and what happens at its end.
 fn places(tiers: BTreeMap<Arc<str>, Tier>) -> BTreeMap<Arc<str>, (usize, TierDefault)> {
     let mut tiers: Vec<_> = tiers.into_iter().collect();
@@ -458,6 +501,18 @@ fn places(tiers: BTreeMap<Arc<str>, Tier>) -> BTreeMap<Arc<str>, (usize, TierDef
 
 fn is_local(endpoint: &Endpoint) -> bool {
     endpoint.local.is_some() && endpoint.kind == EndpointKind::Workload
+}
+
+// === impl LocalEndpoint ===
+
+impl LocalEndpoint {
+    /// Takes over whether a policy selects it. Returns whether that is new.
+    fn select(&mut self, policy: &PolicyId, is_selected: bool) -> bool {
+        match is_selected {
+            true => !self.policies.contains(policy) && self.policies.insert(policy.clone()),
+            false => self.policies.remove(policy),
+        }
+    }
 }
 
 // === impl Changes ===

@@ -19,7 +19,7 @@ use crate::snapshot::Snapshot;
 use crate::world::{EgressPeer, Endpoint, EndpointKey};
 
 pub use host::{Failsafe, FailsafePort, HostInterface, Stage, host_endpoint, judge_host};
-pub use rule::{Mismatch, Part, Side, mismatches};
+pub use rule::{Asked, Mismatch, Part, Side, mismatches};
 
 /// The answer for both ends.
 #[derive(Debug, Clone, PartialEq)]
@@ -136,21 +136,22 @@ const DNS_PORT: u16 = 53;
 
 /// Judges a flow at both its ends. An end that is no workload allows.
 pub fn ask(snapshot: &Snapshot, flow: &Flow) -> Trace {
-    let end = |address, direction| match snapshot.workload_at(address) {
-        Some((key, endpoint)) => judge_endpoint(snapshot, key, endpoint, direction, flow),
+    let asked = Asked::new(snapshot, flow);
+    let end = |workload: Option<(&EndpointKey, &Arc<Endpoint>)>, direction| match workload {
+        Some((key, endpoint)) => judge_endpoint(&asked, key, endpoint, direction),
         None => EndTrace::new(None, direction).decided(true, Reason::NoEndpoint),
     };
-    let mut ingress = end(flow.destination, Direction::Ingress);
-    if is_from_own_node(snapshot, flow) {
+    let mut ingress = end(asked.destination.workload, Direction::Ingress);
+    if is_from_own_node(&asked) {
         ingress = EndTrace::new(ingress.endpoint, Direction::Ingress).decided(true, Reason::OwnNode);
     }
-    Trace { flow: *flow, egress: end(flow.source, Direction::Egress), ingress }
+    Trace { flow: *flow, egress: end(asked.source.workload, Direction::Egress), ingress }
 }
 
 /// Judges a flow by the policies of one workload; `None` if there is no such workload.
 pub fn judge(snapshot: &Snapshot, key: &EndpointKey, direction: Direction, flow: &Flow) -> Option<EndTrace> {
     let endpoint = snapshot.endpoints.get(key)?;
-    Some(judge_endpoint(snapshot, key, endpoint, direction, flow))
+    Some(judge_endpoint(&Asked::new(snapshot, flow), key, endpoint, direction))
 }
 
 /// The enforced policies that select an endpoint in one direction and that count there: tiers in
@@ -184,19 +185,18 @@ pub fn policies_for<'a>(
 }
 
 fn judge_endpoint(
-    snapshot: &Snapshot,
+    asked: &Asked<'_>,
     key: &EndpointKey,
     endpoint: &Endpoint,
     direction: Direction,
-    flow: &Flow,
 ) -> EndTrace {
     let counts = |host_use| matches!(host_use, HostUse::Normal | HostUse::Forward);
     let trace = EndTrace::new(Some(key.clone()), direction);
-    let trace = match by_tiers(snapshot, endpoint, flow, &counts, trace) {
+    let trace = match by_tiers(asked, endpoint, &counts, trace) {
         Walk::Decided(trace) => trace,
-        Walk::Undecided(trace) => by_profiles(snapshot, endpoint, flow, trace),
+        Walk::Undecided(trace) => by_profiles(asked, endpoint, trace),
     };
-    match egress_firewall(snapshot, endpoint, flow)
+    match egress_firewall(asked.snapshot, endpoint, &asked.flow)
         .filter(|_| trace.allowed && direction == Direction::Egress)
     {
         Some((allowed, reason)) => trace.decided(allowed, reason),
@@ -211,18 +211,17 @@ enum Walk {
 }
 
 fn by_tiers(
-    snapshot: &Snapshot,
+    asked: &Asked<'_>,
     endpoint: &Endpoint,
-    flow: &Flow,
     counts: &dyn Fn(HostUse) -> bool,
     mut trace: EndTrace,
 ) -> Walk {
-    let direction = trace.direction;
+    let (snapshot, direction) = (asked.snapshot, trace.direction);
     'tiers: for SelectedTier { name, policies } in policies_for(snapshot, endpoint, direction, counts) {
         let default_action = snapshot.tiers.get(&name).map_or(TierDefault::Deny, |tier| tier.default_action);
         trace.tiers.push(TierTrace { name: name.clone(), default_action, policies: Vec::new() });
         for policy in policies {
-            let (rules, found) = first_match(snapshot, policy.rules(direction), flow, &mut trace.logged);
+            let (rules, found) = first_match(asked, policy.rules(direction), &mut trace.logged);
             if let Some(tier) = trace.tiers.last_mut() {
                 tier.policies.push(PolicyTrace { policy: policy.clone(), rules });
             }
@@ -241,7 +240,8 @@ fn by_tiers(
     Walk::Undecided(trace)
 }
 
-fn by_profiles(snapshot: &Snapshot, endpoint: &Endpoint, flow: &Flow, mut trace: EndTrace) -> EndTrace {
+fn by_profiles(asked: &Asked<'_>, endpoint: &Endpoint, mut trace: EndTrace) -> EndTrace {
+    let snapshot = asked.snapshot;
     let everything = vec![Rule::any(Action::Allow, "")];
     let allow_all = Profile { ingress: everything.clone(), egress: everything, ..Profile::default() };
     for name in &endpoint.profiles {
@@ -254,7 +254,7 @@ fn by_profiles(snapshot: &Snapshot, endpoint: &Endpoint, flow: &Flow, mut trace:
             Direction::Ingress => &profile.ingress,
             Direction::Egress => &profile.egress,
         };
-        let (rules, found) = first_match(snapshot, rules, flow, &mut trace.logged);
+        let (rules, found) = first_match(asked, rules, &mut trace.logged);
         trace.profiles.push(ProfileTrace { name: name.clone(), rules });
         let reason = |index| Reason::ProfileRule { profile: name.clone(), index };
         match found {
@@ -269,22 +269,21 @@ fn by_profiles(snapshot: &Snapshot, endpoint: &Endpoint, flow: &Flow, mut trace:
 
 /// The first rule that matches and does not only log, and why each rule before it does not match.
 fn first_match(
-    snapshot: &Snapshot,
+    asked: &Asked<'_>,
     rules: &[Rule],
-    flow: &Flow,
     logged: &mut bool,
 ) -> (Vec<Option<Mismatch>>, Option<(usize, Action)>) {
-    let mut asked = Vec::new();
+    let mut reasons = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
-        let mismatch = mismatches(snapshot, rule, flow).next();
-        asked.push(mismatch);
+        let mismatch = mismatches(asked, rule).next();
+        reasons.push(mismatch);
         match (mismatch, rule.action) {
             (Some(_), _) => {}
             (None, Action::Log) => *logged = true,
-            (None, action) => return (asked, Some((index, action))),
+            (None, action) => return (reasons, Some((index, action))),
         }
     }
-    (asked, None)
+    (reasons, None)
 }
 
 /// What the EgressNetworkPolicy of the endpoint's namespace says of a flow that leaves the
@@ -321,10 +320,9 @@ fn is_dns_of_node(snapshot: &Snapshot, endpoint: &Endpoint, flow: &Flow) -> bool
 }
 
 /// A node always reaches its own pods, for the probes of kubelet.
-fn is_from_own_node(snapshot: &Snapshot, flow: &Flow) -> bool {
-    snapshot
-        .workload_at(flow.destination)
-        .is_some_and(|(_, endpoint)| is_address_of(snapshot, &endpoint.node, flow.source))
+fn is_from_own_node(asked: &Asked<'_>) -> bool {
+    let Asked { snapshot, flow, destination, .. } = asked;
+    destination.workload.is_some_and(|(_, endpoint)| is_address_of(snapshot, &endpoint.node, flow.source))
 }
 
 fn is_address_of(snapshot: &Snapshot, node: &str, address: std::net::IpAddr) -> bool {

@@ -14,7 +14,7 @@ mod why;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::evaluator::{self, EndTrace, Mismatch, Reason, Trace, mismatches};
+use crate::evaluator::{self, Asked, EndTrace, Mismatch, Reason, Trace, mismatches};
 use crate::flow::Flow;
 use crate::ir::{Action, Direction, Policy, Protocol};
 use crate::snapshot::Snapshot;
@@ -86,11 +86,12 @@ fn nearest_of(snapshot: &Snapshot, flow: &Flow, end: &EndTrace) -> Vec<Nearest> 
     if end.allowed {
         return found;
     }
+    let asked_of = Asked::new(snapshot, flow);
     for asked in end.tiers.iter().flat_map(|tier| &tier.policies) {
         let rules = asked.policy.rules(end.direction).iter().enumerate().zip(&asked.rules);
         for ((index, rule), mismatch) in rules {
             let Some(mismatch) = *mismatch else { continue };
-            if rule.action == Action::Allow && mismatches(snapshot, rule, flow).count() == 1 {
+            if rule.action == Action::Allow && mismatches(&asked_of, rule).count() == 1 {
                 let (direction, policy) = (end.direction, asked.policy.clone());
                 found.push(Nearest { direction, policy, index, mismatch });
             }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use russet_netlink::wire::{Attributes, Message};
 
-use super::element::{network_order, predecessor};
+use super::bytes::Bytes;
+use super::element::{predecessor, to_network_order};
 use super::{Element, KEY_MAX_BYTES, KeyPart, KeyType, Set, SetInfo, TYPE_BITS, Value, ValueType};
 use crate::kernel::*;
 use crate::table::{Table, TableFamily};
@@ -79,7 +80,10 @@ fn joined_ranges(mut members: Vec<Member>) -> Vec<Element> {
     let close = |open: &mut Option<Member>, end: Option<&[u8]>, elements: &mut Vec<Element>| {
         if let Some(start) = open.take() {
             let last = end.and_then(predecessor).unwrap_or_else(|| vec![0xff; start.key.len()]);
-            elements.push(Element { key: vec![KeyPart { first: start.key, last }], ..start.element });
+            elements.push(Element {
+                key: vec![KeyPart { first: start.key.into(), last: last.into() }],
+                ..start.element
+            });
         }
     };
     for member in members {
@@ -126,9 +130,12 @@ fn split(set: &Set, first: &[u8], last: &[u8]) -> Vec<KeyPart> {
         let range = at..at + key.len_bytes() as usize;
         at += set.part_len(*key);
         if let (Some(first), Some(last)) = (first.get(range.clone()), last.get(range)) {
-            let bytes = |bytes: &[u8]| match set.converts(*key) {
-                true => network_order(bytes.to_vec()),
-                false => bytes.to_vec(),
+            let bytes = |bytes: &[u8]| {
+                let mut bytes = bytes.to_vec();
+                if set.converts(*key) {
+                    to_network_order(&mut bytes);
+                }
+                Bytes::from(bytes)
             };
             parts.push(KeyPart { first: bytes(first), last: bytes(last) });
         }

@@ -8,7 +8,8 @@ use ipnet::IpNet;
 use russet_addr::{IfName, Mac};
 use russet_netlink::wire::MessageBuilder;
 
-use super::{Set, millis};
+use super::bytes::Bytes;
+use super::{KEY_MAX_BYTES, Set, millis};
 use crate::kernel::*;
 use crate::userdata;
 use crate::verdict::{Verdict, encode_value};
@@ -29,8 +30,8 @@ pub struct Element {
 /// A value, or a range of values, of one type: first and last, in network order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyPart {
-    pub(crate) first: Vec<u8>,
-    pub(crate) last: Vec<u8>,
+    pub(crate) first: Bytes,
+    pub(crate) last: Bytes,
 }
 
 /// A value in a map.
@@ -85,7 +86,7 @@ impl Element {
 
     /// Sets the value.
     pub fn data(mut self, value: impl Into<KeyPart>) -> Self {
-        self.value = Some(Value::Data(value.into().first));
+        self.value = Some(Value::Data(value.into().first.to_vec()));
         self
     }
 
@@ -138,7 +139,7 @@ impl Element {
     /// Appends it as one member of a list, or as two in an interval set.
     pub(crate) fn encode(&self, set: &Set, list: &mut MessageBuilder<'_>) {
         let first = self.joined(set, |part| &part.first);
-        let last = self.joined(set, |part| &part.last);
+        let last = if set.interval { self.joined(set, |part| &part.last) } else { Vec::new() };
         list.nested(NFTA_LIST_ELEM, |element| {
             if self.key.is_empty() {
                 element.attr_be32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_CATCHALL);
@@ -175,13 +176,17 @@ impl Element {
         }
     }
 
-    fn joined(&self, set: &Set, bytes: impl Fn(&KeyPart) -> &Vec<u8>) -> Vec<u8> {
-        let mut joined = Vec::new();
+    fn joined(&self, set: &Set, bytes: impl Fn(&KeyPart) -> &Bytes) -> Vec<u8> {
+        let mut joined = Vec::with_capacity(KEY_MAX_BYTES as usize);
         for (part, key) in self.key.iter().zip(&set.key) {
-            let end = joined.len() + set.part_len(*key);
-            let bytes = bytes(part).clone();
-            joined.extend(if set.converts(*key) { network_order(bytes) } else { bytes });
-            joined.resize(end, 0);
+            let start = joined.len();
+            joined.extend_from_slice(bytes(part));
+            if set.converts(*key)
+                && let Some(number) = joined.get_mut(start..)
+            {
+                to_network_order(number);
+            }
+            joined.resize(start + set.part_len(*key), 0);
         }
         joined
     }
@@ -192,42 +197,42 @@ impl Element {
 impl KeyPart {
     /// A transport protocol's number.
     pub fn protocol(number: u8) -> Self {
-        Self::single(vec![number])
+        Self::single([number])
     }
 
     /// A port.
     pub fn port(port: u16) -> Self {
-        Self::single(port.to_be_bytes().to_vec())
+        Self::single(port.to_be_bytes())
     }
 
     /// A range of ports.
     pub fn ports(ports: RangeInclusive<u16>) -> Self {
-        Self { first: ports.start().to_be_bytes().to_vec(), last: ports.end().to_be_bytes().to_vec() }
+        Self { first: ports.start().to_be_bytes().into(), last: ports.end().to_be_bytes().into() }
     }
 
     /// A mark.
     pub fn mark(mark: u32) -> Self {
-        Self::single(mark.to_ne_bytes().to_vec())
+        Self::single(mark.to_ne_bytes())
     }
 
     /// A classid, with its major number in the upper 16 bits.
     pub fn class_id(number: u32) -> Self {
-        Self::single(number.to_ne_bytes().to_vec())
+        Self::single(number.to_ne_bytes())
     }
 
     /// The name of an interface.
     pub fn if_name(name: &IfName) -> Self {
-        Self::single(padded_name(name.as_str()).to_vec())
+        Self::single(padded_name(name.as_str()))
     }
 
     /// A MAC.
     pub fn mac(mac: Mac) -> Self {
-        Self::single(mac.0.to_vec())
+        Self::single(mac.0)
     }
 
     /// A range of addresses of the same family.
     pub fn addresses(addresses: RangeInclusive<IpAddr>) -> Self {
-        Self { first: octets(*addresses.start()), last: octets(*addresses.end()) }
+        Self { first: bytes_of(*addresses.start()), last: bytes_of(*addresses.end()) }
     }
 
     /// The first address of a range of addresses.
@@ -245,26 +250,27 @@ impl KeyPart {
         (&self.first, &self.last)
     }
 
-    pub(crate) fn single(bytes: Vec<u8>) -> Self {
-        Self { last: bytes.clone(), first: bytes }
+    pub(crate) fn single(bytes: impl Into<Bytes>) -> Self {
+        let first = bytes.into();
+        Self { last: first.clone(), first }
     }
 
     /// Whether `later`, which begins no earlier, overlaps or directly follows this range.
     fn touches(&self, later: &KeyPart) -> bool {
         self.first.len() == later.first.len()
-            && (later.first <= self.last || successor(&self.last).is_some_and(|end| end == later.first))
+            && (later.first <= self.last || successor(&self.last).is_some_and(|end| *end == *later.first))
     }
 }
 
 impl From<IpAddr> for KeyPart {
     fn from(address: IpAddr) -> Self {
-        Self::single(octets(address))
+        Self::single(bytes_of(address))
     }
 }
 
 impl From<IpNet> for KeyPart {
     fn from(net: IpNet) -> Self {
-        Self { first: octets(net.network()), last: octets(net.broadcast()) }
+        Self { first: bytes_of(net.network()), last: bytes_of(net.broadcast()) }
     }
 }
 
@@ -292,12 +298,11 @@ pub(crate) fn predecessor(bytes: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// A number with its bytes in network order instead of host order, or the other way round.
-pub(crate) fn network_order(mut bytes: Vec<u8>) -> Vec<u8> {
+/// Brings the bytes of a number into network order from host order, or the other way round.
+pub(crate) fn to_network_order(bytes: &mut [u8]) {
     if cfg!(target_endian = "little") {
         bytes.reverse();
     }
-    bytes
 }
 
 /// A name as in a register: 16 bytes, padded with NULs.
@@ -313,6 +318,13 @@ pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+fn bytes_of(address: IpAddr) -> Bytes {
+    match address {
+        IpAddr::V4(ip) => ip.octets().into(),
+        IpAddr::V6(ip) => ip.octets().into(),
     }
 }
 

@@ -270,30 +270,42 @@ impl Changes {
     }
 
     /// Adds the differences between what a set holds and what it should hold.
-    pub fn replace(&mut self, at: At, found: &[Element], wanted: &[Element]) {
-        let (removed, added) = differences(found, wanted);
+    pub fn replace(&mut self, at: At, found: &[Element], wanted: Vec<Element>) {
+        let (removed, added) =
+            if found.is_empty() { (Vec::new(), wanted) } else { differences(found, &wanted) };
         if !removed.is_empty() || !added.is_empty() {
             self.sets.insert(at, (removed, added));
         }
     }
 
     /// Parts of at most `max` elements, removals first, without those of [`locks`](Self::locks).
-    pub fn parts(&self, max: usize) -> Vec<Self> {
-        let ours = || self.sets.iter().filter(|((place, _), _)| !matches!(place, Place::Pods | Place::Held));
-        let removed = ours().flat_map(|(at, (removed, _))| removed.iter().map(move |it| (*at, it, false)));
-        let added = ours().flat_map(|(at, (_, added))| added.iter().map(move |it| (*at, it, true)));
-        let all: Vec<_> = removed.chain(added).collect();
-        let part = |part: &[(At, &Element, bool)]| {
-            let mut changes = Self::default();
-            for (at, element, is_new) in part {
-                match is_new {
-                    true => changes.add((*at, (*element).clone())),
-                    false => changes.remove((*at, (*element).clone())),
-                }
+    pub fn parts(self, max: usize) -> Vec<Self> {
+        let (mut removed, mut added) = (Vec::new(), Vec::new());
+        for (at, of_set) in self.sets {
+            if !matches!(at.0, Place::Pods | Place::Held) {
+                removed.push((at, of_set.0));
+                added.push((at, of_set.1));
             }
-            changes
-        };
-        all.chunks(max.max(1)).map(part).collect()
+        }
+        let (mut parts, mut room) = (Vec::new(), 0);
+        for (is_new, (at, mut rest)) in [(false, removed), (true, added)]
+            .into_iter()
+            .flat_map(|(is_new, sets)| sets.into_iter().map(move |it| (is_new, it)))
+        {
+            while !rest.is_empty() {
+                if room == 0 {
+                    parts.push(Self::default());
+                    room = max.max(1);
+                }
+                let behind = rest.split_off(rest.len().min(room));
+                let elements = std::mem::replace(&mut rest, behind);
+                room -= elements.len();
+                let Some(part) = parts.last_mut() else { break };
+                let of_set: &mut (Vec<Element>, Vec<Element>) = part.sets.entry(at).or_default();
+                if is_new { of_set.1.extend(elements) } else { of_set.0.extend(elements) }
+            }
+        }
+        parts
     }
 
     /// What has to be written before all parts, so that `addresses` are held meanwhile, and what

@@ -86,7 +86,7 @@ fn a_restart_reads_everything_back_and_writes_nothing() {
 
 #[test]
 #[ignore = "kernel: nf_tables, root; tools: nft, iptables-nft-save"]
-fn what_nft_lists_loads_again_and_is_the_same() {
+fn p107_what_nft_lists_loads_again_and_is_the_same() {
     in_netns_with_loopback(|| {
         let mut policies = open();
         policies.restore(decided(&everything(5, 10)), Instant::now()).unwrap();
@@ -114,12 +114,12 @@ fn what_nft_lists_loads_again_and_is_the_same() {
 
 #[test]
 #[ignore = "kernel: nf_tables, root"]
-fn one_decision_among_many_is_one_transaction_of_one_element() {
+fn p108_one_decision_among_100_000_is_one_transaction_of_one_element() {
     in_netns_with_loopback(|| {
         let mut policies = open();
-        // Almost as much as fits into one transaction.
-        let delta = everything(60, 60);
-        policies.restore(decided(&delta), Instant::now()).unwrap();
+        let wanted = decided(&everything(80, 80));
+        assert!(wanted.decisions.len() > 100_000);
+        policies.restore(wanted, Instant::now()).unwrap();
         let key = key(Ingress, "10.9.9.0", Identity::FIRST + 5, tcp(80));
         let before = generation();
         let mut flip = Delta::default();

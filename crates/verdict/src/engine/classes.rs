@@ -128,16 +128,7 @@ impl Class {
         let mut known = BTreeMap::from([(self.project(world), self.world.clone())]);
         let mut rows = BTreeMap::from([(Identity::WORLD, self.world.clone())]);
         for (identity, vector) in peers.identities.of_family(family) {
-            let projected = self.project(vector);
-            let row = match known.get(&projected) {
-                Some(row) => row.clone(),
-                None => {
-                    let row = self.row(&projected, max_segments);
-                    known.insert(projected, row.clone());
-                    row
-                }
-            };
-            rows.insert(identity, row);
+            rows.insert(identity, self.known_row(vector, &mut known, max_segments));
         }
         rows.retain(|_, row| !row.is_plain(self.default()));
         self.size = rows.values().map(|row| row.len()).sum();
@@ -146,13 +137,10 @@ impl Class {
 
     fn compute(&mut self, resolved: &Resolved, peers: &Peers, max_segments: usize) {
         let family = self.program.family;
-        let world = self.project(peers.world(family));
+        let mut known = BTreeMap::from([(self.project(peers.world(family)), self.world.clone())]);
         for identity in resolved.changed.iter().chain(&resolved.removed) {
             let entry = peers.identities.get(*identity).filter(|entry| entry.family == family);
-            let row = entry.map(|entry| {
-                let projected = self.project(&entry.vector);
-                if projected == world { self.world.clone() } else { self.row(&projected, max_segments) }
-            });
+            let row = entry.map(|entry| self.known_row(&entry.vector, &mut known, max_segments));
             let row = row.filter(|row| !row.is_plain(self.default()));
             if row.as_ref() == self.rows.get(identity) {
                 continue;
@@ -168,6 +156,22 @@ impl Class {
                 changed.insert(*identity);
             }
         }
+    }
+
+    /// The row of a peer. Peers whose answers the program does not tell apart have the same one.
+    fn known_row(
+        &mut self,
+        vector: &Vector,
+        known: &mut BTreeMap<Vector, Arc<Row>>,
+        max_segments: usize,
+    ) -> Arc<Row> {
+        let projected = self.project(vector);
+        if let Some(row) = known.get(&projected) {
+            return row.clone();
+        }
+        let row = self.row(&projected, max_segments);
+        known.insert(projected, row.clone());
+        row
     }
 
     fn row(&mut self, vector: &Vector, max_segments: usize) -> Arc<Row> {

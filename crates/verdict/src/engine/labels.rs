@@ -18,31 +18,40 @@ pub(super) struct Labels<'a> {
     profiles: Vec<&'a Map>,
 }
 
-/// Selectors by the labels that they need. What a selector is known by is a `K`.
+/// Selectors by the labels that they need, and by those that they mention. What a selector is known by is a `K`;
+/// inside, each has a number.
 ///
 /// A selector with several restrictions is filed under the one that fewest others share, so that
 /// a label which everything has does not collect all of them.
 #[derive(Debug)]
 pub(super) struct SelectorIndex<K> {
-    labels: BTreeMap<Arc<str>, Bucket<K>>,
-    unrestricted: BTreeSet<K>,
-    filed: BTreeMap<K, Filed>,
+    labels: BTreeMap<Arc<str>, Bucket>,
+    unrestricted: BTreeSet<Number>,
+    mentioned: BTreeMap<Arc<str>, BTreeSet<Number>>,
+    numbers: BTreeMap<K, Number>,
+    filed: BTreeMap<Number, Filed<K>>,
+    next: Number,
 }
+
+type Number = u32;
 
 /// Selectors that need one label.
-#[derive(Debug)]
-struct Bucket<K> {
-    any: BTreeSet<K>,
-    values: BTreeMap<Arc<str>, BTreeSet<K>>,
+#[derive(Debug, Default)]
+struct Bucket {
+    any: BTreeSet<Number>,
+    values: BTreeMap<Arc<str>, BTreeSet<Number>>,
 }
 
-/// Where a selector is filed.
-#[derive(Debug, Clone)]
-enum Filed {
-    Unrestricted,
-    Has(Arc<str>),
-    OneOf(Arc<str>, Vec<Arc<str>>),
+/// A selector.
+#[derive(Debug)]
+struct Filed<K> {
+    key: K,
+    /// Which of its restrictions it is filed under; `None` without one.
+    restriction: Option<usize>,
 }
+
+/// Of more selectors than this, the index finds those that may match faster than all are asked which mention a label.
+const MENTIONS_MAX: usize = 64;
 
 // === impl Labels ===
 
@@ -67,6 +76,11 @@ impl<'a> Labels<'a> {
         selector.matches_with(&|name| self.value(name))
     }
 
+    /// Whether the packed selector at the front matches; takes it from there.
+    pub(super) fn match_packed(&self, selector: &mut &[u8]) -> Option<bool> {
+        Selector::packed_matches(selector, &|name| self.value(name))
+    }
+
     fn value(&self, name: &str) -> Option<&'a str> {
         let own = self.own.get(name).filter(|_| !self.ignores(name));
         own.or_else(|| self.profiles.iter().find_map(|labels| labels.get(name))).map(|value| &**value)
@@ -88,58 +102,86 @@ impl<'a> Labels<'a> {
 impl<K: Ord + Clone> SelectorIndex<K> {
     /// Files a selector; its key must not be in use.
     pub(super) fn insert(&mut self, key: K, selector: &Selector) {
-        let place = self.place_for(selector);
-        match &place {
-            Filed::Unrestricted => _ = self.unrestricted.insert(key.clone()),
-            Filed::Has(name) => _ = self.bucket(name).any.insert(key.clone()),
-            Filed::OneOf(name, values) => {
-                let bucket = self.bucket(name);
+        let number = self.free_number();
+        let restrictions = selector.restrictions();
+        let restriction =
+            (0..restrictions.len()).min_by_key(|at| restrictions.get(*at).map(|it| self.shared(it)));
+        match restriction.and_then(|at| restrictions.get(at)) {
+            None => _ = self.unrestricted.insert(number),
+            Some(Restriction::Has(name)) => _ = entry(&mut self.labels, name).any.insert(number),
+            Some(Restriction::OneOf(name, values)) => {
+                let bucket = entry(&mut self.labels, name);
                 for value in values {
-                    bucket.values.entry(value.clone()).or_default().insert(key.clone());
+                    entry(&mut bucket.values, value).insert(number);
                 }
             }
         }
-        self.filed.insert(key, place);
+        selector.each_label(&mut |name| _ = entry(&mut self.mentioned, name).insert(number));
+        self.numbers.insert(key.clone(), number);
+        self.filed.insert(number, Filed { key, restriction });
     }
 
-    /// Removes a selector, if it is there.
-    pub(super) fn remove(&mut self, key: &K) {
-        match self.filed.remove(key) {
-            None => {}
-            Some(Filed::Unrestricted) => _ = self.unrestricted.remove(key),
-            Some(Filed::Has(name)) => self.clean(&name, |bucket| _ = bucket.any.remove(key)),
-            Some(Filed::OneOf(name, values)) => self.clean(&name, |bucket| {
-                for value in values {
-                    let rest = bucket.values.get_mut(&value).map(|keys| {
-                        keys.remove(key);
-                        keys.len()
-                    });
-                    if rest == Some(0) {
-                        bucket.values.remove(&value);
-                    }
-                }
+    /// Removes a selector, which is the one that was filed, if it is there.
+    pub(super) fn remove(&mut self, key: &K, selector: &Selector) {
+        let Some(number) = self.numbers.remove(key) else { return };
+        let Some(Filed { restriction, .. }) = self.filed.remove(&number) else { return };
+        match restriction.and_then(|at| selector.restrictions().into_iter().nth(at)) {
+            None => _ = self.unrestricted.remove(&number),
+            Some(Restriction::Has(name)) => self.clean(name, |bucket| _ = bucket.any.remove(&number)),
+            Some(Restriction::OneOf(name, values)) => self.clean(name, |bucket| {
+                values.iter().for_each(|value| remove_from(&mut bucket.values, value, number));
             }),
         }
+        selector.each_label(&mut |name| remove_from(&mut self.mentioned, name, number));
     }
 
-    /// The selectors that may match these labels, in order of their keys.
-    pub(super) fn candidates(&self, labels: &Labels<'_>) -> BTreeSet<K> {
-        let mut found = self.unrestricted.clone();
+    /// The selectors that may match these labels.
+    pub(super) fn candidates(&self, labels: &Labels<'_>) -> impl Iterator<Item = &K> {
+        let mut found: Vec<Number> = self.unrestricted.iter().copied().collect();
         for (name, value) in labels.pairs() {
             let Some(bucket) = self.labels.get(name) else { continue };
             let by_value = bucket.values.get(value).into_iter().flatten();
-            found.extend(bucket.any.iter().chain(by_value).cloned());
+            found.extend(bucket.any.iter().chain(by_value));
         }
-        found
+        self.keys(found)
     }
 
-    /// How many selectors are filed.
+    /// The selectors that mention one of some labels; `None` if they are so many that
+    /// [`Self::candidates`] is faster.
+    pub(super) fn mentioning(&self, names: &BTreeSet<&str>) -> Option<impl Iterator<Item = &K>> {
+        let sets = || names.iter().filter_map(|name| self.mentioned.get(*name));
+        let is_few = sets().map(BTreeSet::len).sum::<usize>() <= MENTIONS_MAX;
+        is_few.then(|| self.keys(sets().flatten().copied().collect()))
+    }
+
+    /// How many selectors are filed; without one, how many places for them are left.
     pub(super) fn len(&self) -> usize {
-        self.filed.len()
+        match self.filed.is_empty() {
+            true => self.numbers.len() + self.labels.len() + self.unrestricted.len() + self.mentioned.len(),
+            false => self.filed.len(),
+        }
     }
 
-    fn place_for(&self, selector: &Selector) -> Filed {
-        let shared = |restriction: &Restriction<'_>| match restriction {
+    fn keys(&self, mut numbers: Vec<Number>) -> impl Iterator<Item = &K> {
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers.into_iter().filter_map(|number| Some(&self.filed.get(&number)?.key))
+    }
+
+    fn free_number(&mut self) -> Number {
+        // Far fewer selectors than numbers exist, so that the loop ends.
+        loop {
+            let number = self.next;
+            self.next = number.wrapping_add(1);
+            if !self.filed.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
+    /// How many selectors are filed under a restriction.
+    fn shared(&self, restriction: &Restriction<'_>) -> (usize, usize) {
+        match restriction {
             // Presence is shared by far more labels than a value, whatever is filed today.
             Restriction::Has(name) => (1, self.labels.get(*name).map_or(0, |bucket| bucket.any.len())),
             Restriction::OneOf(name, values) => {
@@ -147,21 +189,10 @@ impl<K: Ord + Clone> SelectorIndex<K> {
                 let keys = |value: &&str| Some(known?.values.get(*value)?.len());
                 (0, values.iter().filter_map(keys).sum())
             }
-        };
-        match selector.restrictions().into_iter().min_by_key(shared) {
-            None => Filed::Unrestricted,
-            Some(Restriction::Has(name)) => Filed::Has(name.into()),
-            Some(Restriction::OneOf(name, values)) => {
-                Filed::OneOf(name.into(), values.into_iter().map(Into::into).collect())
-            }
         }
     }
 
-    fn bucket(&mut self, name: &Arc<str>) -> &mut Bucket<K> {
-        self.labels.entry(name.clone()).or_default()
-    }
-
-    fn clean(&mut self, name: &Arc<str>, change: impl FnOnce(&mut Bucket<K>)) {
+    fn clean(&mut self, name: &str, change: impl FnOnce(&mut Bucket)) {
         let Some(bucket) = self.labels.get_mut(name) else { return };
         change(bucket);
         if bucket.any.is_empty() && bucket.values.is_empty() {
@@ -172,14 +203,76 @@ impl<K: Ord + Clone> SelectorIndex<K> {
 
 impl<K> Default for SelectorIndex<K> {
     fn default() -> Self {
-        Self { labels: BTreeMap::new(), unrestricted: BTreeSet::new(), filed: BTreeMap::new() }
+        Self {
+            labels: BTreeMap::new(),
+            unrestricted: BTreeSet::new(),
+            mentioned: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            filed: BTreeMap::new(),
+            next: 0,
+        }
     }
 }
 
-// === impl Bucket ===
+/// What is known of a text; the text is copied only if nothing is yet.
+fn entry<'a, V: Default>(map: &'a mut BTreeMap<Arc<str>, V>, text: &str) -> &'a mut V {
+    let key = map.get_key_value(text).map_or_else(|| text.into(), |(key, _)| key.clone());
+    map.entry(key).or_default()
+}
 
-impl<K> Default for Bucket<K> {
-    fn default() -> Self {
-        Self { any: BTreeSet::new(), values: BTreeMap::new() }
+fn remove_from(map: &mut BTreeMap<Arc<str>, BTreeSet<Number>>, text: &str, number: Number) {
+    if let Some(numbers) = map.get_mut(text) {
+        numbers.remove(&number);
+        if numbers.is_empty() {
+            map.remove(text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index(selectors: &[(&'static str, &str)]) -> SelectorIndex<&'static str> {
+        let mut index = SelectorIndex::default();
+        for (key, text) in selectors {
+            index.insert(*key, &Selector::parse(text).unwrap());
+        }
+        index
+    }
+
+    #[test]
+    fn selectors_are_found_by_the_labels_that_they_mention() {
+        let index = index(&[("p", "a == 'x' && b != 'y'"), ("q", "!has(c)"), ("r", "all()")]);
+        let mentioning = |names: &[&str]| -> Vec<&str> {
+            index.mentioning(&names.iter().copied().collect()).unwrap().copied().collect()
+        };
+        assert_eq!(mentioning(&["b"]), ["p"]);
+        assert_eq!(mentioning(&["a", "b", "c"]), ["p", "q"]);
+        assert_eq!(mentioning(&["d"]), [""; 0]);
+    }
+
+    #[test]
+    fn of_too_many_selectors_the_index_finds_those_that_may_match() {
+        let mut index = SelectorIndex::default();
+        for number in 0..=MENTIONS_MAX {
+            index.insert(number, &Selector::equals("a", &number.to_string()).unwrap());
+        }
+        assert!(index.mentioning(&BTreeSet::from(["a"])).is_none());
+        let own = Map::from([("a".into(), "7".into())]);
+        assert_eq!(index.candidates(&Labels::of_node(&own)).collect::<Vec<_>>(), [&7]);
+    }
+
+    #[test]
+    fn nothing_is_left_of_selectors_that_are_removed() {
+        let texts = ["a == 'x' && b in {'y', 'z'}", "has(c)", "all()", "a != 'x'", "a in {}"];
+        let mut index = SelectorIndex::default();
+        for (number, text) in texts.iter().enumerate() {
+            index.insert(number, &Selector::parse(text).unwrap());
+        }
+        for (number, text) in texts.iter().enumerate() {
+            index.remove(&number, &Selector::parse(text).unwrap());
+        }
+        assert_eq!(index.len(), 0);
     }
 }

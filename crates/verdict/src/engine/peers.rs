@@ -11,6 +11,7 @@ use super::identity::{Identities, Move, Placed, Target};
 use super::labels::{Labels, SelectorIndex};
 use super::nets::{self, Nets};
 use super::predicate::{Answer, Predicate, PredicateId, Predicates, Services, Vector};
+use super::relabelled::Relabelled;
 use super::store::Store;
 use crate::ir::ServiceId;
 use crate::table::Identity;
@@ -45,9 +46,9 @@ pub(super) enum Owner {
     Node(NodeName),
 }
 
-/// What changed since the last flush, and is looked at again anyway.
+/// What changed since the last flush, and is asked all predicates anyway.
 pub(super) struct Changed<'a> {
-    pub(super) endpoints: &'a BTreeMap<EndpointKey, Option<Arc<Endpoint>>>,
+    pub(super) endpoint: &'a dyn Fn(&EndpointKey) -> bool,
     pub(super) sets: &'a BTreeMap<SetId, Option<Arc<NetworkSet>>>,
 }
 
@@ -114,7 +115,7 @@ impl Peers {
     ) {
         match predicate {
             Predicate::Selected(wanted, unwanted) => {
-                self.selectors.insert(id, wanted);
+                self.selectors.insert(id, &both(wanted, unwanted));
                 self.scan(id, (wanted, unwanted.as_ref()), store, changed);
             }
             Predicate::Nets(within, except) => {
@@ -154,7 +155,7 @@ impl Peers {
             self.touch_owner(&owner, store);
         }
         match predicate {
-            Predicate::Selected(..) => self.selectors.remove(&id),
+            Predicate::Selected(wanted, unwanted) => self.selectors.remove(&id, &both(wanted, unwanted)),
             Predicate::Nets(within, except) => {
                 within.iter().for_each(|net| self.change_net(*net, |net| _ = net.within.remove(&id)));
                 except.iter().for_each(|net| self.change_net(*net, |net| _ = net.except.remove(&id)));
@@ -182,7 +183,7 @@ impl Peers {
         let holds = |labels: Labels<'_>| {
             labels.match_selector(wanted) && !unwanted.is_some_and(|it| labels.match_selector(it))
         };
-        for key in store.candidates(wanted).into_iter().filter(|key| !changed.endpoints.contains_key(*key)) {
+        for key in store.candidates(wanted).into_iter().filter(|key| !(changed.endpoint)(key)) {
             if store.endpoints.get(key).is_some_and(|endpoint| holds(store.endpoint_labels(endpoint))) {
                 self.satisfy(id, Owner::Endpoint(key.clone()), store);
             }
@@ -205,17 +206,35 @@ impl Peers {
         }
     }
 
-    /// The labels, the ports or the addresses of an endpoint changed.
+    /// The labels, the ports or the addresses of an endpoint changed. Only predicates are asked that mention a label
+    /// which may be another one.
     pub(super) fn change_endpoint(
         &mut self,
         key: &EndpointKey,
         old: Option<&Endpoint>,
+        relabelled: &Relabelled<'_>,
         store: &Store,
         predicates: &Predicates,
     ) {
         let new = store.endpoints.get(key);
-        let found = new.map(|it| self.matching(&store.endpoint_labels(it), predicates)).unwrap_or_default();
-        let is_other = self.replace_satisfied(Owner::Endpoint(key.clone()), found);
+        let owner = Owner::Endpoint(key.clone());
+        let labels = new.map(|it| store.endpoint_labels(it));
+        let mentioning = relabelled.names().and_then(|names| self.selectors.mentioning(names));
+        let found = match (labels, mentioning) {
+            (None, _) => BTreeSet::new(),
+            (Some(labels), None) => self.matching(&labels, predicates),
+            (Some(labels), Some(mentioning)) => {
+                let mut found = self.satisfied.get(&owner).cloned().unwrap_or_default();
+                for id in mentioning {
+                    match holds(*id, &labels, predicates) {
+                        true => _ = found.insert(*id),
+                        false => _ = found.remove(id),
+                    }
+                }
+                found
+            }
+        };
+        let is_other = self.replace_satisfied(owner, found);
         let same_place = |old: &Endpoint, new: &Endpoint| {
             (&old.addresses, &old.ports, &old.kind, old.age)
                 == (&new.addresses, &new.ports, &new.kind, new.age)
@@ -288,14 +307,7 @@ impl Peers {
     }
 
     fn matching(&self, labels: &Labels<'_>, predicates: &Predicates) -> BTreeSet<PredicateId> {
-        let holds = |id: &PredicateId| match predicates.get(*id).map(|it| &**it) {
-            Some(Predicate::Selected(wanted, unwanted)) => {
-                labels.match_selector(wanted)
-                    && !unwanted.as_ref().is_some_and(|it| labels.match_selector(it))
-            }
-            _ => false,
-        };
-        self.selectors.candidates(labels).into_iter().filter(holds).collect()
+        self.selectors.candidates(labels).copied().filter(|id| holds(*id, labels, predicates)).collect()
     }
 
     /// Whether that is something else than before.
@@ -549,6 +561,22 @@ impl Peers {
             self.selectors.len() + self.node_predicates.len() + self.named.len() + self.services.len();
         let nets = self.nets.len() + self.places.len() + self.regions.len() + self.overflowed.len();
         (selectors, nets, self.satisfied.len() + self.members.len())
+    }
+}
+
+/// A selector that matches what both parts of a predicate let through.
+fn both(wanted: &Selector, unwanted: &Option<Selector>) -> Selector {
+    let unwanted = unwanted.iter().cloned().map(Selector::negated);
+    Selector::and([wanted.clone()].into_iter().chain(unwanted))
+}
+
+/// Whether a predicate about labels holds for some.
+fn holds(id: PredicateId, labels: &Labels<'_>, predicates: &Predicates) -> bool {
+    match predicates.get(id).map(|it| &**it) {
+        Some(Predicate::Selected(wanted, unwanted)) => {
+            labels.match_selector(wanted) && !unwanted.as_ref().is_some_and(|it| labels.match_selector(it))
+        }
+        _ => false,
     }
 }
 

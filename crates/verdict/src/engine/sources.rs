@@ -7,12 +7,12 @@ use std::sync::Arc;
 use russet_addr::IpNet;
 
 use super::compile::{Compiled, Local};
+use super::packed::Content;
 use super::predicate::Predicates;
 use super::program::{Block, End, Program};
 use super::store::Store;
 use crate::ir::{
-    Action, Direction, Directions, Entity, HostUse, Order, Policy, PolicyId, Port, Problem, Protocol, Rule,
-    TierDefault,
+    Action, Direction, Directions, Entity, Order, PolicyId, Port, Problem, Protocol, Rule, TierDefault,
 };
 use crate::world::{EgressPeer, Endpoint};
 
@@ -183,11 +183,6 @@ pub(super) fn of_endpoint<'a>(
     policies.into_iter().cloned().map(Source::Policy).chain(profiles).chain(firewall).collect()
 }
 
-/// Whether a policy counts for workloads.
-pub(super) fn counts(policy: &Policy) -> bool {
-    policy.staged.is_none() && matches!(policy.host_use, HostUse::Normal | HostUse::Forward)
-}
-
 /// What compiling needs.
 pub(super) struct Context<'a> {
     pub(super) store: &'a Store,
@@ -202,11 +197,12 @@ impl Context<'_> {
     fn compile(&mut self, source: &Source) -> Used {
         let (mut tier, mut directions) = (None, Directions::default());
         let rules = match source {
-            Source::Policy(id) => match self.store.policies.get(id).cloned() {
+            Source::Policy(id) => match self.store.policies.get(id) {
                 Some(policy) => {
+                    let policy = policy.content();
                     tier = Some((policy.tier.clone(), policy.order, id.sort_key()));
                     directions = policy.directions;
-                    self.compile_policy(&policy)
+                    self.compile_policy(id, &policy)
                 }
                 None => Compiled::default(),
             },
@@ -221,10 +217,10 @@ impl Context<'_> {
         Used { users: 1, rules, tier, directions }
     }
 
-    fn compile_policy(&mut self, policy: &Policy) -> Compiled {
+    fn compile_policy(&mut self, id: &PolicyId, policy: &Content) -> Compiled {
         if policy.ingress.len() + policy.egress.len() > self.max_rules {
             let text = "too many rules: none of them counts, and what the policy selects is isolated";
-            self.problems.push((policy.id.clone(), Problem { path: "spec".into(), text: text.into() }));
+            self.problems.push((id.clone(), Problem { path: "spec".into(), text: text.into() }));
             return Compiled::default();
         }
         Compiled::new(&policy.ingress, &policy.egress, self.predicates)

@@ -9,7 +9,8 @@ use russet_addr::NodeName;
 use russet_model::{Restriction, Selector};
 
 use super::labels::{Labels, Map};
-use crate::ir::{Policy, PolicyId, Profile, ServiceId, Tier};
+use super::packed::PackedPolicy;
+use crate::ir::{PolicyId, Profile, ServiceId, Tier};
 use crate::world::{
     Config, EgressFirewall, Endpoint, EndpointKey, EndpointKind, NetworkSet, Node, Service, SetId, Update,
 };
@@ -27,7 +28,7 @@ pub(super) struct Objects<K, V> {
 /// All objects.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    pub(super) policies: Objects<PolicyId, Arc<Policy>>,
+    pub(super) policies: Objects<PolicyId, PackedPolicy>,
     pub(super) tiers: Objects<Arc<str>, Tier>,
     pub(super) profiles: Objects<Arc<str>, Arc<Profile>>,
     pub(super) endpoints: Objects<EndpointKey, Arc<Endpoint>>,
@@ -103,7 +104,9 @@ impl<K, V> Default for Objects<K, V> {
 impl Store {
     pub(super) fn apply(&mut self, update: Update) {
         match update {
-            Update::Policy(key, value) => self.policies.put(key, value),
+            Update::Policy(key, value) => {
+                self.policies.put(key, value.map(|policy| PackedPolicy::new(&policy)));
+            }
             Update::Tier(key, value) => self.tiers.put(key, value),
             Update::Profile(key, value) => self.profiles.put(key, value),
             Update::Endpoint(key, value) => self.endpoints.put(key, value),
@@ -123,24 +126,37 @@ impl Store {
     /// Brings the indexes up to date with an endpoint that was `old`.
     pub(super) fn index_endpoint(&mut self, key: &EndpointKey, old: Option<&Arc<Endpoint>>) {
         let new = self.endpoints.get(key).cloned();
-        if let Some(old) = old {
-            old.profiles.iter().for_each(|profile| leave(&mut self.inheriting, profile, key));
-            old.addresses.iter().for_each(|address| self.change_at(*address, |at| at.leave(key, old)));
-            if new.as_ref().is_none_or(|new| new.labels != old.labels) {
-                old.labels.iter().for_each(|(name, value)| self.unlabel(name, value, key));
-            }
-        }
-        if let Some(new) = new {
-            for profile in &new.profiles {
+        let (before, after) = (old.map(|it| &**it), new.as_deref());
+        if before.zip(after).is_none_or(|(old, new)| old.profiles != new.profiles) {
+            let profiles = before.into_iter().flat_map(|it| &it.profiles);
+            profiles.for_each(|profile| leave(&mut self.inheriting, profile, key));
+            for profile in after.into_iter().flat_map(|it| &it.profiles) {
                 self.inheriting.entry(profile.clone()).or_default().insert(key.clone());
             }
-            new.addresses.iter().for_each(|address| self.change_at(*address, |at| at.enter(key, &new)));
-            if old.is_none_or(|old| old.labels != new.labels) {
-                for (name, value) in &new.labels {
-                    let values = self.labelled.entry(name.clone()).or_default();
-                    values.entry(value.clone()).or_default().insert(key.clone());
-                }
+        }
+        if before.map(place) != after.map(place) {
+            for (address, old) in before.iter().flat_map(|it| it.addresses.iter().map(move |at| (at, it))) {
+                self.change_at(*address, |at| at.leave(key, old));
             }
+            for (address, new) in after.iter().flat_map(|it| it.addresses.iter().map(move |at| (at, it))) {
+                self.change_at(*address, |at| at.enter(key, new));
+            }
+        }
+        self.index_labels(key, before, after);
+    }
+
+    fn index_labels(&mut self, key: &EndpointKey, old: Option<&Endpoint>, new: Option<&Endpoint>) {
+        let is_in = |of: Option<&Endpoint>, name: &Arc<str>, value: &Arc<str>| {
+            of.is_some_and(|it| it.labels.get(name) == Some(value))
+        };
+        let before = old.into_iter().flat_map(|it| &it.labels);
+        for (name, value) in before.filter(|(name, value)| !is_in(new, name, value)) {
+            self.unlabel(name, value, key);
+        }
+        let after = new.into_iter().flat_map(|it| &it.labels);
+        for (name, value) in after.filter(|(name, value)| !is_in(old, name, value)) {
+            let values = self.labelled.entry(name.clone()).or_default();
+            values.entry(value.clone()).or_default().insert(key.clone());
         }
     }
 
@@ -272,6 +288,11 @@ impl Store {
     pub(super) fn len(&self) -> usize {
         self.at.len() + self.inheriting.len() + self.inheriting_sets.len() + self.labelled.len()
     }
+}
+
+/// Where an endpoint is.
+fn place(endpoint: &Endpoint) -> (&BTreeSet<IpAddr>, &EndpointKind, u64) {
+    (&endpoint.addresses, &endpoint.kind, endpoint.age)
 }
 
 fn leave<K: Ord>(index: &mut BTreeMap<Arc<str>, BTreeSet<K>>, name: &Arc<str>, key: &K) {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use russet_addr::IpNet;
 
-use super::{EndTrace, Reason, Walk, by_profiles, by_tiers};
+use super::{Asked, EndTrace, Reason, Walk, by_profiles, by_tiers};
 use crate::flow::Flow;
 use crate::ir::{Direction, HostUse, Protocol};
 use crate::snapshot::Snapshot;
@@ -88,7 +88,8 @@ pub fn judge_host(
     if stage != Stage::Forward && failsafe.admits(stage, direction, flow) {
         return trace.decided(true, Reason::Failsafe);
     }
-    match by_tiers(snapshot, endpoint, flow, &|host_use| stage.counts(host_use), trace) {
+    let asked = Asked::new(snapshot, flow);
+    match by_tiers(&asked, endpoint, &|host_use| stage.counts(host_use), trace) {
         // Before connection tracking and before the translation, only rules decide: what no rule
         // names is judged at the later stages.
         Walk::Decided(trace)
@@ -98,7 +99,7 @@ pub fn judge_host(
             trace.decided(true, Reason::Default)
         }
         Walk::Decided(trace) => trace,
-        Walk::Undecided(trace) if stage == Stage::Local => by_profiles(snapshot, endpoint, flow, trace),
+        Walk::Undecided(trace) if stage == Stage::Local => by_profiles(&asked, endpoint, trace),
         Walk::Undecided(trace) => trace.decided(true, Reason::Default),
     }
 }

@@ -9,7 +9,7 @@ use russet_model::Selector;
 use crate::flow::Flow;
 use crate::ir::{Entity, Icmp, Port, Protocol, Rule};
 use crate::snapshot::Snapshot;
-use crate::world::{Endpoint, NetworkSet};
+use crate::world::{Endpoint, EndpointKey, EndpointKind, NetworkSet};
 
 /// The member of a rule that does not match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,31 +61,48 @@ pub enum Part {
 /// Whether a selector matches something.
 type Matches<'a> = &'a dyn Fn(&Selector) -> bool;
 
+/// A flow, and who has its addresses: that is looked for once, however many rules are asked.
+#[derive(Debug)]
+pub struct Asked<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) flow: Flow,
+    pub(super) source: Owners<'a>,
+    pub(super) destination: Owners<'a>,
+}
+
+/// Who has an address.
+#[derive(Debug)]
+pub(super) struct Owners<'a> {
+    /// Of several workloads, the youngest; of equally old ones, the one with the greatest key.
+    pub(super) workload: Option<(&'a EndpointKey, &'a Arc<Endpoint>)>,
+    /// The host endpoints that are expected to have it.
+    hosts: Vec<&'a Arc<Endpoint>>,
+    sets: Vec<&'a Arc<NetworkSet>>,
+}
+
 /// One side of a flow.
 struct End<'a> {
     snapshot: &'a Snapshot,
     entity: &'a Entity,
     side: Side,
+    owners: &'a Owners<'a>,
     address: IpAddr,
     port: u16,
     protocol: Protocol,
 }
 
 /// The members of a rule that do not match a flow; none if the rule matches.
-pub fn mismatches<'a>(
-    snapshot: &'a Snapshot,
-    rule: &'a Rule,
-    flow: &Flow,
-) -> impl Iterator<Item = Mismatch> + 'a {
+pub fn mismatches<'a>(asked: &'a Asked<'a>, rule: &'a Rule) -> impl Iterator<Item = Mismatch> + 'a {
     use Mismatch::{Family, Icmp, NotIcmp, NotProtocol, Protocol};
+    let Asked { snapshot, flow, source: from, destination: to } = asked;
     let Flow { source, destination, protocol, source_port, destination_port } = *flow;
-    let end = |side, entity, address, port| End { snapshot, entity, side, address, port, protocol };
-    let from = end(Side::Source, &rule.source, source, source_port);
-    let to = end(Side::Destination, &rule.destination, destination, destination_port);
-    let flow = *flow;
+    let end =
+        |side, entity, owners, address, port| End { snapshot, entity, side, owners, address, port, protocol };
+    let from = end(Side::Source, &rule.source, from, source, source_port);
+    let to = end(Side::Destination, &rule.destination, to, destination, destination_port);
     [Family, Protocol, NotProtocol, Icmp, NotIcmp]
         .into_iter()
-        .filter(move |member| !head_fits(rule, &flow, *member))
+        .filter(move |member| !head_fits(rule, flow, *member))
         .chain(from.mismatches())
         .chain(to.mismatches())
 }
@@ -108,6 +125,41 @@ fn head_fits(rule: &Rule, flow: &Flow, member: Mismatch) -> bool {
 fn icmp_is(icmp: Icmp, message: u16) -> bool {
     let [kind, code] = message.to_be_bytes();
     icmp.kind == kind && icmp.code.is_none_or(|wanted| wanted == code)
+}
+
+// === impl Asked ===
+
+impl<'a> Asked<'a> {
+    /// Looks for who has the addresses.
+    pub fn new(snapshot: &'a Snapshot, flow: &Flow) -> Self {
+        let owners = |address| Owners::new(snapshot, address);
+        Self { snapshot, flow: *flow, source: owners(flow.source), destination: owners(flow.destination) }
+    }
+}
+
+// === impl Owners ===
+
+impl<'a> Owners<'a> {
+    fn new(snapshot: &'a Snapshot, address: IpAddr) -> Self {
+        let mut workload: Option<(&EndpointKey, &Arc<Endpoint>)> = None;
+        let mut hosts = Vec::new();
+        for (key, endpoint) in snapshot.endpoints.iter().filter(|(_, it)| it.addresses.contains(&address)) {
+            match endpoint.kind {
+                EndpointKind::Workload => {
+                    // Keys come in order.
+                    let is_older = |(_, other): &(&EndpointKey, &Arc<Endpoint>)| endpoint.age < other.age;
+                    workload = workload.filter(is_older).or(Some((key, endpoint)));
+                }
+                EndpointKind::Host { .. } => hosts.push(endpoint),
+            }
+        }
+        Self { workload, hosts, sets: snapshot.sets_at(address).map(|(_, set)| set).collect() }
+    }
+
+    /// The endpoints that the address means in a rule.
+    fn endpoints(&self) -> impl Iterator<Item = &'a Arc<Endpoint>> {
+        self.workload.map(|(_, endpoint)| endpoint).into_iter().chain(self.hosts.iter().copied())
+    }
 }
 
 // === impl Part ===
@@ -160,8 +212,7 @@ impl<'a> End<'a> {
         let snapshot = self.snapshot;
         let endpoint = |it: &Arc<Endpoint>| test(&|selector| snapshot.selects(selector, it));
         let set = |it: &Arc<NetworkSet>| test(&|selector| snapshot.selects_set(selector, it));
-        snapshot.endpoints_at(self.address).any(endpoint)
-            || snapshot.sets_at(self.address).any(|(_, it)| set(it))
+        self.owners.endpoints().any(endpoint) || self.owners.sets.iter().copied().any(set)
     }
 
     fn is_of_nodes(&self) -> bool {
@@ -188,8 +239,8 @@ impl<'a> End<'a> {
         match port {
             Port::Range(first, last) => self.protocol.has_ports() && (*first..=*last).contains(&self.port),
             Port::Named(name) => self
-                .snapshot
-                .endpoints_at(self.address)
+                .owners
+                .endpoints()
                 .filter(|endpoint| counts(endpoint))
                 .flat_map(|endpoint| &endpoint.ports)
                 .any(|it| it.name == *name && it.protocol == self.protocol && it.port == self.port),

@@ -12,7 +12,7 @@ use crate::ir::*;
 use crate::world::*;
 
 /// A generator of numbers that a seed determines.
-pub(super) struct Random(u64);
+pub(in crate::engine) struct Random(u64);
 
 const ADDRESSES: [&str; 12] = [
     "10.0.0.1",
@@ -66,12 +66,12 @@ const PORTS: [u16; 8] = [0, 53, 79, 80, 81, 90, 8080, 65535];
 const TIERS: [&str; 4] = ["default", "first", "last", "missing"];
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(in crate::engine) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// A number below another one (splitmix64).
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub(in crate::engine) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -95,7 +95,7 @@ impl Random {
         (0..self.below(most + 1)).map(|_| make(self)).collect()
     }
 
-    pub(super) fn shuffled<T: Clone>(&mut self, all: &[T]) -> Vec<T> {
+    pub(in crate::engine) fn shuffled<T: Clone>(&mut self, all: &[T]) -> Vec<T> {
         let mut left = all.to_vec();
         (0..all.len()).map(|_| left.swap_remove(self.below(left.len()))).collect()
     }
@@ -116,7 +116,7 @@ impl Random {
         self.of(&["n1", "n2"]).into()
     }
 
-    pub(super) fn flow(&mut self) -> Flow {
+    pub(in crate::engine) fn flow(&mut self) -> Flow {
         let source = self.address();
         let destination = loop {
             let address = self.address();
@@ -133,7 +133,7 @@ impl Random {
     }
 
     /// An update; one in six deletes.
-    pub(super) fn update(&mut self) -> Update {
+    pub(in crate::engine) fn update(&mut self) -> Update {
         let is_there = !self.one_in(6);
         match self.below(20) {
             0..=6 => {
