@@ -12,6 +12,7 @@ pub mod cni;
 pub mod controller;
 pub mod cri;
 pub mod drift;
+pub mod flows;
 pub mod given;
 pub mod install;
 pub mod ipam;
@@ -101,6 +102,9 @@ pub enum Verb {
     Explain(Box<policy::ExplainArgs>),
     /// Show network policies, what a change of them would do, and test them against tables.
     Policy(policy::PolicyArgs),
+    /// Show which flows policies denied on this node, and the policy that decided.
+    #[command(after_help = flows::EXAMPLES)]
+    Flows(flows::FlowsArgs),
     /// Show what differs on this node from the desired state, and what Russet repaired after
     /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]

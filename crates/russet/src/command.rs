@@ -11,6 +11,7 @@ mod demo_forward;
 mod drift;
 mod explain;
 pub mod flanneld;
+mod flows;
 mod get;
 mod install;
 mod ipam;
@@ -61,6 +62,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Delete(args) => delete::run(args),
         Verb::Explain(args) => return explain::run(*args).unwrap_or_else(failed),
         Verb::Policy(args) => return policy::run(args).unwrap_or_else(failed),
+        Verb::Flows(args) => return flows::run(args).unwrap_or_else(failed),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

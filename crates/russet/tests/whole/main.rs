@@ -32,6 +32,7 @@ mod engine_containerd;
 mod fabric;
 mod faults;
 mod flannel;
+mod flows;
 mod hardened;
 mod host;
 mod hostile_store;
