@@ -132,3 +132,31 @@ impl Seen {
         self.felix == Felix::Absent && !self.is_clean && now.saturating_duration_since(self.last) >= GRACE
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn felix_counts_once_its_rules_stay_in_force_and_leaves_something_only_long_after_its_end() {
+        let start = Instant::now();
+        let mut seen = Seen::new(start);
+        assert_eq!(seen.look(false, false, start), Felix::Absent);
+        assert!(!seen.is_removal_due(start), "it may be away for a moment");
+        let looks = [(true, false), (true, true), (true, true), (true, false), (true, true), (true, true)];
+        let found = looks.map(|(runs, filters)| seen.look(runs, filters, start));
+        use Felix::{Filtering, Starting};
+        assert_eq!(found, [Starting, Starting, Filtering, Starting, Starting, Filtering]);
+        let later = start + GRACE;
+        assert!(!seen.is_removal_due(later), "it runs");
+        assert_eq!(seen.look(true, true, later), Filtering);
+        assert_eq!(seen.look(false, false, later), Felix::Absent);
+        assert!(!seen.is_removal_due(later + GRACE - INTERVAL));
+        assert!(seen.is_removal_due(later + GRACE));
+        seen.is_clean = true;
+        assert!(!seen.is_removal_due(later + GRACE));
+        assert_eq!(seen.look(true, false, later), Starting);
+        seen.look(false, false, later);
+        assert!(seen.is_removal_due(later + GRACE), "it was there again");
+    }
+}

@@ -125,3 +125,66 @@ fn removal(nft: &mut Nft) -> Result<Transaction, FirewallError> {
 fn target(rule: &RuleInfo) -> Option<&str> {
     rule.verdict.as_ref().and_then(Verdict::chain)
 }
+
+#[cfg(test)]
+mod tests {
+    use russet_testkit::{in_netns_with_loopback, run, succeeds};
+
+    use super::*;
+
+    /// What Felix makes of one family in tables of iptables, with a rule of another program.
+    const CHAINS_OF_FELIX: &str = "*filter
+:cali-FORWARD - [0:0]
+:cali-from-wl-dispatch - [0:0]
+-A FORWARD -m comment --comment \"cali:wUHhoiAYhphO9Mso\" -j cali-FORWARD
+-A FORWARD -m comment --comment \"cali:S93hcgKJrXEqnTfs\" -m comment --comment \"Policy explicitly accepted packet.\" -m mark --mark 0x10000/0x10000 -j ACCEPT
+-A FORWARD -s 192.0.2.1/32 -j DROP
+-A cali-FORWARD -i cali+ -m comment --comment \"cali:8ZoYfO5HKXWbB3pk\" -j cali-from-wl-dispatch
+-A cali-from-wl-dispatch -m comment --comment \"cali:zTj6P0TIgYvgz-md\" -j DROP
+COMMIT
+*nat
+:cali-nat-outgoing - [0:0]
+-A POSTROUTING -m comment --comment \"cali:O3lYWMrLQYEMJtB5\" -j cali-nat-outgoing
+COMMIT
+";
+
+    fn restore_with(program: &str) {
+        let script = format!("{program} --noflush <<'END'\n{CHAINS_OF_FELIX}END");
+        run("sh", &["-c", &script]);
+    }
+
+    #[test]
+    #[ignore = "kernel: nf_tables, root; tools: iptables, nft"]
+    fn what_felix_left_is_removed_from_both_flavours_and_nothing_else() {
+        in_netns_with_loopback(|| {
+            assert!(!felix_filters().unwrap());
+            assert!(!remove_felix(&|| true).unwrap(), "there is nothing");
+            for flavour in ["nft", "legacy"] {
+                restore_with(&format!("iptables-{flavour}-restore"));
+                assert!(felix_filters().unwrap(), "{flavour}");
+                assert!(!remove_felix(&|| false).unwrap());
+                assert!(felix_filters().unwrap(), "it was not allowed");
+                assert!(remove_felix(&|| true).unwrap());
+                let left = run(&format!("iptables-{flavour}-save"), &[]);
+                assert!(
+                    !left.contains("cali") && left.contains("-A FORWARD -s 192.0.2.1/32 -j DROP"),
+                    "{left}"
+                );
+                assert!(!felix_filters().unwrap() && !remove_felix(&|| true).unwrap());
+            }
+            for family in ["ip", "ip6"] {
+                run(
+                    "nft",
+                    &[&format!(
+                        "add table {family} calico; add chain {family} calico filter-FORWARD {{ type filter hook forward priority 0; }}"
+                    )],
+                );
+                assert!(!felix_filters().unwrap(), "a chain without a rule");
+                run("nft", &[&format!("add rule {family} calico filter-FORWARD drop")]);
+                assert!(felix_filters().unwrap());
+                assert!(remove_felix(&|| true).unwrap());
+                assert!(!succeeds(&format!("nft list table {family} calico")));
+            }
+        });
+    }
+}
