@@ -171,7 +171,9 @@ impl Datastore {
     fn inside<T>(&self, work: impl FnOnce() -> T) -> Result<T, DemoError> {
         match self {
             Self::Embedded => Ok(work()),
-            Self::Spawned | Self::Host(_) | Self::Kubernetes(_) => outside()?.with(work).map_err(DemoError::namespace),
+            Self::Spawned | Self::Host(_) | Self::Kubernetes(_) => {
+                outside()?.with(work).map_err(DemoError::namespace)
+            }
         }
     }
 }

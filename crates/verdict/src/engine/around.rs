@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::{Engine, Store};
 use crate::flow::Flow;
+use crate::ir::PolicyId;
 use crate::snapshot::Snapshot;
 use crate::world::{Endpoint, EndpointKey, NetworkSet, SetId};
 
@@ -22,6 +23,7 @@ impl Engine {
             .map(|(key, endpoint)| (key.clone(), endpoint.clone()))
             .collect();
         let selecting = endpoints.keys().filter_map(|key| self.locals.get(key)).flat_map(|it| &it.policies);
+        let policy = |id: &PolicyId| Some((id.clone(), Arc::new(store.policies.get(id)?.policy(id)?)));
         let is_at = |set: &NetworkSet| {
             set.nets.iter().any(|net| addresses.iter().any(|address| net.contains(address)))
         };
@@ -35,7 +37,7 @@ impl Engine {
         let profiles = profiles.chain(sets.values().filter_map(|set| set.profile.as_ref()));
         let at = || addresses.iter().filter_map(|address| store.at(*address));
         Snapshot {
-            policies: Arc::new(found(selecting, |id| store.policies.get(id))),
+            policies: Arc::new(selecting.filter_map(policy).collect()),
             tiers: Arc::new(store.tiers.iter().map(|(name, tier)| (name.clone(), tier.clone())).collect()),
             profiles: Arc::new(found(profiles, |name| store.profiles.get(name))),
             services: Arc::new(found(at().flat_map(|at| &at.services), |id| store.services.get(id))),

@@ -1,8 +1,7 @@
 //! Policies in few bytes. Most policies of a cluster select nothing on this node; unpacked, ten thousand of them
 //! would take most of the engine's memory.
 //!
-//! Only what decisions depend on is kept. Names, paths in objects and problems are not: who explains
-//! decisions has the objects themselves.
+//! What decisions depend on comes first, and what explains them behind it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,9 +11,12 @@ use russet_model::Selector;
 use russet_model::packed::{pack_number, pack_text, take_byte, take_number, take_text};
 
 use super::labels::Labels;
-use crate::ir::{Action, Directions, Entity, HostUse, Icmp, Order, Policy, Port, Protocol, Rule, ServiceId};
+use crate::ir::{
+    Action, Directions, Entity, HostUse, Icmp, Order, Policy, PolicyId, Port, Problem, Protocol, Rule,
+    ServiceId,
+};
 
-/// What decisions depend on in a policy. Equal ones are equal here.
+/// A policy without its identity, which its key has. Equal ones are equal here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PackedPolicy(Arc<[u8]>);
 
@@ -49,7 +51,36 @@ impl PackedPolicy {
         (directions.ingress, directions.egress).pack(&mut bytes);
         ingress.pack(&mut bytes);
         egress.pack(&mut bytes);
+        policy.pack_explanation(&mut bytes);
         Self(bytes.into())
+    }
+
+    /// An enforced policy as it was, for explanations. `None` if it does not count for workloads.
+    pub(super) fn policy(&self, id: &PolicyId) -> Option<Policy> {
+        let mut bytes = self.0.get(1..).filter(|_| self.counts())?;
+        let subject = Selector::unpack(&mut bytes)?;
+        let bytes = &mut bytes;
+        let Content { tier, order, directions, mut ingress, mut egress } = Content::unpack(bytes)?;
+        let (name, is_forward) = (Pack::unpack(bytes)?, bool::unpack(bytes)?);
+        for rule in ingress.iter_mut().chain(&mut egress) {
+            rule.path = Pack::unpack(bytes)?;
+        }
+        let host_use = if is_forward { HostUse::Forward } else { HostUse::Normal };
+        let problems = Pack::unpack(bytes)?;
+        let id = id.clone();
+        Some(Policy {
+            id,
+            name,
+            tier,
+            order,
+            subject,
+            directions,
+            staged: None,
+            host_use,
+            ingress,
+            egress,
+            problems,
+        })
     }
 
     /// Whether it counts for workloads.
@@ -82,11 +113,30 @@ impl PackedPolicy {
     fn read(&self) -> Option<Content> {
         let mut bytes = self.0.get(1..)?;
         Selector::unpack(&mut bytes)?;
-        let bytes = &mut bytes;
+        Content::unpack(&mut bytes)
+    }
+}
+
+// === impl Content ===
+
+impl Content {
+    fn unpack(bytes: &mut &[u8]) -> Option<Self> {
         let (tier, order) = (Pack::unpack(bytes)?, Pack::unpack(bytes)?);
         let (ingress, egress) = Pack::unpack(bytes)?;
         let directions = Directions { ingress, egress };
-        Some(Content { tier, order, directions, ingress: Pack::unpack(bytes)?, egress: Pack::unpack(bytes)? })
+        Some(Self { tier, order, directions, ingress: Pack::unpack(bytes)?, egress: Pack::unpack(bytes)? })
+    }
+}
+
+// === impl Policy ===
+
+impl Policy {
+    /// What [`PackedPolicy::policy`] needs besides [`Content`].
+    fn pack_explanation(&self, bytes: &mut Vec<u8>) {
+        self.name.pack(bytes);
+        (self.host_use == HostUse::Forward).pack(bytes);
+        self.ingress.iter().chain(&self.egress).for_each(|rule| rule.path.pack(bytes));
+        self.problems.pack(bytes);
     }
 }
 
@@ -293,8 +343,9 @@ pack_members! {
     Icmp { kind, code };
     ServiceId { namespace, name };
     Entity { nets, not_nets, selector, not_selector, nodes, service, ports, not_ports };
-    // Where it stands in its object is left out.
+    // Where it stands in its object is behind all rules: decisions do not read it.
     Rule { action, family, protocol, not_protocol, icmp, not_icmp, source, destination } as path;
+    Problem { path, text };
 }
 
 impl Pack for Protocol {
@@ -341,6 +392,7 @@ mod tests {
             assert_eq!(packed.subject().as_ref(), Some(&policy.subject));
             let of_hosts = matches!(policy.host_use, HostUse::Untracked | HostUse::PreDnat);
             assert_eq!(packed.counts(), policy.staged.is_none() && !of_hosts);
+            assert_eq!(packed.policy(&policy.id), packed.counts().then(|| (*policy).clone()));
             assert_eq!(packed, PackedPolicy::new(&policy.clone()));
         }
     }

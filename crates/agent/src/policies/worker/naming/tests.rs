@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::config::Paths;
 use crate::flows::{FlowLog, FlowRecord, FlowsRequest};
+use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 use crate::policies::alone::Marker;
 use crate::policies::{Shared, Source, Wants};
@@ -31,6 +32,7 @@ impl Setup {
         let shared = Shared {
             source: Source::Records,
             holds: AtomicBool::new(true),
+            in_force: AtomicBool::new(false),
             requests: Mutex::default(),
             wants: watch::Sender::new(Wants::default()),
             logged: Mutex::new(VecDeque::new()),
@@ -38,6 +40,7 @@ impl Setup {
         };
         let marker = Marker::new(&Paths::new(dir.path()));
         let (endpoints, metrics) = (EndpointTable::default(), PolicyMetrics::default());
+        let metrics = (metrics, Readiness::pending());
         let mut worker = Worker::new("n1", endpoints, marker, Arc::new(shared), metrics);
         worker.phase = Phase::Enforcing;
         let mut setup = Self { worker, snapshot: Snapshot::default(), _dir: dir };
