@@ -3,8 +3,9 @@
 //! The table exists only where something decides ([`Policies`] is not opened otherwise), apart from
 //! `inet russet-policy`: processes without an agent repair that one without knowing any decision, and
 //! a packet passes only if both tables let it. Its rules never change with policies; only elements
-//! of maps do, and each change is one transaction, guarded by the generation of the ruleset, unless
-//! it is so large that it would occupy nf_tables for long.
+//! of maps do, and each change is one transaction, guarded by the generation of the ruleset, or two
+//! where addresses change their identities, unless it is so large that it would occupy nf_tables for
+//! long.
 //!
 //! The caller computes the decisions ([`russet_verdict`]).
 
@@ -160,14 +161,15 @@ impl Policies {
 
     /// Applies a delta. `decided` are addresses that were held ([`hold`](Self::hold)) and for which
     /// the delta, or what was applied before, says everything. After a failure the kernel holds what
-    /// it held before, or, if the change needs several transactions, denies what the delta concerns;
-    /// the next call compares everything.
+    /// it held before, or addresses have their new identities and what is decided about old ones has
+    /// not changed, or, if the change needs many transactions, it denies what the delta concerns; the
+    /// next call compares everything.
     pub fn apply(&mut self, delta: &Delta, decided: &BTreeSet<IpAddr>, now: Instant) -> Result<PolicyReport> {
         self.is_due |= delta.tightens && self.settings.rechecks;
         let (steps, epoch) = (self.content.steps(delta, decided, &mut self.lists), self.epoch_due(now));
         let (elements, advanced) = (steps.len(), epoch.is_some());
         let mut lock = BTreeSet::new();
-        if steps.changes.len() > self.settings.elements_max {
+        if steps.changes.len() + steps.late.len() > self.settings.elements_max {
             lock = self.content.touched(delta);
             lock.retain(|address| !self.content.held.contains(address));
         }
@@ -360,10 +362,26 @@ impl Policies {
         if let Some(epoch) = work.epoch {
             self.sweep(epoch)?;
         }
-        let Work { structure: mut first, steps: Steps { before, changes, behind }, lock, epoch } = work;
+        let Work {
+            structure: mut first,
+            steps: Steps { before, mut changes, mut late, behind },
+            lock,
+            epoch,
+        } = work;
         let has_epoch = !first.is_empty();
         self.commit_parts(before)?;
-        if changes.len() <= self.settings.elements_max {
+        if changes.len() + late.len() > self.settings.elements_max {
+            // What it concerns is held.
+            changes.extend(std::mem::take(&mut late));
+        }
+        if late.len() > 0 {
+            changes.write(&mut first);
+            self.commit(first)?;
+            let mut last = Transaction::new();
+            late.write(&mut last);
+            self.write_epoch(&mut last, epoch.filter(|_| !has_epoch));
+            self.commit(last)?;
+        } else if changes.len() <= self.settings.elements_max {
             changes.write(&mut first);
             self.write_epoch(&mut first, epoch.filter(|_| !has_epoch));
             self.commit(first)?;

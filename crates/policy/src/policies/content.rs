@@ -40,10 +40,16 @@ pub(super) struct Changes {
 
 /// What a delta changes. Lists of source ports are there before a decision refers to them, and until
 /// none does any more.
+///
+/// The kernel looks up each map in the newest state, so a packet that is judged during a commit can
+/// have the identity of before it and decisions of after it. Therefore what is decided about an
+/// identity changes behind the move of an address that leaves it.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     pub before: Changes,
     pub changes: Changes,
+    /// Decisions about identities that addresses leave, defaults that allow, and the end of holding.
+    pub late: Changes,
     pub behind: Changes,
 }
 
@@ -64,7 +70,16 @@ impl Decisions {
     /// What [`apply`](Self::apply) changes. `lists` are those of these decisions, and become those of
     /// the new ones.
     pub(super) fn steps(&self, delta: &Delta, decided: &BTreeSet<IpAddr>, lists: &mut Lists) -> Steps {
+        let left = self.left(delta);
         let mut steps = Steps { changes: self.changes(delta, decided), ..Steps::default() };
+        for (key, new) in &delta.defaults {
+            let is_late = !left.is_empty() && *new != Some(Word::DENY);
+            let changes = if is_late { &mut steps.late } else { &mut steps.changes };
+            changes.put(self.defaults.get(key), new.as_ref(), |word| default_element(*key, *word));
+        }
+        if !left.is_empty() {
+            steps.changes.move_unlocks(&mut steps.late);
+        }
         let mut released = Vec::new();
         let other_lists = delta.wide.keys().filter(|key| !delta.decisions.contains_key(*key));
         for key in delta.decisions.keys().chain(other_lists) {
@@ -80,7 +95,8 @@ impl Decisions {
             }
             let new_number = word.map(|word| number(word, list.as_ref(), lists));
             let element = |number: &u32| decision_element(key, *number);
-            steps.changes.put(old_number.as_ref(), new_number.as_ref(), element);
+            let changes = if left.contains(&key.peer) { &mut steps.late } else { &mut steps.changes };
+            changes.put(old_number.as_ref(), new_number.as_ref(), element);
             released.extend(old_list);
         }
         for list in released {
@@ -91,14 +107,30 @@ impl Decisions {
         steps
     }
 
-    /// What [`apply`](Self::apply) changes besides decisions.
+    /// The identities that addresses leave with a delta, and to which none comes: what is decided about
+    /// one to which an address comes has to change with it.
+    fn left(&self, delta: &Delta) -> BTreeSet<Identity> {
+        let moved = || delta.identities.iter().filter(|(net, new)| self.identities.get(net) != new.as_ref());
+        let entered: BTreeSet<Identity> = moved()
+            .map(|(net, new)| {
+                new.unwrap_or_else(|| net.supernet().map_or(Identity::WORLD, |it| self.identity_of(&it)))
+            })
+            .collect();
+        moved().map(|(net, _)| self.identity_of(net)).filter(|left| !entered.contains(left)).collect()
+    }
+
+    /// The identity that the kernel finds for an address of a prefix.
+    fn identity_of(&self, net: &IpNet) -> Identity {
+        let covering = |bits| IpNet::new(net.addr(), bits).ok().map(|net| net.trunc());
+        let mut wider = (0..=net.prefix_len()).rev().filter_map(covering);
+        wider.find_map(|net| self.identities.get(&net).copied()).unwrap_or(Identity::WORLD)
+    }
+
+    /// What [`apply`](Self::apply) changes besides decisions and defaults.
     fn changes(&self, delta: &Delta, decided: &BTreeSet<IpAddr>) -> Changes {
         let mut changes = Changes::default();
         for (net, new) in &delta.identities {
             changes.put(self.identities.get(net), new.as_ref(), |identity| identity_element(net, *identity));
-        }
-        for (key, new) in &delta.defaults {
-            changes.put(self.defaults.get(key), new.as_ref(), |word| default_element(*key, *word));
         }
         for address in decided.intersection(&self.held) {
             changes.remove(held_element(*address));
@@ -233,7 +265,7 @@ impl Decisions {
 impl Steps {
     /// The number of elements.
     pub fn len(&self) -> usize {
-        self.before.len() + self.changes.len() + self.behind.len()
+        self.before.len() + self.changes.len() + self.late.len() + self.behind.len()
     }
 }
 
@@ -244,6 +276,24 @@ impl Changes {
         if old != new {
             old.into_iter().for_each(|value| self.remove(element(value)));
             new.into_iter().for_each(|value| self.add(element(value)));
+        }
+    }
+
+    /// Moves what would let packets of held or judged addresses pass.
+    fn move_unlocks(&mut self, late: &mut Self) {
+        for (at, (removed, _)) in &mut self.sets {
+            if matches!(at.0, Place::Pods | Place::Held) && !removed.is_empty() {
+                late.sets.entry(*at).or_default().0.append(removed);
+            }
+        }
+    }
+
+    /// Adds all of other changes, which concern other elements.
+    pub fn extend(&mut self, others: Self) {
+        for (at, (removed, added)) in others.sets {
+            let of_set = self.sets.entry(at).or_default();
+            of_set.0.extend(removed);
+            of_set.1.extend(added);
         }
     }
 

@@ -55,6 +55,18 @@ fn list(random: &mut Random) -> Vec<SourceRange> {
 /// Changes of some of few keys. What is removed was there, as the engine's deltas say it.
 fn delta(random: &mut Random, content: &Decisions) -> Delta {
     let mut delta = Delta::default();
+    if random.below(2) == 0 {
+        let net: IpNet = ["10.0.1.1/32", "10.0.1.2/32", "10.0.2.0/24"][random.below(3)].parse().unwrap();
+        let identity = [None, Identity::new(16), Identity::new(17)][random.below(3)];
+        if identity != content.identities.get(&net).copied() {
+            delta.identities.insert(net, identity);
+        }
+        let local: IpAddr = "10.0.0.1".parse().unwrap();
+        let default = [None, Some(Word::ALLOW), Some(Word::DENY)][random.below(3)];
+        if default != content.defaults.get(&(Direction::Ingress, local)).copied() {
+            delta.defaults.insert((Direction::Ingress, local), default);
+        }
+    }
     for _ in 0..random.below(6) {
         let local: IpAddr = ["10.0.0.1", "10.0.0.2", "fd00::1"][random.below(3)].parse().unwrap();
         let part = [Part::Port(Protocol::TCP, 80), Part::Protocol(Protocol::UDP)][random.below(2)];
@@ -81,7 +93,7 @@ fn lists_are_there_while_a_decision_refers_to_them() {
         for _ in 0..30 {
             let delta = delta(&mut random, &content);
             let steps = content.steps(&delta, &BTreeSet::new(), &mut lists);
-            for changes in [&steps.before, &steps.changes, &steps.behind] {
+            for changes in [&steps.before, &steps.changes, &steps.late, &steps.behind] {
                 kernel.commit(changes);
             }
             content.apply(&delta, &BTreeSet::new());
@@ -100,4 +112,58 @@ fn lists_are_there_while_a_decision_refers_to_them() {
         assert_eq!(read, content, "seed {seed}");
         assert_eq!(read.elements(&Lists::of(&read, &known)), found, "seed {seed}");
     }
+}
+
+#[test]
+fn decisions_about_an_identity_change_after_addresses_have_left_it() {
+    let [local, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|text| text.parse().unwrap());
+    let [moved, other]: [IpNet; 2] = ["10.0.1.1/32", "10.0.1.2/32"].map(|text| text.parse().unwrap());
+    let [old_peer, new_peer] = [16, 17].map(|number| Identity::new(number).unwrap());
+    let key =
+        |local, peer| Key { direction: Direction::Ingress, local, peer, part: Part::Protocol(Protocol::TCP) };
+    let mut content = Decisions::default();
+    content.identities.extend([(moved, old_peer), (other, old_peer)]);
+    content.decisions.insert(key(local, old_peer), Word::DENY);
+    content.defaults.insert((Direction::Ingress, local), Word::DENY);
+    content.held.insert(new);
+    let mut lists = Lists::default();
+    let mut kernel = Kernel::default();
+    kernel.commit(&Changes {
+        sets: content.elements(&lists).into_iter().map(|(at, all)| (at, (Vec::new(), all))).collect(),
+    });
+
+    let delta = Delta {
+        identities: [(moved, Some(new_peer))].into(),
+        decisions: [
+            (key(local, old_peer), Some(Word::ALLOW)),
+            (key(local, new_peer), Some(Word::DENY)),
+            (key(new, old_peer), Some(Word::DENY)),
+        ]
+        .into(),
+        defaults: [local, new].map(|local| ((Direction::Ingress, local), Some(Word::ALLOW))).into(),
+        ..Delta::default()
+    };
+    let decided = [new].into();
+    let steps = content.steps(&delta, &decided, &mut lists);
+    kernel.commit(&steps.before);
+    kernel.commit(&steps.changes);
+    let has = |kernel: &Kernel, (at, element): (At, Element)| {
+        kernel.0.get(&at).and_then(|set| set.get(&element.key)).is_some_and(|value| *value == element.value)
+    };
+    let decision = |local, peer, word| decision_element(&key(local, peer), number(word, None, &lists));
+    assert!(
+        has(&kernel, identity_element(&moved, new_peer))
+            && has(&kernel, decision(local, new_peer, Word::DENY))
+    );
+    // A packet that was looked up as one of the old identity is judged as before.
+    assert!(has(&kernel, decision(local, old_peer, Word::DENY)));
+    assert!(has(&kernel, default_element((Direction::Ingress, local), Word::DENY)));
+    assert!(has(&kernel, held_element(new)), "what is decided about it is not complete yet");
+
+    kernel.commit(&steps.late);
+    kernel.commit(&steps.behind);
+    content.apply(&delta, &decided);
+    let by_key = |all: Vec<Element>| all.into_iter().map(|it| (it.key, it.value)).collect();
+    let wanted = content.elements(&lists).into_iter().filter(|(_, all)| !all.is_empty());
+    assert_eq!(kernel, Kernel(wanted.map(|(at, all)| (at, by_key(all))).collect()));
 }
