@@ -44,6 +44,7 @@ use kind::{Kind, Wants};
 pub use kind::Source;
 pub use observer::HoldsNewPods;
 pub use records::document as record_document;
+pub use worker::wired_endpoint;
 
 /// What the thread of policies is asked for. Clones share it.
 #[derive(Debug, Clone)]
@@ -127,7 +128,8 @@ impl Policies {
         };
         let policies = Self { shared: Arc::new(shared), changes };
         let shared = Arc::clone(&policies.shared);
-        let worker = worker::Worker::new(node.as_str(), endpoints, marker, shared, (metrics.clone(), readiness));
+        let worker =
+            worker::Worker::new(node.as_str(), endpoints, marker, shared, (metrics.clone(), readiness));
         std::thread::Builder::new().name("policies".to_owned()).spawn(move || worker.run(&receiver))?;
         drift::start(policies.clone())?;
         felix::start(policies.clone())?;

@@ -15,6 +15,8 @@ struct Reader {
     policies: Policies,
     metrics: PolicyMetrics,
     log: Option<PacketLog>,
+    /// Why the group cannot be read, as it was logged last.
+    reported: Option<String>,
     counters: Counters,
     /// When the counters are read next.
     count_at: Instant,
@@ -42,6 +44,7 @@ pub fn start(policies: Policies, metrics: PolicyMetrics) -> std::io::Result<()> 
         policies,
         metrics,
         log: None,
+        reported: None,
         counters: Counters::default(),
         count_at: Instant::now(),
         lost: 0,
@@ -61,7 +64,10 @@ impl Reader {
     /// Hands over the next packets, and counts if it is time.
     fn follow(&mut self) {
         if let Err(reason) = self.read() {
-            tracing::warn!(group = LOG_GROUP, %reason, "denied packets are counted and not named");
+            if self.reported.as_ref() != Some(&reason) {
+                tracing::warn!(group = LOG_GROUP, %reason, "denied packets are counted and not named");
+                self.reported = Some(reason.clone());
+            }
             self.policies.shared.flows.set_unread(Some(reason));
             self.log = None;
             self.lost = 0;
@@ -80,6 +86,7 @@ impl Reader {
             none => {
                 let log = none.insert(PacketLog::open(LOG_GROUP).map_err(failed)?);
                 self.policies.shared.flows.set_unread(None);
+                self.reported = None;
                 log
             }
         };

@@ -28,6 +28,8 @@ use super::{Change, Kind, Request, Shared, Source, Wants};
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 
+pub use unrecorded::wired_endpoint;
+
 /// The state of the thread.
 pub struct Worker {
     node: Arc<str>,

@@ -1,7 +1,8 @@
 //! Endpoints of this node that no record of the store describes: those of the plugin `russet`, unless
 //! an operator has written a workload endpoint with their labels.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use russet_addr::EndpointId;
@@ -54,28 +55,39 @@ impl Worker {
         }
     }
 
-    /// The endpoint as Calico would describe it, without the labels, which only the cluster knows.
-    /// Its profile is its namespace's, if there is one.
     fn endpoint_of(&self, name: &str, local: &LocalPod) -> Endpoint {
-        let (namespace, pod) = name.split_once('/').unwrap_or((NO_NAMESPACE, name));
-        let profile: Arc<str> = format!("kns.{namespace}").into();
-        let profile = if self.profiles.contains(&profile) { profile } else { ALLOW_ALL_PROFILE.into() };
-        Endpoint {
-            kind: EndpointKind::Workload,
-            namespace: Some(namespace.into()),
-            name: pod.into(),
-            node: Arc::clone(&self.node),
-            addresses: local.addresses.clone(),
-            labels: BTreeMap::from([
-                (NAMESPACE_LABEL.into(), namespace.into()),
-                (ORCHESTRATOR_LABEL.into(), ORCHESTRATOR.into()),
-            ]),
-            profiles: vec![profile],
-            ports: Vec::new(),
-            local: Some(local.host_name.clone()),
-            // What is wired here has the address, whatever records of others say.
-            age: u64::MAX,
-        }
+        let has_profile = |name: &str| self.profiles.contains(name);
+        let endpoint = wired_endpoint(name, &self.node, local.addresses.clone(), has_profile);
+        Endpoint { local: Some(local.host_name.clone()), ..endpoint }
+    }
+}
+
+/// An endpoint of this node that no record describes, as Calico would describe it, without the labels,
+/// which only the cluster knows. `name` is `NAMESPACE/POD`. Its profile is its namespace's, if there is one.
+pub fn wired_endpoint(
+    name: &str,
+    node: &str,
+    addresses: BTreeSet<IpAddr>,
+    has_profile: impl FnOnce(&str) -> bool,
+) -> Endpoint {
+    let (namespace, pod) = name.split_once('/').unwrap_or((NO_NAMESPACE, name));
+    let profile = format!("kns.{namespace}");
+    let profile = if has_profile(&profile) { profile.into() } else { ALLOW_ALL_PROFILE.into() };
+    Endpoint {
+        kind: EndpointKind::Workload,
+        namespace: Some(namespace.into()),
+        name: pod.into(),
+        node: node.into(),
+        addresses,
+        labels: BTreeMap::from([
+            (NAMESPACE_LABEL.into(), namespace.into()),
+            (ORCHESTRATOR_LABEL.into(), ORCHESTRATOR.into()),
+        ]),
+        profiles: vec![profile],
+        ports: Vec::new(),
+        local: None,
+        // What is wired here has the address, whatever records of others say.
+        age: u64::MAX,
     }
 }
 

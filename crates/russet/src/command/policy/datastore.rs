@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use russet_addr::{Family, NodeName};
-use russet_agent::record_document;
+use russet_agent::{record_document, wired_endpoint};
 use russet_ipam::audit::Holder;
 use russet_kube::{Client, ListQuery};
 use russet_model::{self as model, Block, KeyKind, Prefix, ResourceKind};
 use russet_store::StoreError;
-use russet_verdict::world::{Config, Endpoint, EndpointKey, EndpointKind, Node, Update};
+use russet_verdict::world::{Config, Endpoint, EndpointKey, Node, Update};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
@@ -97,8 +97,6 @@ const OTHER_RECORDS: [ResourceKind; 6] = [
 const OWN_PLUGIN: &str = "russet";
 /// The namespace of containers that are no pods of Kubernetes, as in Calico's plugin.
 const NO_NAMESPACE: &str = "default";
-/// The profile that allows everything and is never stored (policy.md section 1.6).
-const ALLOW_ALL_PROFILE: &str = "projectcalico-default-allow";
 
 // === impl Datastore ===
 
@@ -265,23 +263,23 @@ impl Datastore {
     fn add_wired(&mut self, place: &Place) {
         let Some(node) = self.node.clone() else { return };
         let journal = russet_journal::view(&place.paths.journal_file()).ok().flatten();
-        let mut wired: BTreeMap<(String, bool), BTreeSet<IpAddr>> = BTreeMap::new();
+        let mut wired: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
         for attachment in journal.into_iter().flat_map(|view| view.attachments) {
-            let is_pod = attachment.pod.is_some();
             let container = || format!("{NO_NAMESPACE}/{}", attachment.container);
             let name = attachment.pod.clone().unwrap_or_else(container);
             if attachment.plugin == OWN_PLUGIN {
-                wired.entry((name, is_pod)).or_default().extend(attachment.addresses);
+                wired.entry(name).or_default().extend(attachment.addresses);
             }
         }
-        for ((name, is_pod), addresses) in wired {
+        for (name, addresses) in wired {
             let mut endpoints = self.cluster.snapshot.endpoints.iter();
             let found = endpoints.find(|(_, it)| pod_name(it) == name && *it.node == *node.as_str());
             let found = found.map(|(key, endpoint)| {
                 (key.clone(), Endpoint { addresses: addresses.clone(), ..(**endpoint).clone() })
             });
             let unrecorded = || {
-                let endpoint = self.unrecorded(&name, is_pod, node.as_str(), addresses);
+                let has_profile = |name: &str| self.cluster.snapshot.profiles.contains_key(name);
+                let endpoint = wired_endpoint(&name, node.as_str(), addresses, has_profile);
                 (EndpointKey(format!("wired/{name}").into()), endpoint)
             };
             let (key, endpoint) = match found {
@@ -291,28 +289,6 @@ impl Datastore {
             };
             self.others.remove(&name);
             self.cluster.snapshot.apply(Update::Endpoint(key, Some(Arc::new(endpoint))));
-        }
-    }
-
-    /// An endpoint of this node that no record describes, as the agent sees it.
-    fn unrecorded(&self, name: &str, is_pod: bool, node: &str, addresses: BTreeSet<IpAddr>) -> Endpoint {
-        let (namespace, pod) = name.split_once('/').unwrap_or((NO_NAMESPACE, name));
-        let profile: Arc<str> = format!("kns.{namespace}").into();
-        let has_profile = self.cluster.snapshot.profiles.contains_key(&profile);
-        let orchestrator = if is_pod { "k8s" } else { "cni" };
-        let labels =
-            [("projectcalico.org/namespace", namespace), ("projectcalico.org/orchestrator", orchestrator)];
-        Endpoint {
-            kind: EndpointKind::Workload,
-            namespace: Some(namespace.into()),
-            name: pod.into(),
-            node: node.into(),
-            addresses,
-            labels: labels.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
-            profiles: vec![if has_profile { profile } else { ALLOW_ALL_PROFILE.into() }],
-            ports: Vec::new(),
-            local: None,
-            age: u64::MAX,
         }
     }
 }
