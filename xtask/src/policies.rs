@@ -1,4 +1,4 @@
-//! Parts of `cargo xtask soak`: real packets against network policies, more than in `test`.
+//! Parts of `cargo xtask soak`: network policies by more random histories, and more real packets, than in `test`.
 //!
 //! The tests print their seeds, and after a failure the policy set and the explanation.
 
@@ -10,18 +10,30 @@ use crate::{artifacts, kubernetes};
 
 /// Generated policy sets, and the pods that start together under a policy.
 const SETS: &str = "300";
+/// Random histories of objects for the engine, beside the evaluator.
+const SEEDS: &str = "2000";
 const PODS: &str = "100";
+/// The beginning of the names of the tests of properties.
+const PROPERTIES: &str = "engine::tests::p10";
 /// The names of the tests.
 const TRUTH: &str = "truth::packets_of_generated_policy_sets_pass_where_the_evaluator_lets_them";
 const GAPS: &str =
     "kubernetes::gaps::no_denied_packet_passes_at_the_start_of_pods_nor_while_the_agent_is_killed";
 
-/// Runs both, also after a failure; true when nothing was found.
+/// Runs all, also after a failure; true when nothing was found.
 pub fn run() -> Result<bool> {
     kubernetes::ensure()?;
+    let properties = all_well(&mut properties())?;
     let sets = all_well(&mut truth_table())?;
     let gaps = all_well(whole_tests().arg(GAPS).env("RUSSET_POLICY_PODS", PODS))?;
-    Ok(sets && gaps)
+    Ok(properties && sets && gaps)
+}
+
+fn properties() -> Command {
+    let mut cargo = artifacts::cargo();
+    cargo.args(["test", "--release", "-p", "russet-verdict", "--lib", PROPERTIES]);
+    cargo.env("RUSSET_SEEDS", SEEDS);
+    cargo
 }
 
 fn truth_table() -> Command {

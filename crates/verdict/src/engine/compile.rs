@@ -161,10 +161,10 @@ impl Template {
         }
         let mut own_ports = PortTest::default();
         if let Some(service) = &own.service {
-            let ports = local.ports_of_service(service);
             match direction {
-                Direction::Ingress => own_ports.any_of.push(ports),
-                Direction::Egress if ports.is_empty() => return None,
+                Direction::Ingress => own_ports.any_of.push(local.ports_of_service(service)),
+                // Of a source only the address counts, and a Service may have no port.
+                Direction::Egress if !local.is_of_service(service) => return None,
                 Direction::Egress => {}
             }
         }
@@ -224,6 +224,10 @@ impl Local<'_> {
             }
             Predicate::Service(_) | Predicate::ServicePorts(_) | Predicate::Named(..) => false,
         }
+    }
+
+    fn is_of_service(&self, service: &crate::ir::ServiceId) -> bool {
+        self.store.services.get(service).is_some_and(|service| service.addresses.contains(&self.address))
     }
 
     fn ports_of_service(&self, service: &crate::ir::ServiceId) -> Vec<Ports> {

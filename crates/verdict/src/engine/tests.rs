@@ -95,13 +95,18 @@ impl Twins {
     }
 }
 
-/// How many seeds a test tries; each prints its own if it fails.
+/// How many seeds a test tries, or as many as the variable `RUSSET_SEEDS` says; each prints its own if
+/// it fails.
 const SEEDS: u64 = 60;
+
+fn seeds() -> u64 {
+    std::env::var("RUSSET_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SEEDS)
+}
 
 #[test]
 fn p103_after_every_flush_the_table_says_what_the_evaluator_says() {
     let mut answers = [0, 0];
-    for seed in 0..SEEDS {
+    for seed in 0..seeds() {
         let mut random = Random::new(seed);
         let mut twins = Twins::new(Limits::default());
         for step in 0..25 {
@@ -127,7 +132,7 @@ fn p103_after_every_flush_the_table_says_what_the_evaluator_says() {
 
 #[test]
 fn p101_the_same_update_twice_changes_nothing() {
-    for seed in 0..SEEDS {
+    for seed in 0..seeds() {
         let mut random = Random::new(seed);
         let mut twins = Twins::new(Limits::default());
         let updates: Vec<Update> = (0..200).map(|_| random.update()).collect();
@@ -147,7 +152,7 @@ fn p100_updates_in_any_order_give_the_same_table() {
     let scale = crate::scale::Scale { namespaces: 10, pods: 100, policies: 100 };
     let mut random = Random::new(7);
     assert!(compare_orders(&scale.updates(), &mut random, "a cluster") > 0);
-    for seed in 0..SEEDS / 10 {
+    for seed in 0..seeds() / 10 {
         let mut random = Random::new(seed);
         let updates: Vec<Update> = (0..2000).map(|_| random.update()).collect();
         compare_orders(&last_of_each(&updates), &mut random, &format!("seed {seed}"));
@@ -170,7 +175,7 @@ fn compare_orders(updates: &[Update], random: &mut Random, context: &str) -> usi
 
 #[test]
 fn p102_updates_flushed_together_or_one_by_one_give_the_same_table() {
-    for seed in 0..SEEDS {
+    for seed in 0..seeds() {
         let mut random = Random::new(seed);
         let updates = last_of_each(&(0..200).map(|_| random.update()).collect::<Vec<_>>());
         let (mut batch, mut single) = (Twins::new(Limits::default()), Twins::new(Limits::default()));
@@ -187,7 +192,7 @@ fn p102_updates_flushed_together_or_one_by_one_give_the_same_table() {
 
 #[test]
 fn p105_nothing_is_left_when_everything_is_removed() {
-    for seed in 0..SEEDS {
+    for seed in 0..seeds() {
         let mut random = Random::new(seed);
         let mut twins = Twins::new(Limits::default());
         let updates: Vec<Update> = (0..200).map(|_| random.update()).collect();

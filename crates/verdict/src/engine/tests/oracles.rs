@@ -290,3 +290,31 @@ fn p14_a_name_of_a_port_means_the_number_that_the_pod_itself_gives_it() {
     twins.flush();
     assert!(twins.allows("192.0.2.1", 8080) && !twins.allows("192.0.2.1", 80));
 }
+
+#[test]
+fn a_source_is_of_a_service_by_its_address_also_without_a_port() {
+    // policy.md section 1.4, `services`; found by seed 608 of p103
+    let id = ServiceId { namespace: "n".into(), name: "v".into() };
+    let source = Entity { service: Some(id.clone()), ..Entity::default() };
+    let Update::Policy(policy_id, Some(policy)) = policy(Vec::new()) else { panic!("no policy") };
+    let egress = Policy {
+        directions: Directions { ingress: false, egress: true },
+        egress: vec![allow_from(source)],
+        ..(*policy).clone()
+    };
+    let mut twins = server(Limits::default(), Vec::new());
+    twins.apply(&Update::Policy(policy_id, Some(Arc::new(egress))));
+    let flow = Flow { source: address("10.0.0.1"), destination: address("192.0.2.1"), ..tcp("10.0.0.1", 80) };
+    let mut expect = |addresses: &[&str], is_allowed: bool| {
+        let addresses = addresses.iter().map(|text| address(text)).collect();
+        let service = crate::world::Service { addresses, endpoints: BTreeSet::new() };
+        twins.apply(&Update::Service(id.clone(), Some(Arc::new(service))));
+        twins.flush();
+        let word = twins.model.judge(Direction::Egress, flow.source, &flow);
+        assert_eq!(word.map(|it| it.verdict == Verdict::Allow), Some(is_allowed));
+        assert_eq!(twins.judge(Direction::Egress, flow.source, &flow), Some((is_allowed, false)));
+    };
+    expect(&[], false);
+    expect(&["10.0.0.1"], true);
+    expect(&["10.0.0.2"], false);
+}
