@@ -1,6 +1,7 @@
 //! Neighbours (the MAC of an address on a link) and forwarding entries of bridges and vxlan devices
 //! (the port or remote of a MAC). Both use `struct ndmsg`.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use russet_addr::{Family, Mac};
@@ -322,6 +323,33 @@ impl Batch {
     }
 }
 
+/// The kernel answers a list of fewer neighbours in one part, which is complete.
+const ONE_PART: usize = 64;
+
+/// Reads of a list in more parts, at most.
+const READS: usize = 6;
+
+/// All neighbours that `read` lists, read until a list adds none to the ones before.
+///
+/// All network namespaces share one table, and between two parts of a list the kernel remembers only
+/// a position in it: entries that come and go in another namespace make a list omit or repeat some.
+fn all_of(mut read: impl FnMut() -> Result<Vec<Neighbour>>) -> Result<Vec<Neighbour>> {
+    let first = read()?;
+    if first.len() < ONE_PART {
+        return Ok(first);
+    }
+    let by_address = |listed: Vec<Neighbour>| listed.into_iter().map(|it| ((it.ifindex, it.address), it));
+    let mut found: HashMap<_, _> = by_address(first).collect();
+    for _ in 1..READS {
+        let before = found.len();
+        found.extend(by_address(read()?));
+        if found.len() == before {
+            break;
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
 // === impl Socket ===
 
 /// Neighbours and forwarding entries.
@@ -330,7 +358,7 @@ impl Socket {
     pub fn neighbours(&mut self, family: Family) -> Result<Vec<Neighbour>> {
         let header = Header { af: af(family), ifindex: 0, state: 0, flags: 0 };
         let fill = |message: &mut MessageBuilder<'_>| header.write(message);
-        self.dump(&format!("list {family} neighbours"), RTM_GETNEIGH, fill, Neighbour::decode)
+        all_of(|| self.dump(&format!("list {family} neighbours"), RTM_GETNEIGH, fill, Neighbour::decode))
     }
 
     /// The neighbours of a family on one link, without proxy entries.
@@ -341,7 +369,7 @@ impl Socket {
             message.attr_u32(NDA_IFINDEX, ifindex);
         };
         let decode = |message: &Message<'_>| Neighbour::decode(message).filter(|n| n.ifindex == ifindex);
-        self.dump(&format!("list {family} neighbours"), RTM_GETNEIGH, fill, decode)
+        all_of(|| self.dump(&format!("list {family} neighbours"), RTM_GETNEIGH, fill, decode))
     }
 
     /// All proxy entries of a family.
