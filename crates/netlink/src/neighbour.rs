@@ -327,12 +327,13 @@ impl Batch {
 const ONE_PART: usize = 64;
 
 /// Reads of a list in more parts, at most.
-const READS: usize = 6;
+const READS: usize = 8;
 
-/// All neighbours that `read` lists, read until a list adds none to the ones before.
+/// All neighbours that `read` lists, read until two lists in a row add none to the ones before.
 ///
 /// All network namespaces share one table, and between two parts of a list the kernel remembers only
-/// a position in it: entries that come and go in another namespace make a list omit or repeat some.
+/// a position in it: entries that come and go in another namespace make a list omit or repeat some,
+/// more likely the same one twice, since the parts end at the same places.
 fn all_of(mut read: impl FnMut() -> Result<Vec<Neighbour>>) -> Result<Vec<Neighbour>> {
     let first = read()?;
     if first.len() < ONE_PART {
@@ -340,12 +341,12 @@ fn all_of(mut read: impl FnMut() -> Result<Vec<Neighbour>>) -> Result<Vec<Neighb
     }
     let by_address = |listed: Vec<Neighbour>| listed.into_iter().map(|it| ((it.ifindex, it.address), it));
     let mut found: HashMap<_, _> = by_address(first).collect();
-    for _ in 1..READS {
+    let (mut reads, mut without_new) = (1, 0);
+    while reads < READS && without_new < 2 {
         let before = found.len();
         found.extend(by_address(read()?));
-        if found.len() == before {
-            break;
-        }
+        reads += 1;
+        without_new = if found.len() == before { without_new + 1 } else { 0 };
     }
     Ok(found.into_values().collect())
 }
@@ -385,5 +386,55 @@ impl Socket {
         let fill = |message: &mut MessageBuilder<'_>| header.write(message);
         let decode = |message: &Message<'_>| FdbEntry::decode(message).filter(|e| e.ifindex == ifindex);
         self.dump(&format!("list forwarding entries of link {ifindex}"), RTM_GETNEIGH, fill, decode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn neighbours(numbers: std::ops::Range<u32>) -> Vec<Neighbour> {
+        let address = |number| IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + number));
+        numbers.map(|number| Neighbour::permanent(1, address(number), Mac::GATEWAY)).collect()
+    }
+
+    /// Reads these lists in turn, and the last one from then on; returns what was found, by address,
+    /// and the number of reads.
+    fn read(lists: &[Vec<Neighbour>]) -> (Vec<Neighbour>, usize) {
+        let mut reads = 0;
+        let mut found = all_of(|| {
+            reads += 1;
+            Ok(lists.get(reads - 1).or(lists.last()).unwrap().clone())
+        })
+        .unwrap();
+        found.sort_by_key(|it| it.address);
+        (found, reads)
+    }
+
+    #[test]
+    fn what_one_list_omits_another_adds() {
+        let all = neighbours(0..200);
+        let omitting = |n: usize| all.iter().filter(|it| **it != all[n]).cloned().collect::<Vec<_>>();
+        let repeating = [neighbours(0..120), neighbours(100..200)].concat();
+        assert_eq!(read(std::slice::from_ref(&all)), (all.clone(), 3));
+        assert_eq!(read(&[omitting(7), omitting(7), all.clone()]), (all.clone(), 5));
+        assert_eq!(read(&[omitting(7), omitting(150)]), (all.clone(), 4));
+        assert_eq!(read(&[repeating, all.clone()]), (all, 3));
+    }
+
+    #[test]
+    fn a_list_in_one_part_is_read_once_and_one_that_always_grows_not_for_ever() {
+        assert_eq!(read(&[neighbours(0..63)]), (neighbours(0..63), 1));
+        let growing: Vec<_> = (1..20).map(|n| neighbours(0..n * 100)).collect();
+        assert_eq!(read(&growing).1, READS);
+    }
+
+    #[test]
+    fn the_newest_state_of_a_neighbour_counts() {
+        let (all, mut moved) = (neighbours(0..64), neighbours(0..64));
+        moved[3].mac = Some(Mac([2, 0, 0, 0, 0, 1]));
+        assert_eq!(read(&[all, moved.clone()]).0, moved);
     }
 }

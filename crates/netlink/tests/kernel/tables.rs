@@ -1,13 +1,11 @@
 //! Addresses, routes, neighbours, forwarding entries and rules, compared with the output of the
 //! tools.
 
-use std::collections::HashSet;
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, Mac};
 use russet_netlink::{
-    Address, AddressFlags, Batch, FdbEntry, LinkAdd, LinkKind, Neighbour, NeighbourState, Route, RouteFilter,
+    Address, AddressFlags, FdbEntry, LinkAdd, LinkKind, Neighbour, NeighbourState, Route, RouteFilter,
     RouteKind, Rule, Scope, Socket, Vxlan,
 };
 
@@ -272,41 +270,6 @@ fn permanent_neighbours_and_proxies_read_back() {
             "{error}"
         );
     });
-}
-
-#[test]
-#[ignore = "kernel: neighbours in network namespaces"]
-fn a_list_of_neighbours_is_complete_while_another_namespace_changes_its_own() {
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            in_new_netns(|| {
-                let mut socket = Socket::route().unwrap();
-                let w0 = super::wire(&mut socket, "w0");
-                let others: Vec<_> = neighbours(w0, "10.128.0.0".parse().unwrap(), 2000).collect();
-                while !stop.load(Ordering::Relaxed) {
-                    run(&mut socket, |batch| others.iter().fold(batch, Batch::add_neighbour)).unwrap();
-                    run(&mut socket, |batch| others.iter().fold(batch, Batch::delete_neighbour)).unwrap();
-                }
-            });
-        });
-        in_new_netns(|| {
-            let mut socket = Socket::route().unwrap();
-            let w0 = super::wire(&mut socket, "w0");
-            let own: HashSet<_> = neighbours(w0, "10.64.0.0".parse().unwrap(), 4000).collect();
-            run(&mut socket, |batch| own.iter().fold(batch, Batch::add_neighbour)).unwrap();
-            let lists: Vec<_> =
-                (0..200).map(|_| socket.neighbours_of(Family::V4, w0).unwrap().len()).collect();
-            stop.store(true, Ordering::Relaxed);
-            assert!(lists.iter().all(|listed| *listed == own.len()), "{lists:?}");
-        });
-    });
-}
-
-/// Permanent neighbours with consecutive addresses.
-fn neighbours(ifindex: u32, first: Ipv4Addr, count: u32) -> impl Iterator<Item = Neighbour> {
-    let addresses = (0..count).map(move |number| Ipv4Addr::from_bits(first.to_bits() + number));
-    addresses.map(move |address| Neighbour::permanent(ifindex, address.into(), MAC))
 }
 
 #[test]
