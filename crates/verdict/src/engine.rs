@@ -22,6 +22,7 @@ mod relabelled;
 mod row;
 mod sources;
 mod store;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -33,11 +34,11 @@ use russet_addr::{IpNet, NodeName};
 
 use crate::ir::{Direction, PolicyId, Problem, Profile, ServiceId, Tier, TierDefault};
 use crate::table::{Delta, Identity};
-use crate::world::{Config, Endpoint, EndpointKey, EndpointKind, NetworkSet, Node, Service, SetId, Update};
+use crate::world::{Config, EndpointKey, EndpointKind, NetworkSet, Node, Service, SetId, Update};
 use classes::{ClassId, Classes};
 use compile::Local;
 use identity::Identities;
-use labels::SelectorIndex;
+use labels::{OwnLabels, SelectorIndex};
 use packed::PackedPolicy;
 use peers::{Changed, Peers};
 use predicate::Predicates;
@@ -45,6 +46,7 @@ use publish::{Place, Published};
 use relabelled::{Inherited, Relabelled};
 use sources::{Context, Source, Sources};
 use store::{FirewallKey, Store};
+use stored::StoredEndpoint;
 
 /// What the table of one node must be.
 #[derive(Debug)]
@@ -102,7 +104,7 @@ pub struct Usage {
 /// A workload of this node.
 #[derive(Debug, Default)]
 struct LocalEndpoint {
-    endpoint: Option<Arc<Endpoint>>,
+    endpoint: Option<Arc<StoredEndpoint>>,
     /// The policies that select it.
     policies: BTreeSet<PolicyId>,
     sources: BTreeSet<Source>,
@@ -115,7 +117,7 @@ struct Changes {
     policies: BTreeMap<PolicyId, Option<PackedPolicy>>,
     tiers: BTreeMap<Arc<str>, Option<Tier>>,
     profiles: BTreeMap<Arc<str>, Option<Arc<Profile>>>,
-    endpoints: BTreeMap<EndpointKey, Option<Arc<Endpoint>>>,
+    endpoints: BTreeMap<EndpointKey, Option<Arc<StoredEndpoint>>>,
     sets: BTreeMap<SetId, Option<Arc<NetworkSet>>>,
     services: BTreeMap<ServiceId, Option<Arc<Service>>>,
     nodes: BTreeMap<NodeName, Option<Arc<Node>>>,
@@ -233,7 +235,8 @@ impl Engine {
         let none = BTreeMap::new();
         for (name, old) in &changes.profiles {
             let new = self.store.profiles.get(name);
-            let [old, new] = [old.as_ref(), new].map(|it| it.map_or(&none, |profile| &profile.labels));
+            let [old, new] =
+                [old.as_ref(), new].map(|it| OwnLabels::Map(it.map_or(&none, |profile| &profile.labels)));
             let labels: BTreeSet<Arc<str>> = relabelled::different(old, new).map(Into::into).collect();
             if labels.is_empty() {
                 continue;
@@ -354,7 +357,7 @@ impl Engine {
         for (key, old) in &changes.endpoints {
             let new = self.store.endpoints.get(key);
             let relabelled = relabelled(&self.store, key, old, inherited);
-            for address in old.iter().chain(new).flat_map(|endpoint| &endpoint.addresses) {
+            for address in old.iter().chain(new).flat_map(|endpoint| &*endpoint.addresses) {
                 let owner = self.store.workload_at(*address);
                 let Some((owner, local)) = owner.and_then(|it| self.locals.get_key_value(it)) else {
                     continue;
@@ -438,7 +441,7 @@ impl Engine {
             addresses.extend(std::mem::take(&mut local.addresses));
             match endpoint {
                 Some(endpoint) => {
-                    local.addresses = endpoint.addresses.clone();
+                    local.addresses = endpoint.addresses.iter().copied().collect();
                     addresses.extend(&local.addresses);
                 }
                 None => _ = self.locals.remove(key),
@@ -448,7 +451,7 @@ impl Engine {
         for (key, old) in &changes.endpoints {
             let new = self.store.endpoints.get(key);
             if !relabelled(&self.store, key, old, inherited).is_same_otherwise() {
-                addresses.extend(old.iter().chain(new).flat_map(|endpoint| &endpoint.addresses));
+                addresses.extend(old.iter().chain(new).flat_map(|endpoint| &*endpoint.addresses));
             }
         }
         let mut is_changed = false;
@@ -485,7 +488,7 @@ impl Engine {
 fn relabelled<'a>(
     store: &'a Store,
     key: &EndpointKey,
-    old: &'a Option<Arc<Endpoint>>,
+    old: &'a Option<Arc<StoredEndpoint>>,
     inherited: &'a Inherited,
 ) -> Relabelled<'a> {
     Relabelled::new(old.as_deref(), store.endpoints.get(key).map(|it| &**it), inherited)
@@ -499,7 +502,7 @@ fn places(tiers: BTreeMap<Arc<str>, Tier>) -> BTreeMap<Arc<str>, (usize, TierDef
     places.map(|(place, (name, tier))| (name, (place, tier.default_action))).collect()
 }
 
-fn is_local(endpoint: &Endpoint) -> bool {
+fn is_local(endpoint: &StoredEndpoint) -> bool {
     endpoint.local.is_some() && endpoint.kind == EndpointKind::Workload
 }
 

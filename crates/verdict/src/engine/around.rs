@@ -20,7 +20,7 @@ impl Engine {
         let endpoints: BTreeMap<EndpointKey, Arc<Endpoint>> = addresses
             .iter()
             .flat_map(|address| store.endpoints_at(*address))
-            .map(|(key, endpoint)| (key.clone(), endpoint.clone()))
+            .map(|(key, endpoint)| (key.clone(), Arc::new(endpoint.endpoint())))
             .collect();
         let selecting = endpoints.keys().filter_map(|key| self.locals.get(key)).flat_map(|it| &it.policies);
         let policy = |id: &PolicyId| Some((id.clone(), Arc::new(store.policies.get(id)?.policy(id)?)));

@@ -12,10 +12,19 @@ pub(super) type Map = BTreeMap<Arc<str>, Arc<str>>;
 /// of which the first that has a label counts.
 #[derive(Debug, Clone)]
 pub(super) struct Labels<'a> {
-    own: &'a Map,
+    own: OwnLabels<'a>,
     /// Whether own labels that look like those of a namespace or a service account are ignored.
     strip: bool,
     profiles: Vec<&'a Map>,
+}
+
+/// Labels without those of profiles.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum OwnLabels<'a> {
+    /// By their names.
+    Map(&'a Map),
+    /// In the order of their names, each once.
+    Sorted(&'a [(Arc<str>, Arc<str>)]),
 }
 
 /// Selectors by the labels that they need, and by those that they mention. What a selector is known by is a `K`;
@@ -57,18 +66,18 @@ const MENTIONS_MAX: usize = 64;
 
 impl<'a> Labels<'a> {
     /// The labels of an endpoint, which cannot pretend to be a namespace's or a service account's.
-    pub(super) fn of_endpoint(own: &'a Map, profiles: Vec<&'a Map>) -> Self {
+    pub(super) fn of_endpoint(own: OwnLabels<'a>, profiles: Vec<&'a Map>) -> Self {
         Self { own, strip: true, profiles }
     }
 
     /// The labels of a network set.
     pub(super) fn of_set(own: &'a Map, profile: Option<&'a Map>) -> Self {
-        Self { own, strip: false, profiles: profile.into_iter().collect() }
+        Self { own: OwnLabels::Map(own), strip: false, profiles: profile.into_iter().collect() }
     }
 
     /// The labels of a node, which inherits none.
     pub(super) fn of_node(own: &'a Map) -> Self {
-        Self { own, strip: false, profiles: Vec::new() }
+        Self { own: OwnLabels::Map(own), strip: false, profiles: Vec::new() }
     }
 
     /// Whether a selector matches.
@@ -94,6 +103,28 @@ impl<'a> Labels<'a> {
     fn pairs(&self) -> impl Iterator<Item = (&'a Arc<str>, &'a Arc<str>)> {
         let own = self.own.iter().filter(|(name, _)| !self.ignores(name));
         own.chain(self.profiles.iter().copied().flatten())
+    }
+}
+
+// === impl OwnLabels ===
+
+impl<'a> OwnLabels<'a> {
+    pub(super) fn get(self, name: &str) -> Option<&'a Arc<str>> {
+        match self {
+            Self::Map(labels) => labels.get(name),
+            Self::Sorted(labels) => {
+                let place = labels.binary_search_by(|(other, _)| (**other).cmp(name)).ok()?;
+                labels.get(place).map(|(_, value)| value)
+            }
+        }
+    }
+
+    pub(super) fn iter(self) -> impl Iterator<Item = (&'a Arc<str>, &'a Arc<str>)> {
+        let (map, sorted) = match self {
+            Self::Map(labels) => (Some(labels), [].as_slice()),
+            Self::Sorted(labels) => (None, labels),
+        };
+        map.into_iter().flatten().chain(sorted.iter().map(|(name, value)| (name, value)))
     }
 }
 

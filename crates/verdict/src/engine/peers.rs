@@ -13,9 +13,10 @@ use super::nets::{self, Nets};
 use super::predicate::{Answer, Predicate, PredicateId, Predicates, Services, Vector};
 use super::relabelled::Relabelled;
 use super::store::Store;
+use super::stored::StoredEndpoint;
 use crate::ir::ServiceId;
 use crate::table::Identity;
-use crate::world::{Endpoint, EndpointKey, NetworkSet, Service, SetId};
+use crate::world::{EndpointKey, NetworkSet, Service, SetId};
 
 /// The addresses of the cluster and what is true of them.
 #[derive(Debug)]
@@ -211,7 +212,7 @@ impl Peers {
     pub(super) fn change_endpoint(
         &mut self,
         key: &EndpointKey,
-        old: Option<&Endpoint>,
+        old: Option<&StoredEndpoint>,
         relabelled: &Relabelled<'_>,
         store: &Store,
         predicates: &Predicates,
@@ -235,12 +236,13 @@ impl Peers {
             }
         };
         let is_other = self.replace_satisfied(owner, found);
-        let same_place = |old: &Endpoint, new: &Endpoint| {
+        let same_place = |old: &StoredEndpoint, new: &StoredEndpoint| {
             (&old.addresses, &old.ports, &old.kind, old.age)
                 == (&new.addresses, &new.ports, &new.kind, new.age)
         };
         // Names of ports count only for endpoints that match a selector, which labels decide.
-        let names_ports = |it: &Endpoint| it.ports.iter().any(|port| self.named.contains_key(&port.name));
+        let names_ports =
+            |it: &StoredEndpoint| it.ports.iter().any(|port| self.named.contains_key(&port.name));
         let is_same =
             !is_other && old.zip(new).is_some_and(|(old, new)| same_place(old, new) && !names_ports(new));
         if !is_same {
@@ -370,7 +372,7 @@ impl Peers {
     }
 
     fn touch_named(&mut self, name: &Arc<str>, store: &Store) {
-        let names = |endpoint: &Endpoint| endpoint.ports.iter().any(|port| port.name == *name);
+        let names = |endpoint: &StoredEndpoint| endpoint.ports.iter().any(|port| port.name == *name);
         let endpoints = store.endpoints.iter().filter(|(_, endpoint)| names(endpoint));
         self.dirty.addresses.extend(endpoints.flat_map(|(_, endpoint)| &endpoint.addresses));
     }
@@ -531,12 +533,12 @@ impl Peers {
 
     fn add_named(
         &self,
-        endpoint: &Endpoint,
+        endpoint: &StoredEndpoint,
         store: &Store,
         predicates: &Predicates,
         found: &mut BTreeMap<PredicateId, Answer>,
     ) {
-        for port in &endpoint.ports {
+        for port in &*endpoint.ports {
             for id in self.named.get(&port.name).into_iter().flatten() {
                 let Some(Predicate::Named(_, wanted)) = predicates.get(*id).map(|it| &**it) else { continue };
                 let labels = store.endpoint_labels(endpoint);

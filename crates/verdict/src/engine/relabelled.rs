@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::labels::Map;
-use crate::world::Endpoint;
+use super::labels::OwnLabels;
+use super::stored::StoredEndpoint;
 
 /// The names of labels that profiles give to others than before, or with other values.
 pub(super) type Inherited = BTreeMap<Arc<str>, BTreeSet<Arc<str>>>;
@@ -21,8 +21,8 @@ pub(super) struct Relabelled<'a> {
 
 impl<'a> Relabelled<'a> {
     pub(super) fn new(
-        old: Option<&'a Endpoint>,
-        new: Option<&'a Endpoint>,
+        old: Option<&'a StoredEndpoint>,
+        new: Option<&'a StoredEndpoint>,
         inherited: &'a Inherited,
     ) -> Self {
         let Some((old, new)) = old.zip(new).filter(|(old, new)| old.profiles == new.profiles) else {
@@ -30,11 +30,11 @@ impl<'a> Relabelled<'a> {
         };
         let mut names = BTreeSet::new();
         if !std::ptr::eq(old, new) {
-            names.extend(different(&old.labels, &new.labels));
+            names.extend(different(old.labels(), new.labels()));
         }
         let of_profiles = new.profiles.iter().filter_map(|profile| inherited.get(profile)).flatten();
         names.extend(of_profiles.map(|name| &**name));
-        Self { names: Some(names), is_same_otherwise: is_same_otherwise(old, new) }
+        Self { names: Some(names), is_same_otherwise: old.is_same_but_labels(new) }
     }
 
     pub(super) fn names(&self) -> Option<&BTreeSet<&'a str>> {
@@ -48,15 +48,7 @@ impl<'a> Relabelled<'a> {
 }
 
 /// Names that both have, but with different values, and those that one of them has.
-pub(super) fn different<'a>(old: &'a Map, new: &'a Map) -> impl Iterator<Item = &'a str> {
-    let differs = |(name, _): &(&'a Arc<str>, &'a Arc<str>)| old.get(*name) != new.get(*name);
-    old.iter().chain(new).filter(differs).map(|(name, _)| &**name)
-}
-
-/// Whether endpoints differ in nothing but labels and names for people.
-fn is_same_otherwise(old: &Endpoint, new: &Endpoint) -> bool {
-    let Endpoint { kind, namespace, name: _, node, addresses, labels: _, profiles, ports, local, age } = old;
-    (kind, namespace, node, addresses, profiles)
-        == (&new.kind, &new.namespace, &new.node, &new.addresses, &new.profiles)
-        && (ports, local, age) == (&new.ports, &new.local, &new.age)
+pub(super) fn different<'a>(old: OwnLabels<'a>, new: OwnLabels<'a>) -> impl Iterator<Item = &'a str> {
+    let differs = move |(name, _): &(&'a Arc<str>, &'a Arc<str>)| old.get(name) != new.get(name);
+    old.iter().chain(new.iter()).filter(differs).map(|(name, _)| &**name)
 }

@@ -11,10 +11,11 @@ use super::packed::Content;
 use super::predicate::Predicates;
 use super::program::{Block, End, Program};
 use super::store::Store;
+use super::stored::StoredEndpoint;
 use crate::ir::{
     Action, Direction, Directions, Entity, Order, PolicyId, Port, Problem, Protocol, Rule, TierDefault,
 };
-use crate::world::{EgressPeer, Endpoint};
+use crate::world::EgressPeer;
 
 /// Where rules come from.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,7 +98,7 @@ impl Sources {
     pub(super) fn program(
         &self,
         sources: &BTreeSet<Source>,
-        endpoint: &Endpoint,
+        endpoint: &StoredEndpoint,
         direction: Direction,
         local: Local<'_>,
     ) -> Program {
@@ -147,12 +148,12 @@ impl Sources {
     /// Profiles decide where no tier did; one that is unknown denies.
     fn add_profiles(
         &self,
-        endpoint: &Endpoint,
+        endpoint: &StoredEndpoint,
         direction: Direction,
         local: Local<'_>,
         blocks: &mut Vec<Block>,
     ) {
-        for name in &endpoint.profiles {
+        for name in &*endpoint.profiles {
             let is_known = local.store.profiles.get(name).is_some();
             let end = match is_known {
                 true => End::Next,
@@ -175,7 +176,7 @@ impl Sources {
 
 /// The sources of an endpoint that these policies select.
 pub(super) fn of_endpoint<'a>(
-    endpoint: &Endpoint,
+    endpoint: &StoredEndpoint,
     policies: impl IntoIterator<Item = &'a PolicyId>,
 ) -> BTreeSet<Source> {
     let firewall = endpoint.namespace.clone().map(|it| Source::Firewall(it, endpoint.node.clone()));

@@ -10,9 +10,10 @@ use russet_model::{Restriction, Selector};
 
 use super::labels::{Labels, Map};
 use super::packed::PackedPolicy;
+use super::stored::{StoredEndpoint, Texts};
 use crate::ir::{PolicyId, Profile, ServiceId, Tier};
 use crate::world::{
-    Config, EgressFirewall, Endpoint, EndpointKey, EndpointKind, NetworkSet, Node, Service, SetId, Update,
+    Config, EgressFirewall, EndpointKey, EndpointKind, NetworkSet, Node, Service, SetId, Update,
 };
 
 /// The namespace and the name of an EgressNetworkPolicy.
@@ -31,12 +32,14 @@ pub(super) struct Store {
     pub(super) policies: Objects<PolicyId, PackedPolicy>,
     pub(super) tiers: Objects<Arc<str>, Tier>,
     pub(super) profiles: Objects<Arc<str>, Arc<Profile>>,
-    pub(super) endpoints: Objects<EndpointKey, Arc<Endpoint>>,
+    pub(super) endpoints: Objects<EndpointKey, Arc<StoredEndpoint>>,
     pub(super) sets: Objects<SetId, Arc<NetworkSet>>,
     pub(super) services: Objects<ServiceId, Arc<Service>>,
     pub(super) nodes: Objects<NodeName, Arc<Node>>,
     pub(super) firewalls: Objects<FirewallKey, Arc<EgressFirewall>>,
     pub(super) config: Objects<(), Config>,
+    /// The texts of endpoints and of the names of policies.
+    texts: Texts,
     /// The endpoints that inherit from a profile.
     inheriting: BTreeMap<Arc<str>, BTreeSet<EndpointKey>>,
     /// The sets that do.
@@ -47,10 +50,11 @@ pub(super) struct Store {
     at: BTreeMap<IpAddr, At>,
 }
 
-/// Who has an address. Workloads sort by their ages.
+/// Who has an address.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct At {
-    workloads: BTreeSet<(u64, EndpointKey)>,
+    /// In the order of their ages: mostly one.
+    workloads: Vec<(u64, EndpointKey)>,
     hosts: BTreeSet<EndpointKey>,
     pub(super) nodes: BTreeSet<NodeName>,
     pub(super) services: BTreeSet<ServiceId>,
@@ -105,11 +109,17 @@ impl Store {
     pub(super) fn apply(&mut self, update: Update) {
         match update {
             Update::Policy(key, value) => {
+                let texts = &mut self.texts;
+                let namespace = key.namespace.map(|namespace| texts.shared(&namespace));
+                let key = PolicyId { namespace, name: texts.shared(&key.name), ..key };
                 self.policies.put(key, value.map(|policy| PackedPolicy::new(&policy)));
             }
             Update::Tier(key, value) => self.tiers.put(key, value),
             Update::Profile(key, value) => self.profiles.put(key, value),
-            Update::Endpoint(key, value) => self.endpoints.put(key, value),
+            Update::Endpoint(key, value) => {
+                let stored = value.map(|endpoint| Arc::new(StoredEndpoint::new(&endpoint, &mut self.texts)));
+                self.endpoints.put(EndpointKey(self.texts.shared(&key.0)), stored);
+            }
             Update::NetworkSet(key, value) => self.sets.put(key, value),
             Update::Service(key, value) => self.services.put(key, value),
             Update::Node(key, value) => self.nodes.put(key, value),
@@ -124,13 +134,13 @@ impl Store {
     }
 
     /// Brings the indexes up to date with an endpoint that was `old`.
-    pub(super) fn index_endpoint(&mut self, key: &EndpointKey, old: Option<&Arc<Endpoint>>) {
+    pub(super) fn index_endpoint(&mut self, key: &EndpointKey, old: Option<&Arc<StoredEndpoint>>) {
         let new = self.endpoints.get(key).cloned();
         let (before, after) = (old.map(|it| &**it), new.as_deref());
         if before.zip(after).is_none_or(|(old, new)| old.profiles != new.profiles) {
-            let profiles = before.into_iter().flat_map(|it| &it.profiles);
+            let profiles = before.into_iter().flat_map(|it| &*it.profiles);
             profiles.for_each(|profile| leave(&mut self.inheriting, profile, key));
-            for profile in after.into_iter().flat_map(|it| &it.profiles) {
+            for profile in after.into_iter().flat_map(|it| &*it.profiles) {
                 self.inheriting.entry(profile.clone()).or_default().insert(key.clone());
             }
         }
@@ -145,15 +155,20 @@ impl Store {
         self.index_labels(key, before, after);
     }
 
-    fn index_labels(&mut self, key: &EndpointKey, old: Option<&Endpoint>, new: Option<&Endpoint>) {
-        let is_in = |of: Option<&Endpoint>, name: &Arc<str>, value: &Arc<str>| {
-            of.is_some_and(|it| it.labels.get(name) == Some(value))
+    fn index_labels(
+        &mut self,
+        key: &EndpointKey,
+        old: Option<&StoredEndpoint>,
+        new: Option<&StoredEndpoint>,
+    ) {
+        let is_in = |of: Option<&StoredEndpoint>, name: &Arc<str>, value: &Arc<str>| {
+            of.is_some_and(|it| it.labels().get(name) == Some(value))
         };
-        let before = old.into_iter().flat_map(|it| &it.labels);
+        let before = old.into_iter().flat_map(|it| it.labels().iter());
         for (name, value) in before.filter(|(name, value)| !is_in(new, name, value)) {
             self.unlabel(name, value, key);
         }
-        let after = new.into_iter().flat_map(|it| &it.labels);
+        let after = new.into_iter().flat_map(|it| it.labels().iter());
         for (name, value) in after.filter(|(name, value)| !is_in(old, name, value)) {
             let values = self.labelled.entry(name.clone()).or_default();
             values.entry(value.clone()).or_default().insert(key.clone());
@@ -265,15 +280,15 @@ impl Store {
     pub(super) fn endpoints_at(
         &self,
         address: IpAddr,
-    ) -> impl Iterator<Item = (&EndpointKey, &Arc<Endpoint>)> {
+    ) -> impl Iterator<Item = (&EndpointKey, &Arc<StoredEndpoint>)> {
         let hosts = self.at(address).into_iter().flat_map(|at| &at.hosts);
         let keys = self.workload_at(address).into_iter().chain(hosts);
         keys.filter_map(|key| Some((key, self.endpoints.get(key)?)))
     }
 
-    pub(super) fn endpoint_labels<'a>(&'a self, endpoint: &'a Endpoint) -> Labels<'a> {
+    pub(super) fn endpoint_labels<'a>(&'a self, endpoint: &'a StoredEndpoint) -> Labels<'a> {
         let profiles = endpoint.profiles.iter().filter_map(|profile| self.profile_labels(profile));
-        Labels::of_endpoint(&endpoint.labels, profiles.collect())
+        Labels::of_endpoint(endpoint.labels(), profiles.collect())
     }
 
     pub(super) fn set_labels<'a>(&'a self, set: &'a NetworkSet) -> Labels<'a> {
@@ -291,7 +306,7 @@ impl Store {
 }
 
 /// Where an endpoint is.
-fn place(endpoint: &Endpoint) -> (&BTreeSet<IpAddr>, &EndpointKind, u64) {
+fn place(endpoint: &StoredEndpoint) -> (&[IpAddr], &EndpointKind, u64) {
     (&endpoint.addresses, &endpoint.kind, endpoint.age)
 }
 
@@ -307,16 +322,24 @@ fn leave<K: Ord>(index: &mut BTreeMap<Arc<str>, BTreeSet<K>>, name: &Arc<str>, k
 // === impl At ===
 
 impl At {
-    fn enter(&mut self, key: &EndpointKey, endpoint: &Endpoint) {
+    fn enter(&mut self, key: &EndpointKey, endpoint: &StoredEndpoint) {
         match endpoint.kind {
-            EndpointKind::Workload => _ = self.workloads.insert((endpoint.age, key.clone())),
+            EndpointKind::Workload => {
+                let workload = (endpoint.age, key.clone());
+                if let Err(place) = self.workloads.binary_search(&workload) {
+                    self.workloads.reserve_exact(1);
+                    self.workloads.insert(place, workload);
+                }
+            }
             EndpointKind::Host { .. } => _ = self.hosts.insert(key.clone()),
         }
     }
 
-    fn leave(&mut self, key: &EndpointKey, endpoint: &Endpoint) {
+    fn leave(&mut self, key: &EndpointKey, endpoint: &StoredEndpoint) {
         match endpoint.kind {
-            EndpointKind::Workload => _ = self.workloads.remove(&(endpoint.age, key.clone())),
+            EndpointKind::Workload => {
+                self.workloads.retain(|(age, other)| (*age, other) != (endpoint.age, key));
+            }
             EndpointKind::Host { .. } => _ = self.hosts.remove(key),
         }
     }

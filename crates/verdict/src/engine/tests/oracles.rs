@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ir::*;
-use crate::world::{NamedPort, NetworkSet};
+use crate::world::{Endpoint, NamedPort, NetworkSet};
 use russet_addr::IfName;
 use russet_model::Selector;
 
