@@ -108,6 +108,8 @@ struct LocalEndpoint {
     /// The policies that select it.
     policies: BTreeSet<PolicyId>,
     sources: BTreeSet<Source>,
+    /// Whether a rule of them asks something of the local address that more than its endpoint decides.
+    asks_of_local: bool,
     /// Its addresses.
     addresses: BTreeSet<IpAddr>,
 }
@@ -295,11 +297,12 @@ impl Engine {
                 }
             };
             local.endpoint = Some(endpoint.clone());
-            if is_other || !relabelled.is_same_otherwise() || self.sources.asks_of_local(&local.sources) {
+            if is_other || !relabelled.is_same_otherwise() || local.asks_of_local {
                 dirty.insert(key.clone());
             }
         }
-        for (key, local) in self.locals.iter_mut().filter(|(key, _)| !compared.contains(key)) {
+        let others = self.locals.iter_mut().filter(|(key, _)| !compared.contains(key));
+        for (key, local) in others.take_while(|_| !changes.policies.is_empty()) {
             let Some(endpoint) = local.endpoint.clone() else { continue };
             let labels = self.store.endpoint_labels(&endpoint);
             for id in changes.policies.keys() {
@@ -336,7 +339,7 @@ impl Engine {
         let firewalls: BTreeSet<&Arc<str>> =
             changes.firewalls.keys().map(|(namespace, _)| namespace).collect();
         let tiers = if changes.tiers.is_empty() { BTreeSet::new() } else { self.moved_tiers(changes) };
-        for (key, local) in &self.locals {
+        for (key, local) in self.locals.iter().take_while(|_| !changes.are_of_endpoints_and_policies()) {
             let inherits = |name: &Arc<str>| local.sources.contains(&Source::Profile(name.clone()));
             let is_dirty = !changes.config.is_empty()
                 || tiers.iter().any(|tier| self.sources.is_of_tier(&local.sources, tier))
@@ -348,7 +351,7 @@ impl Engine {
                     }
                     Source::Policy(_) | Source::Profile(_) => false,
                 })
-                || (touches_addresses && self.sources.asks_of_local(&local.sources));
+                || (touches_addresses && local.asks_of_local);
             if is_dirty {
                 dirty.insert(key.clone());
             }
@@ -363,7 +366,7 @@ impl Engine {
                     continue;
                 };
                 // Labels of an address matter to its own rules only if one asks for them.
-                if !relabelled.is_same_otherwise() || self.sources.asks_of_local(&local.sources) {
+                if !relabelled.is_same_otherwise() || local.asks_of_local {
                     dirty.insert(owner.clone());
                 }
             }
@@ -396,6 +399,7 @@ impl Engine {
             let Some(local) = self.locals.get_mut(key) else { continue };
             let new = endpoint.map(|it| sources::of_endpoint(it, &local.policies)).unwrap_or_default();
             self.sources.acquire(&new, context);
+            local.asks_of_local = self.sources.asks_of_local(&new);
             let old = std::mem::replace(&mut local.sources, new);
             self.sources.release(&old, context.predicates);
         }
@@ -522,10 +526,13 @@ impl LocalEndpoint {
 
 impl Changes {
     fn is_empty(&self) -> bool {
-        self.policies.is_empty()
-            && self.tiers.is_empty()
+        self.policies.is_empty() && self.endpoints.is_empty() && self.are_of_endpoints_and_policies()
+    }
+
+    /// Whether nothing else changed.
+    fn are_of_endpoints_and_policies(&self) -> bool {
+        self.tiers.is_empty()
             && self.profiles.is_empty()
-            && self.endpoints.is_empty()
             && self.sets.is_empty()
             && self.services.is_empty()
             && self.nodes.is_empty()
