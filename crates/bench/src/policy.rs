@@ -8,6 +8,7 @@
 //! * `recheck COUNT`: changes that forbid something, with so many connections in progress
 //! * `memory`, `elements COUNT`: of this process, which has to be a new one, and of the kernel's maps
 //! * `explain`: the time of one question
+//! * `what-if`: the time to find the pairs of pods that the deletion of a policy changes
 //! * `packets WAY`, `connect WAY`: the cost of packets and of connections
 //! * `peer PROGRAM`: the load of a chain for each of 10,000 policies, and of one more
 
@@ -20,10 +21,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use russet_verdict::evaluator;
+use russet_verdict::explain::Probe;
 use russet_verdict::flow::Flow;
-use russet_verdict::ir::Protocol;
+use russet_verdict::ir::{PolicyId, Protocol};
 use russet_verdict::scale::{Cost, Scale};
 use russet_verdict::snapshot::Snapshot;
+use russet_verdict::what_if::changed_pairs;
+use russet_verdict::world::Update;
 use serde_json::{Value, json};
 
 use crate::overlay::NICENESS;
@@ -49,6 +53,7 @@ pub fn run() -> Result<()> {
             ["memory"] => table::memory(),
             ["elements", count] => table::elements(count.parse()?),
             ["explain"] => explain(),
+            ["what-if"] => what_if(),
             ["peer", program] => peer::load(program),
             ["packets", way] => packets::cost(packets::stage(&mut stages, way.parse()?)?),
             ["connect", way] => packets::connect(packets::stage(&mut stages, way.parse()?)?),
@@ -95,6 +100,21 @@ fn explain() -> Result<Value> {
         }
     }
     Ok(json!({ "p50_us": percentile(&mut times, 50), "p99_us": percentile(&mut times, 99) }))
+}
+
+/// Looks for the pairs that change at one port when one policy of the cluster is deleted.
+fn what_if() -> Result<Value> {
+    let mut before = Snapshot::default();
+    Scale::LARGE.updates().into_iter().for_each(|update| before.apply(update));
+    let mut after = before.clone();
+    let is_first = |id: &&PolicyId| *id.name == *"policy-0";
+    let deleted = before.policies.keys().find(is_first).cloned().ok_or("there is no policy")?;
+    after.apply(Update::Policy(deleted, None));
+    let port = Probe { protocol: Protocol::TCP, port: 80 };
+    let begun = Instant::now();
+    let changed = changed_pairs(&before, &after, &[port]).map_err(|error| format!("{error:?}"))?;
+    let us = begun.elapsed().as_secs_f64() * 1e6;
+    Ok(json!({ "us": us, "pairs": changed.len() }))
 }
 
 /// The value that so many of a hundred do not exceed.

@@ -22,4 +22,5 @@ pub mod scale;
 pub mod snapshot;
 pub mod table;
 pub mod translate;
+pub mod what_if;
 pub mod world;

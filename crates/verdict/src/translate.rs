@@ -22,6 +22,7 @@ use crate::ir::{Action, Directions, Order, Policy, Problem, Rule, Tier, TierDefa
 use crate::world::Update;
 
 pub use cluster::{ADMIN_TIER, BASELINE_TIER};
+pub(crate) use labels::NAMESPACE;
 pub use translator::Translator;
 
 /// The tier of NetworkPolicies, and of Calico's policies that name none.

@@ -38,7 +38,7 @@ const CHURN_SECONDS: u32 = 8;
 static TABLE: Table = Table { bench: "policy", goals: &GOALS, unit };
 
 /// The goals of policy.md section 6.4.
-const GOALS: [Goal; 23] = [
+const GOALS: [Goal; 24] = [
     goal("kernel: start", 2_000_000.0, "B1"),
     goal("engine: start", 1_000_000.0, "policy.md section 2.3"),
     goal("kernel: remote pod, another class", 60.0, "B2"),
@@ -61,6 +61,7 @@ const GOALS: [Goal; 23] = [
     goal("memory: engine", 40.0, "B10"),
     goal("memory: kernel, 1,000,000 decisions", 85.0, "B10"),
     goal("explain: one question", 5_000.0, "B11"),
+    goal("explain: what one policy changes", 2_000_000.0, "B11"),
     goal("churn: pods, processor", 1.0, "B12"),
 ];
 
@@ -165,7 +166,9 @@ impl Run<'_> {
         let load = self.worker.ask(&format!("load {count}"))?;
         self.add("load: 100,000 decisions", &load, "ms")?;
         let explain = self.worker.ask("explain")?;
-        self.add("explain: one question", &explain, "p50_us")
+        self.add("explain: one question", &explain, "p50_us")?;
+        let what_if = self.worker.ask("what-if")?;
+        self.add("explain: what one policy changes", &what_if, "us")
     }
 
     fn peers(&mut self) -> Result<()> {

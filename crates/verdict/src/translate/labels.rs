@@ -9,7 +9,7 @@ use super::read::At;
 use crate::ir::Problem;
 
 /// The label of everything that is in a namespace; its value is the namespace's name.
-pub(super) const NAMESPACE: &str = "projectcalico.org/namespace";
+pub(crate) const NAMESPACE: &str = "projectcalico.org/namespace";
 /// The label of workloads.
 pub(super) const ORCHESTRATOR: &str = "projectcalico.org/orchestrator";
 /// The value of [`ORCHESTRATOR`] for pods of Kubernetes.

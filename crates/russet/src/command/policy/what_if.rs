@@ -1,14 +1,12 @@
 //! `russet policy what-if`: which pairs of pods would change if policies were applied or deleted.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
-use russet_verdict::evaluator;
 use russet_verdict::explain::Probe;
-use russet_verdict::flow::Flow;
-use russet_verdict::ir::{PolicyId, Protocol};
+use russet_verdict::ir::PolicyId;
 use russet_verdict::snapshot::Snapshot;
-use russet_verdict::world::{Endpoint, EndpointKind, Update};
+use russet_verdict::what_if::{ChangedPair, PAIRS_MAX, changed_pairs};
+use russet_verdict::world::{EndpointKey, Update};
 use serde::Serialize;
 use serde_json::json;
 
@@ -36,16 +34,13 @@ enum WhatIfError {
     Unknown(String),
     /// Too many pairs would have to be judged.
     #[error(
-        "{0} pods make more pairs than are judged at once ({PAIRS_MAX}); name ports with --port, or judge a part of the cluster with `russet explain -f`"
+        "{0} pods make more pairs than are judged at once ({PAIRS_MAX}); judge a part of the cluster with `russet explain -f`"
     )]
     TooMany(usize),
 }
 
-/// Limit of judged pairs, which takes about a minute: each one reads all endpoints.
-const PAIRS_MAX: usize = 400_000;
 /// More changes are counted, and not printed as text.
 const SHOWN_MAX: usize = 200;
-const PING: Probe = Probe { protocol: Protocol::ICMP, port: 0 };
 
 /// Prints the pairs that would change; exits with 3 if there are any.
 pub async fn run(args: WhatIfArgs) -> Result<ExitCode, Failure> {
@@ -117,71 +112,27 @@ fn named(snapshot: &Snapshot, text: &str) -> Option<PolicyId> {
 
 /// The pairs whose verdict differs between two states of a cluster.
 fn differences(before: &Snapshot, after: &Snapshot, ports: &[Probe]) -> Result<Vec<Changed>, WhatIfError> {
-    let pods: BTreeMap<String, &Endpoint> = after
-        .endpoints
-        .values()
-        .filter(|endpoint| endpoint.kind == EndpointKind::Workload)
-        .map(|endpoint| (pod_name(endpoint), &**endpoint))
+    let pairs = changed_pairs(before, after, ports).map_err(|error| WhatIfError::TooMany(error.pods))?;
+    let name =
+        |key: &EndpointKey| after.endpoints.get(key).map_or_else(|| key.0.to_string(), |it| pod_name(it));
+    let mut changed: Vec<_> = pairs
+        .into_iter()
+        .map(|ChangedPair { from, to, probe, allowed }| Changed {
+            from: name(&from),
+            to: name(&to),
+            port: probe.to_string(),
+            allowed,
+        })
         .collect();
-    let affected: BTreeSet<&str> = pods
-        .iter()
-        .filter(|(_, pod)| is_affected(before, after, pod))
-        .map(|(name, _)| name.as_str())
-        .collect();
-    if affected.len().saturating_mul(pods.len()) > PAIRS_MAX {
-        return Err(WhatIfError::TooMany(pods.len()));
-    }
-    let mut changed = BTreeSet::new();
-    for (to, destination) in &pods {
-        for probe in probes(destination, ports) {
-            let counts = |from: &String| {
-                from != to && (affected.contains(from.as_str()) || affected.contains(to.as_str()))
-            };
-            for (from, source) in pods.iter().filter(|(from, _)| counts(from)) {
-                for flow in flows(probe, source, destination) {
-                    let allowed = evaluator::ask(after, &flow).allowed();
-                    if allowed != evaluator::ask(before, &flow).allowed() {
-                        let (from, to) = (from.clone(), to.clone());
-                        changed.insert(Changed { from, to, port: probe.to_string(), allowed });
-                    }
-                }
-            }
-        }
-    }
-    Ok(changed.into_iter().collect())
-}
-
-/// Whether a pod's policies differ: those that select it, or what any policy may name.
-fn is_affected(before: &Snapshot, after: &Snapshot, pod: &Endpoint) -> bool {
-    let others_differ = before.tiers != after.tiers
-        || before.profiles != after.profiles
-        || before.network_sets != after.network_sets
-        || before.endpoints != after.endpoints
-        || before.services != after.services
-        || before.nodes != after.nodes
-        || before.egress_firewalls != after.egress_firewalls;
-    let selects = |of: &Snapshot, other: &Snapshot| {
-        let mut changed = of.policies.iter().filter(|(id, policy)| other.policies.get(*id) != Some(*policy));
-        changed.any(|(_, policy)| of.selects(&policy.subject, pod))
-    };
-    others_differ || selects(before, after) || selects(after, before)
-}
-
-fn probes(destination: &Endpoint, ports: &[Probe]) -> BTreeSet<Probe> {
-    if !ports.is_empty() {
-        return ports.iter().copied().collect();
-    }
-    let named = destination.ports.iter().map(|it| Probe { protocol: it.protocol, port: it.port });
-    named.chain([PING]).collect()
-}
-
-fn flows(probe: Probe, source: &Endpoint, destination: &Endpoint) -> Vec<Flow> {
-    let to = |from| destination.addresses.iter().filter_map(move |to| probe.flow(from, *to));
-    source.addresses.iter().flat_map(|from| to(*from)).collect()
+    changed.sort();
+    Ok(changed)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use russet_verdict::evaluator;
     use serde_json::Value;
 
     use super::super::files::Cluster;
