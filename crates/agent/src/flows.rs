@@ -145,6 +145,8 @@ struct Shared {
     last: watch::Sender<u64>,
     /// Clients that wait.
     waiting: Semaphore,
+    /// Until when connections that pass are wanted, too.
+    sampled: watch::Sender<Option<Instant>>,
 }
 
 #[derive(Debug, Default)]
@@ -172,6 +174,9 @@ struct Key {
 
 /// How long packets count as those of one flow.
 const SAME: Duration = Duration::from_secs(60);
+/// How long connections that pass are wanted after a client has waited for flows of both verdicts; it asks
+/// again at once.
+const SAMPLED: Duration = Duration::from_secs(WAIT_MAX.as_secs() + 10);
 /// More clients do not wait; they get what there is.
 const WAITING_MAX: usize = 16;
 
@@ -255,6 +260,16 @@ impl FlowLog {
         self.kept().report(request)
     }
 
+    /// Until when connections that pass are wanted, and news of that.
+    pub(crate) fn sampled(&self) -> watch::Receiver<Option<Instant>> {
+        self.0.sampled.subscribe()
+    }
+
+    /// A client waits for connections that pass.
+    fn want_sampled(&self) {
+        self.0.sampled.send_replace(Some(Instant::now() + SAMPLED));
+    }
+
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -265,7 +280,7 @@ impl FlowLog {
 impl Default for Shared {
     fn default() -> Self {
         let (kept, waiting) = (Mutex::default(), Semaphore::new(WAITING_MAX));
-        Self { kept, last: watch::Sender::new(0), waiting }
+        Self { kept, last: watch::Sender::new(0), waiting, sampled: watch::Sender::new(None) }
     }
 }
 

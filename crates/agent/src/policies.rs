@@ -93,6 +93,8 @@ enum Request {
     Drifted,
     /// Felix was started, or has ended.
     Felix(Felix),
+    /// Connections that pass are wanted by a client.
+    Sampled,
 }
 
 /// Limit of queued changes. A source waits while there are so many.
@@ -156,6 +158,12 @@ impl Policies {
     /// Starts the watches. The endpoint table has to be complete.
     pub fn watch(&self, background: &mut JoinSet<()>, store: &Rc<dyn Store>, client: Option<&Client>) {
         source::start(background, store, client, self);
+        let (policies, mut sampled) = (self.clone(), self.shared.flows.sampled());
+        background.spawn_local(async move {
+            while sampled.changed().await.is_ok() {
+                policies.request(Request::Sampled);
+            }
+        });
     }
 
     /// Queues a change once there is room.

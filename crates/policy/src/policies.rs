@@ -59,6 +59,8 @@ pub struct Policies {
     advanced: Option<Instant>,
     /// Whether connections must be judged again that were judged in this epoch.
     is_due: bool,
+    /// Whether new connections that pass are logged.
+    samples: bool,
 }
 
 /// What the node is configured with.
@@ -124,6 +126,7 @@ impl Policies {
             is_doubtful: false,
             advanced: None,
             is_due: false,
+            samples: false,
         };
         policies.read()?;
         Ok(policies)
@@ -219,6 +222,35 @@ impl Policies {
         self.apply(&Delta::default(), &BTreeSet::new(), now)
     }
 
+    /// Whether new connections that pass are logged.
+    pub const fn samples(&self) -> bool {
+        self.samples
+    }
+
+    /// Begins or ends logging new connections that pass, as far as the limit allows. Nothing else changes:
+    /// no connection is judged again. Without a table nothing passes by its decisions, so nothing is logged.
+    pub fn sample(&mut self, samples: bool, now: Instant) -> Result<()> {
+        if self.samples == samples || self.epoch.is_none() {
+            return Ok(());
+        }
+        let mut transaction = Transaction::new();
+        let (set, elements) = (skeleton::sampled(), skeleton::sampled_elements());
+        match samples {
+            true => transaction.add_elements(&set, &elements),
+            false => transaction.delete_elements(&set, &elements),
+        };
+        match self.commit(transaction) {
+            Ok(()) => self.samples = samples,
+            Err(error) if is_drift(&error) => {
+                self.samples = samples;
+                let wanted = std::mem::take(&mut self.content);
+                self.restore(wanted, now)?;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
     /// Makes the kernel hold exactly `wanted`: at the start, and after another program changed the
     /// table. Writes nothing if there is no difference; else all connections are judged again.
     pub fn restore(&mut self, wanted: Decisions, now: Instant) -> Result<PolicyReport> {
@@ -246,7 +278,7 @@ impl Policies {
     pub fn withdraw(&mut self) -> Result<bool> {
         let table = skeleton::table();
         (self.content, self.lists) = (Decisions::default(), Lists::default());
-        (self.epoch, self.complete_at) = (None, None);
+        (self.epoch, self.complete_at, self.samples) = (None, None, false);
         if !self.nft.tables()?.iter().any(|info| info.table == table) {
             return Ok(false);
         }
@@ -257,8 +289,8 @@ impl Policies {
     }
 
     const fn shape(&self, epoch: Epoch) -> Shape {
-        let Self { settings, priority_by_tos, priority, .. } = *self;
-        Shape { epoch, bits: settings.bits, priority_by_tos, priority }
+        let Self { settings, priority_by_tos, priority, samples, .. } = *self;
+        Shape { epoch, bits: settings.bits, priority_by_tos, priority, samples }
     }
 
     /// Reads epoch and decisions; none of both without a table.
@@ -267,6 +299,7 @@ impl Policies {
         let fresh = elements(&mut self.nft, &skeleton::fresh())?.unwrap_or_default();
         let mark = fresh.first().and_then(|element| words::class_id(element.key.first()?));
         self.epoch = mark.and_then(|mark| self.settings.bits.epoch(mark));
+        self.samples = !elements(&mut self.nft, &skeleton::sampled())?.unwrap_or_default().is_empty();
         self.content = Decisions::default();
         let found = self.found()?;
         let known = lists::read(&found);

@@ -37,6 +37,9 @@ impl FlowLog {
         let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
         let mut news = self.0.last.subscribe();
         let Ok(_permit) = self.0.waiting.try_acquire() else { return self.report(request) };
+        if !wait.is_zero() && !request.denied {
+            self.want_sampled();
+        }
         let is_there = async {
             loop {
                 news.borrow_and_update();
@@ -71,6 +74,17 @@ mod tests {
         let (report, ()) = tokio::join!(flows.answer(&asked), later);
         assert_eq!((report.flows.len(), report.next), (1, 1));
         assert_eq!(began.elapsed().as_secs(), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_pass_are_wanted_only_while_a_client_waits_for_them() {
+        let flows = FlowLog::default();
+        let wanted = || flows.sampled().borrow().is_some_and(|until| until > std::time::Instant::now());
+        flows.answer(&request(0)).await;
+        flows.answer(&FlowsRequest { wait_ms: 1, denied: true, ..request(0) }).await;
+        assert!(!wanted());
+        flows.answer(&FlowsRequest { wait_ms: 1, ..request(0) }).await;
+        assert!(wanted());
     }
 
     #[tokio::test(start_paused = true)]

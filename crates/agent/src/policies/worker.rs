@@ -186,6 +186,7 @@ impl Worker {
             }
             self.decide();
             self.publish();
+            self.sample();
             self.name_flows();
         }
     }
@@ -211,10 +212,35 @@ impl Worker {
         if self.shared.has_logged() {
             return Duration::ZERO;
         }
-        let advance = self.kernel.table.as_ref().and_then(russet_policy::Policies::advance_at);
-        let due =
-            advance.into_iter().chain(self.kernel.restore_at).chain(self.leaving.values().copied()).min();
+        let table = self.kernel.table.as_ref();
+        let advance = table.and_then(russet_policy::Policies::advance_at);
+        // One that did not end then is tried again after the pause.
+        let sampled = table.filter(|table| table.samples());
+        let sampled = sampled.map(|_| self.sampled_until().max(Instant::now() + RETRY));
+        let due = advance
+            .into_iter()
+            .chain(sampled)
+            .chain(self.kernel.restore_at)
+            .chain(self.leaving.values().copied())
+            .min();
         due.map_or(IDLE, |due| due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Until when connections that pass are logged; in the past if no client wants them.
+    fn sampled_until(&self) -> Instant {
+        let until = *self.shared.flows.sampled().borrow();
+        until.unwrap_or_else(Instant::now)
+    }
+
+    /// Has connections that pass logged while a client wants them.
+    fn sample(&mut self) {
+        let now = Instant::now();
+        let wanted = self.sampled_until() > now;
+        let Some(table) = self.kernel.table.as_mut() else { return };
+        if let Err(error) = table.sample(wanted, now) {
+            tracing::warn!(%error, "flows that pass are not seen as asked; another attempt follows");
+            self.kernel.restore_at = Some(now + RETRY);
+        }
     }
 
     fn serve_requests(&mut self) {
@@ -233,6 +259,8 @@ impl Worker {
                 }
                 Request::Drifted => self.kernel.restore_at = Some(Instant::now()),
                 Request::Felix(felix) => self.meet(felix),
+                // Below, once the table is there.
+                Request::Sampled => {}
             }
         }
     }

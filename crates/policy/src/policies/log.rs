@@ -15,7 +15,8 @@ use crate::error::PolicyError;
 pub struct LoggedFlow {
     /// The end whose policies decided: the destination's ingress, or the source's egress.
     pub direction: Direction,
-    /// Whether it passed this end; such packets are logged only where a rule asks for it.
+    /// Whether it passed this end; such packets are logged where a rule asks for it, and while connections
+    /// that pass are sampled.
     pub allowed: bool,
     /// What began the flow: of a reply, the request that it answers.
     pub flow: Flow,
@@ -45,13 +46,13 @@ const EXTENSIONS_MAX: usize = 8;
 impl LoggedFlow {
     /// Reads a packet; `None` if it is none of this table's, or none of IP.
     pub fn read(packet: &LoggedPacket) -> Option<Self> {
-        let (logged, direction) = [Logged::Denied, Logged::DeniedReply, Logged::Allowed]
+        let (logged, direction) = [Logged::Denied, Logged::DeniedReply, Logged::Allowed, Logged::Sampled]
             .into_iter()
             .flat_map(|logged| DIRECTIONS.map(|direction| (logged, direction)))
             .find(|(logged, direction)| packet.prefix == log_prefix(*logged, *direction))?;
         let flow = Header::read(&packet.bytes)?.flow();
         let flow = if logged == Logged::DeniedReply { answered(flow) } else { flow };
-        Some(Self { direction, allowed: logged == Logged::Allowed, flow })
+        Some(Self { direction, allowed: matches!(logged, Logged::Allowed | Logged::Sampled), flow })
     }
 
     /// The address of the end whose policies decided.

@@ -7,10 +7,11 @@
 //! chain forwarded4  {
 //!     ip saddr != @pods4 ip daddr != @pods4 accept
 //!     ct state related accept; ct state invalid counter drop; ct direction reply goto reply4
-//!     ip saddr @pods4 jump out4; ip daddr @pods4 jump in4; goto judged4
+//!     ip saddr @pods4 jump out4; meta l4proto @sampled ip saddr @pods4 jump sampled-out
+//!     ip daddr @pods4 jump in4; meta l4proto @sampled ip daddr @pods4 jump sampled-in; goto judged4
 //! }
 //! chain reply4      { meta l4proto icmp accept; ip daddr @pods4 jump rout4; ip saddr @pods4 jump rin4; goto judged4 }
-//! chain local4      { ip saddr != @pods4 accept; ct direction reply accept; ct state ... ; jump out4; goto judged4 }
+//! chain local4      { ip saddr != @pods4 accept; ct direction reply accept; ct state ... ; jump out4; sampled as above; goto judged4 }
 //! chain in4         {
 //!     fib saddr type local return
 //!     ip daddr @held4 goto denied-in
@@ -26,6 +27,7 @@
 //! chain in4-sources { meta priority set meta priority . th sport map @sources4; meta priority vmap @words-in; goto denied-in }
 //! chain denied-in   { ct direction reply goto denied-reply-in
 //!                     limit rate 100/second burst 100 packets counter log prefix "russet|D|in" group 7273 snaplen 96; counter drop }
+//! chain sampled-in  { limit rate 100/second burst 100 packets counter log prefix "russet|S|in" group 7273 snaplen 96 }
 //! chain judged4     { restore the priority; jump epoch; accept }
 //! chain epoch       { ct mark set ct mark & ~MASK | EPOCH }
 //! ```
@@ -84,7 +86,10 @@ pub(super) enum Place {
 pub(super) enum Logged {
     Denied,
     DeniedReply,
+    /// It passes, and a rule asks for the log.
     Allowed,
+    /// It passes this end, while connections that pass are sampled.
+    Sampled,
 }
 
 /// What may differ between two tables of this version.
@@ -97,6 +102,8 @@ pub(super) struct Shape {
     pub priority_by_tos: bool,
     /// Of the chains that the kernel calls; see [`next_priority`].
     pub priority: i32,
+    /// Whether new connections that pass are logged.
+    pub samples: bool,
 }
 
 pub(super) const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
@@ -104,6 +111,8 @@ pub(super) const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Eg
 pub(super) const EPOCH_CHAIN: &str = "epoch";
 const FRESH: &str = "fresh";
 const PORTED: &str = "ported";
+/// The protocols whose new connections are logged when they pass; empty while nothing asks for them.
+const SAMPLED: &str = "sampled";
 /// Priorities by the bits 0x18 of the type of service, and their values (`rt_tos2priority`).
 const PRIORITIES: [(u8, u32); 3] = [(0x08, 2), (0x10, 6), (0x18, 4)];
 /// The priorities that the base chains may have: before the translation of sources.
@@ -193,6 +202,7 @@ pub(super) fn constants(shape: Shape) -> Vec<(Set, Vec<Element>)> {
     let mut all = vec![
         (fresh(), vec![fresh_element(shape)]),
         (Set::new(&table(), PORTED, [KeyType::InetProto]), ported),
+        (sampled(), if shape.samples { sampled_elements() } else { Vec::new() }),
     ];
     for direction in DIRECTIONS {
         let set = Set::verdict_map(&table(), words_of(direction), [KeyType::ClassId]);
@@ -210,6 +220,17 @@ pub(super) fn constants(shape: Shape) -> Vec<(Set, Vec<Element>)> {
         all.push((set, elements.to_vec()));
     }
     all
+}
+
+/// The set that says whether connections that pass are logged.
+pub(super) fn sampled() -> Set {
+    Set::new(&table(), SAMPLED, [KeyType::InetProto])
+}
+
+/// Its elements while they are.
+pub(super) fn sampled_elements() -> Vec<Element> {
+    let protocols = [L4::Tcp, L4::Udp, L4::Sctp, L4::Icmp, L4::IcmpV6];
+    protocols.map(|protocol| Element::new(KeyPart::protocol(protocol as u8))).to_vec()
 }
 
 /// The set of the epoch in force.
@@ -240,7 +261,9 @@ fn chains(shape: Shape) -> Vec<Chain> {
     let mut names = vec![EPOCH_CHAIN.to_owned()];
     for direction in DIRECTIONS {
         names.extend(
-            denying_chains(direction).into_iter().chain([format!("log-allowed-{}", word_of(direction))]),
+            denying_chains(direction)
+                .into_iter()
+                .chain([format!("log-allowed-{}", word_of(direction)), sampling_chain(direction)]),
         );
     }
     for family in Family::BOTH {
@@ -294,6 +317,7 @@ fn ends(direction: Direction) -> Vec<Rule> {
         rules.push(rule(chain).counter().drop().comment(format!("no policy allows it, {word}")));
     }
     rules.push(log(&format!("log-allowed-{word}"), Logged::Allowed));
+    rules.push(log(&sampling_chain(direction), Logged::Sampled));
     rules
 }
 
@@ -303,12 +327,17 @@ pub(super) fn denying_chains(direction: Direction) -> [String; 3] {
     ["denied", "log-denied", "denied-reply"].map(|it| format!("{it}-{}", word_of(direction)))
 }
 
+fn sampling_chain(direction: Direction) -> String {
+    format!("sampled-{}", word_of(direction))
+}
+
 /// The text by which a logged packet is known again: no policy's name is in the kernel.
 pub(super) fn log_prefix(logged: Logged, direction: Direction) -> String {
     let (letter, end) = match logged {
         Logged::Denied => ('D', ""),
         Logged::DeniedReply => ('D', "|reply"),
         Logged::Allowed => ('A', ""),
+        Logged::Sampled => ('S', ""),
     };
     format!("russet|{letter}|{}{end}", word_of(direction))
 }
@@ -320,6 +349,9 @@ fn entrances(family: Family) -> Vec<Rule> {
     let pods = Place::Pods.name(family);
     let to = |rule: Rule, chain| rule.daddr_in(family, &*pods).jump(of(chain, family));
     let from = |rule: Rule, chain| rule.saddr_in(family, &*pods).jump(of(chain, family));
+    let is_sampled = |chain| rule(chain).is_in(&[Field::L4Proto], SAMPLED);
+    let sample_from =
+        |chain| is_sampled(chain).saddr_in(family, &*pods).jump(sampling_chain(Direction::Egress));
     let mut rules = Vec::new();
     if family == Family::V6 {
         // Else every connection ends when an entry of the neighbour cache expires.
@@ -337,7 +369,9 @@ fn entrances(family: Family) -> Vec<Rule> {
     rules.extend([
         rule(&forwarded).ct_reply().goto(&reply),
         from(rule(&forwarded), "out"),
+        sample_from(&forwarded),
         to(rule(&forwarded), "in"),
+        is_sampled(&forwarded).daddr_in(family, &*pods).jump(sampling_chain(Direction::Ingress)),
         rule(&forwarded).goto(name("judged")),
         // Their type and code are not those of the request.
         rule(&reply).protocol(icmp).accept(),
@@ -347,6 +381,7 @@ fn entrances(family: Family) -> Vec<Rule> {
         // The node may always reach its own pods.
         rule(&local).ct_reply().accept(),
         rule(&local).jump(name("out")),
+        sample_from(&local),
         rule(&local).goto(name("judged")),
     ]);
     rules

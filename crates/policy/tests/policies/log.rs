@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use russet_nft::{Nft, PacketLog};
-use russet_policy::{DeniedPackets, LOG_GROUP, LOGGED_BURST, LOGGED_PER_S, LoggedFlow};
+use russet_policy::{DeniedPackets, LOG_GROUP, LOGGED_BURST, LOGGED_PER_S, LoggedFlow, PolicyReport};
 use russet_testkit::{eventually, run};
 use russet_verdict::flow::Flow;
 use russet_verdict::ir::Direction::{Egress, Ingress};
@@ -71,6 +71,44 @@ fn a_denied_flow_is_logged_with_its_direction_and_one_that_passes_is_not() {
         let ended = flow("10.9.2.2", "10.9.1.2", Protocol::TCP, 80);
         assert_eq!(next(&mut log), denied(Ingress, ended));
         assert_eq!(log.lost(), 0);
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, nfnetlink_log, veth, root; tools: ip, nft"]
+fn new_connections_that_pass_are_logged_at_each_end_while_they_are_sampled() {
+    on_a_node(|| {
+        let mut policies = open();
+        let mut log = PacketLog::open(LOG_GROUP).unwrap();
+        let rule = key(Ingress, "10.9.1.2", B, tcp(80));
+        let out = key(Egress, "10.9.2.2", A, tcp(80));
+        let delta = merged(isolated(Ingress, "10.9.1.2"), isolated(Egress, "10.9.2.2"));
+        apply(&mut policies, &merged(delta, allowing([rule, out])));
+        let server = listen(Some("a"), "10.9.1.2", 80);
+        let (older, accepted) = connected(Some("b"), "10.9.1.2", &server);
+        policies.sample(true, Instant::now()).unwrap();
+        assert!(policies.samples() && open().samples(), "another process reads it");
+        assert!(carries(&older, &accepted, true) && carries(&accepted, &older, true));
+        connected(Some("b"), "10.9.1.2", &server);
+        let request = flow("10.9.2.2", "10.9.1.2", Protocol::TCP, 80);
+        // What passed before, and goes on, is not new.
+        for direction in [Egress, Ingress] {
+            assert_eq!(next(&mut log), LoggedFlow { direction, allowed: true, flow: request });
+        }
+        // It is no difference from what is wanted, and what another program took is put back.
+        assert_eq!(policies.faults().unwrap(), PolicyReport::default());
+        run("nft", &["flush set inet russet-decisions sampled"]);
+        assert_eq!(policies.faults().unwrap().elements, 5);
+        policies.restore(policies.current().clone(), Instant::now()).unwrap();
+        logged(&mut log);
+        connected(Some("b"), "10.9.1.2", &server);
+        assert_eq!(logged(&mut log).len(), 2);
+        run("nft", &["flush set inet russet-decisions sampled"]);
+        policies.sample(false, Instant::now()).unwrap();
+        assert_eq!(policies.faults().unwrap(), PolicyReport::default());
+        connected(Some("b"), "10.9.1.2", &server);
+        assert_eq!(logged(&mut log), []);
+        assert_eq!(counted(), DeniedPackets::default());
     });
 }
 

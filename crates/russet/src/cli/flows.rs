@@ -10,14 +10,15 @@ pub const EXAMPLES: &str = "Examples:
   russet flows                             the last flows that policies denied on this node, and what decided
   russet flows --pod shop/db --last 20
   russet flows --policy shop/db-in -o json
-  russet flows -f                          go on as they come; with -o json one object a line
+  russet flows -f                          go on as they come, with new connections that pass; with -o json one object a line
+  russet flows -f --denied                 the same without those
 
-The agent keeps the last 2048 flows; retries within a minute are one. Allowed flows are not recorded, except where a rule of
-Calico's policies has the action Log. Exit codes: 0 good; 1 the agent does not answer, enforces no policies, or cannot read what the kernel logs; 2 usage. docs/policy.md.";
+The agent keeps the last 2048 flows; retries within a minute are one. Flows that pass are recorded only while they are followed
+(new connections, at most 100 a second in each direction), and where a rule of Calico's policies has the action Log. Exit codes: 0 good; 1 the agent does not answer, enforces no policies, or cannot read what the kernel logs; 2 usage. docs/policy.md.";
 
 #[derive(Debug, Args)]
 pub struct FlowsArgs {
-    /// Only denied flows, not those that a rule with the action Log allowed.
+    /// Only denied flows; with --follow, connections that pass are not logged then.
     #[arg(long)]
     pub denied: bool,
     /// Only flows from or to this pod or address.

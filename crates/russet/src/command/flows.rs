@@ -1,4 +1,4 @@
-//! `russet flows`: asks the agent which flows policies denied, and what decided.
+//! `russet flows`: asks the agent which flows policies denied or let pass, and what decided.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
