@@ -51,7 +51,7 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>> {
 pub fn watch(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Ended> {
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(Error::io(shown(command)))?;
     let pid = child.id();
-    let (progress, progressed) = mpsc::channel::<()>();
+    let (progress, progressed) = mpsc::sync_channel::<()>(1);
     let watchdog = thread::spawn(move || {
         loop {
             match progressed.recv_timeout(limit) {
@@ -65,8 +65,8 @@ pub fn watch(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&st
         }
     });
     let heard = |line: &str| {
-        // The receiver is gone after a kill.
-        let _ = progress.send(());
+        // The receiver is gone after a kill. A line that it has not seen yet says as much as two.
+        let _ = progress.try_send(());
         on_line(line);
     };
     let read = child.stdout.take().map_or(Ok(()), |stdout| each_line(BufReader::new(stdout), heard));

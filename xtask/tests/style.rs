@@ -38,6 +38,9 @@ const READ_FOREIGN_BYTES: [&str; 16] = [
 /// Directories that hold no source of ours.
 const NOT_OURS: [&str; 4] = ["target", ".git", "generated", "vendor"];
 
+/// Names of queues whose senders never wait and are never refused, in tokio, futures and the crates of channels.
+const UNBOUNDED: [&str; 4] = ["unbounded", "unbounded_channel", "UnboundedReceiver", "UnboundedSender"];
+
 /// A Rust file: its path inside the workspace and its text.
 struct Source {
     path: String,
@@ -141,6 +144,63 @@ fn lines_where(source: &Source, wrong: impl Fn(&str) -> bool) -> Vec<String> {
     wrong.map(|(at, _)| format!("{}:{}", source.path, at + 1)).collect()
 }
 
+/// Whether a line makes a queue without a limit: std's `channel()` has no argument, tokio's `mpsc::channel(n)` has its
+/// limit, and the `channel()` of a oneshot carries a single value.
+fn makes_unbounded_queue(line: &str) -> bool {
+    let is_std = |(at, name): (usize, &str)| {
+        let (before, after) = (&line[..at], &line[at + name.len()..]);
+        let is_other = ["fn ", "oneshot::", "."].iter().any(|other| before.ends_with(other))
+            || before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let called = after.strip_prefix("::<").map_or(after, after_generics);
+        !is_other && called.starts_with("()")
+    };
+    UNBOUNDED.iter().any(|name| has_word(line, name)) || line.match_indices("channel").any(is_std)
+}
+
+/// What follows the `>` that closes generic arguments.
+fn after_generics(rest: &str) -> &str {
+    let mut open = 1;
+    let mut last = ' ';
+    for (at, c) in rest.char_indices() {
+        match c {
+            '<' => open += 1,
+            '>' if last != '-' => open -= 1,
+            _ => {}
+        }
+        if open == 0 {
+            return &rest[at + 1..];
+        }
+        last = c;
+    }
+    ""
+}
+
+/// The source without the module of tests at its end.
+fn without_tests(source: &Source) -> Source {
+    let is_inline = |(at, _): &(usize, &str)| {
+        let module = source.text[*at..].lines().nth(1).unwrap_or_default();
+        has_word(module, "mod") && module.ends_with('{')
+    };
+    let end = source.text.match_indices("#[cfg(test)]\n").find(is_inline);
+    let end = end.map_or(source.text.len(), |(at, _)| at);
+    Source { path: source.path.clone(), text: source.text[..end].to_owned() }
+}
+
+/// The files, without `.rs`, of the modules that the source declares for tests only.
+fn test_modules(source: &Source) -> Vec<String> {
+    let module = source.path.trim_end_matches(".rs");
+    let children = match module.rsplit_once('/') {
+        Some((directory, "lib" | "main")) => directory,
+        _ => module,
+    };
+    let declared = source.text.split("#[cfg(test)]\n").skip(1).filter_map(|after| {
+        let line = after.lines().next()?.trim().strip_suffix(';')?;
+        let (visibility, name) = line.split_once("mod ")?;
+        (visibility.is_empty() || visibility.starts_with("pub")).then_some(name)
+    });
+    declared.map(|name| format!("{children}/{name}")).collect()
+}
+
 #[test]
 fn no_file_is_longer_than_800_lines() {
     let count = |source: &Source| source.text.lines().count();
@@ -186,6 +246,27 @@ fn unsafe_code_lives_where_the_kernel_is_touched() {
 }
 
 #[test]
+fn every_queue_has_a_bound() {
+    let sources = sources();
+    let tests: Vec<String> = sources.iter().flat_map(test_modules).collect();
+    let is_test = |path: &str| {
+        let of = |module: &String| path.strip_prefix(module.as_str());
+        let is_of_module = |rest: &str| rest == ".rs" || rest.starts_with('/');
+        path.contains("/tests/") || tests.iter().filter_map(of).any(is_of_module)
+    };
+    // Only few files have to be read as code.
+    let is_suspect = |source: &&Source| ["channel", "nbounded"].iter().any(|name| source.text.contains(name));
+    let programs =
+        sources.iter().filter(|source| !is_test(&source.path)).filter(is_suspect).map(without_tests);
+    let found: Vec<String> =
+        programs.flat_map(|source| lines_where(&source, makes_unbounded_queue)).collect();
+    assert!(
+        found.is_empty(),
+        "use tokio's mpsc::channel or std's sync_channel, with a named limit: {found:?}"
+    );
+}
+
+#[test]
 fn readers_of_foreign_bytes_are_warned_of_an_index_an_expect_and_a_panic() {
     const LINTS: &str =
         "#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]";
@@ -224,4 +305,39 @@ fn the_scanner_does_not_read_comments_strings_or_lifetimes() {
     assert!(!code_only(hidden).lines().any(|line| has_word(line, "unsafe")));
     let shown = "fn f<'a>(x: &'a str) -> &'a str { unsafe { g(x) } }";
     assert!(has_word(&code_only(shown), "unsafe"));
+}
+
+#[test]
+fn the_scanner_knows_queues_without_a_bound() {
+    for line in [
+        "let (a, b) = mpsc::channel();",
+        "let (a, b) = channel::<()>();",
+        "let (a, b) = std::sync::mpsc::channel::<Box<dyn FnOnce() -> Vec<u8>>>();",
+        "let (a, b) = tokio::sync::mpsc::unbounded_channel();",
+        "use futures::channel::mpsc::UnboundedSender;",
+        "let (a, b) = flume::unbounded::<u8>();",
+    ] {
+        assert!(makes_unbounded_queue(line), "{line}");
+    }
+    for line in [
+        "let (a, b) = mpsc::channel(QUEUE_MAX);",
+        "let (a, b) = mpsc::channel::<Vec<u8>>(1);",
+        "let (a, b) = sync_channel(0);",
+        "let (a, b) = oneshot::channel();",
+        "let (a, b) = oneshot::channel::<()>();",
+        "fn channel() -> (Sender, Receiver) {",
+        "let found = self.channel();",
+    ] {
+        assert!(!makes_unbounded_queue(line), "{line}");
+    }
+}
+
+#[test]
+fn the_scanner_does_not_read_modules_of_tests() {
+    let source = |path: &str, text: &str| Source { path: path.to_owned(), text: text.to_owned() };
+    let text = "#[cfg(test)]\nuse a::b;\nfn f() {}\n#[cfg(test)]\nmod samples;\n\n#[cfg(test)]\npub(crate) mod tests {\n    g();\n}\n";
+    let code = without_tests(&source("crates/a/src/lib.rs", text)).text;
+    assert!(code.contains("fn f()") && !code.contains("g()"), "{code}");
+    assert_eq!(test_modules(&source("crates/a/src/lib.rs", text)), ["crates/a/src/samples"]);
+    assert_eq!(test_modules(&source("crates/a/src/b.rs", text)), ["crates/a/src/b/samples"]);
 }

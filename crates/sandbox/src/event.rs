@@ -1,8 +1,7 @@
 //! Events of sandboxes, for watchers.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use crate::Sandbox;
@@ -35,17 +34,17 @@ pub(crate) struct Watchers(Mutex<Vec<Watcher>>);
 /// The sending side of one watcher.
 #[derive(Debug)]
 struct Watcher {
-    events: Sender<Event>,
-    /// Shared only with the receiving side: the length of its backlog; the reference count says
-    /// whether it still exists.
-    behind: Arc<AtomicUsize>,
+    events: SyncSender<Arc<Event>>,
+    /// Whether the receiving side still exists.
+    receiver: Weak<()>,
 }
 
 /// The events for one watcher.
 #[derive(Debug)]
 pub struct Events {
-    events: Receiver<Event>,
-    behind: Arc<AtomicUsize>,
+    events: Receiver<Arc<Event>>,
+    /// Dropped with the events.
+    _receiver: Arc<()>,
 }
 
 /// A watcher with a longer backlog is dropped: its channel ends, and it has to list.
@@ -55,17 +54,17 @@ const BACKLOG_MAX: usize = 4096;
 
 impl Watchers {
     pub(crate) fn watch(&self) -> Events {
-        let (sender, events) = channel();
-        let behind = Arc::new(AtomicUsize::new(0));
+        let (sender, events) = sync_channel(BACKLOG_MAX);
+        let receiver = Arc::new(());
         let mut watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Without events nothing else would detect dropped watchers.
         watchers.retain(Watcher::is_there);
-        watchers.push(Watcher { events: sender, behind: Arc::clone(&behind) });
-        Events { events, behind }
+        watchers.push(Watcher { events: sender, receiver: Arc::downgrade(&receiver) });
+        Events { events, _receiver: receiver }
     }
 
     pub(crate) fn send(&self, sandbox: Sandbox, kind: EventKind) {
-        let event = Event { sandbox, kind, at: SystemTime::now() };
+        let event = Arc::new(Event { sandbox, kind, at: SystemTime::now() });
         let mut watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.retain(|watcher| watcher.send(&event));
     }
@@ -75,17 +74,16 @@ impl Watchers {
 
 impl Watcher {
     fn is_there(&self) -> bool {
-        Arc::strong_count(&self.behind) > 1
+        self.receiver.strong_count() > 0
     }
 
     /// Returns false if the watcher gets no further events.
-    fn send(&self, event: &Event) -> bool {
-        if self.behind.load(Ordering::SeqCst) >= BACKLOG_MAX {
+    fn send(&self, event: &Arc<Event>) -> bool {
+        let sent = self.events.try_send(Arc::clone(event));
+        if let Err(TrySendError::Full(_)) = sent {
             tracing::warn!(backlog = BACKLOG_MAX, "a watcher of events is too slow and is let go");
-            return false;
         }
-        self.behind.fetch_add(1, Ordering::SeqCst);
-        self.events.send(event.clone()).is_ok()
+        sent.is_ok()
     }
 }
 
@@ -95,9 +93,7 @@ impl Events {
     /// The next event. `Disconnected` if this watcher was too slow, after everything that was sent
     /// until then: it has to list, and to watch again.
     pub fn wait(&self, timeout: Duration) -> Result<Event, RecvTimeoutError> {
-        let event = self.events.recv_timeout(timeout)?;
-        self.behind.fetch_sub(1, Ordering::SeqCst);
-        Ok(event)
+        self.events.recv_timeout(timeout).map(Arc::unwrap_or_clone)
     }
 }
 
