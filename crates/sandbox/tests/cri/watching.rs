@@ -1,6 +1,6 @@
 //! GetContainerEvents.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -12,6 +12,8 @@ use crate::lab::Lab;
 const WATCHERS: usize = 16;
 const CONNECTIONS: usize = 64;
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// RFC 9113 section 3.4.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[test]
 fn events_cover_a_sandboxs_whole_life_with_its_metadata() {
@@ -69,8 +71,15 @@ fn watchers_are_limited_and_a_disconnect_frees_a_slot() {
 #[test]
 fn silent_connections_do_not_block_new_clients() {
     let lab = Lab::start();
-    let connect = || UnixStream::connect(lab.path("cri.sock")).unwrap();
-    let mut silent: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
+    // More than the limit; every second one is a client of HTTP/2 that requests nothing.
+    let connect = |number: usize| {
+        let mut stream = UnixStream::connect(lab.path("cri.sock")).unwrap();
+        if number % 2 == 1 {
+            stream.write_all(PREFACE).unwrap();
+        }
+        stream
+    };
+    let mut silent: Vec<_> = (0..2 * CONNECTIONS).map(connect).collect();
     let (service, version) = (v1::RUNTIME_SERVICE, v1::VersionRequest::default());
     let cri = russet_testkit::cri::Cri::new(&lab.path("cri.sock")).unwrap();
     cri.ask::<_, v1::VersionResponse>((service, "Version"), version, None).unwrap();
