@@ -112,6 +112,32 @@ fn what_go_cannot_read_we_refuse() {
 }
 
 #[test]
+fn a_text_that_is_longer_than_its_limit_is_refused_in_a_short_error() {
+    let other_owner = TV2.replace(r#""secondary":"#, r#""alternateOwnerAttrs":"#);
+    for (block, old, max) in [
+        (TV2, "k8s-pod-network.aaaa", Attribute::HANDLE_MAX_BYTES),
+        (TV2, "host:node-a", Block::AFFINITY_MAX_BYTES),
+        (TV2, "web-0", Attribute::MEMBER_MAX_BYTES),
+        (TV2, "namespace", Attribute::MEMBER_MAX_BYTES),
+        (&other_owner, "web-0", Attribute::MEMBER_MAX_BYTES),
+    ] {
+        let with = |bytes: usize| block.replace(old, &"a".repeat(bytes)).into_bytes();
+        assert!(Block::decode(&with(max)).is_ok(), "{old}");
+        for bytes in [max + 1, 70_000] {
+            for refused in [
+                Block::decode(&with(bytes)).map(drop),
+                // A verb that reads or releases is as strict.
+                Block::decode_repaired(&with(bytes)).map(drop),
+            ] {
+                let error = refused.unwrap_err().to_string();
+                let said = format!("{bytes} bytes; at most {max} are accepted");
+                assert!(error.contains(&said) && error.len() < 500, "{old}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
 fn cut_bytes_are_an_error_and_no_crash() {
     for end in 0..TV2.len() {
         assert!(Block::decode(&TV2.as_bytes()[..end]).is_err(), "{end}");
