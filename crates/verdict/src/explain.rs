@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::evaluator::{self, Asked, EndTrace, Mismatch, Reason, Trace, mismatches};
 use crate::flow::Flow;
-use crate::ir::{Action, Direction, Policy, Protocol};
+use crate::ir::{Action, Direction, Policy, Protocol, Rule};
 use crate::snapshot::Snapshot;
 
 pub use decider::{Decider, name_at};
@@ -105,7 +105,15 @@ fn notes(snapshot: &Snapshot, trace: &Trace) -> Vec<String> {
     if trace.flow.source == trace.flow.destination && trace.egress.endpoint.is_some() {
         notes.push(
             "a pod reaches its own address inside its own network namespace, where no policy counts; \
-                    this is the verdict for a connection through a Service that leads back to the pod"
+                    this is the verdict for a connection through a Service that leads back to the pod (hairpin)"
+                .to_owned(),
+        );
+    }
+    if is_judged_by_address(trace) {
+        notes.push(
+            "the rules for ingress ask for addresses: a connection through a NodePort or load balancer of another node \
+             than the pod's has the address of that node here and not the client's, unless externalTrafficPolicy of the \
+             Service is Local"
                 .to_owned(),
         );
     }
@@ -125,6 +133,13 @@ fn notes(snapshot: &Snapshot, trace: &Trace) -> Vec<String> {
     }
     notes.dedup();
     notes
+}
+
+/// Whether the addresses that rules for ingress name may be hidden by a node: the source is no pod.
+fn is_judged_by_address(trace: &Trace) -> bool {
+    let asks = |rule: &Rule| rule.source.nets.is_some() || !rule.source.not_nets.is_empty();
+    let mut policies = trace.ingress.tiers.iter().flat_map(|tier| &tier.policies);
+    trace.egress.endpoint.is_none() && policies.any(|asked| asked.policy.ingress.iter().any(asks))
 }
 
 /// What decided, as a clause.

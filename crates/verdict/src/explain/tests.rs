@@ -125,6 +125,20 @@ fn notes_say_what_staged_policies_and_problems_change() {
     assert!(found.notes.iter().any(|note| note.contains("spec.ingress[0].from[0]")), "{:?}", found.notes);
     let own = explained(&snapshot, "x/a", "x/a", "80");
     assert!(own.notes.iter().any(|note| note.contains("its own address")), "{:?}", own.notes);
+    let is_of_node_ports = |note: &String| note.contains("through a NodePort");
+    for (from, documents, is_noted) in [
+        ("203.0.113.8", vec![from_b()], true),
+        ("node:n2", vec![from_b()], true),
+        ("x/b", vec![from_b()], false),
+        // It always reaches its own pods.
+        ("node:n1", vec![from_b()], false),
+        ("203.0.113.8", vec![policy("p", json!({"podSelector": {}}))], false),
+        ("203.0.113.8", vec![], false),
+    ] {
+        let snapshot = world(&documents);
+        let found = explained(&snapshot, from, "x/a", "80");
+        assert_eq!(found.notes.iter().any(is_of_node_ports), is_noted, "{from}: {:?}", found.notes);
+    }
     let mut staged = (**snapshot.policies.values().next().unwrap()).clone();
     staged.id.kind = crate::ir::PolicyKind::StagedKubernetesNetworkPolicy;
     staged.staged = Some(crate::ir::StagedAction::Delete);
