@@ -87,6 +87,7 @@ fn a_restart_reads_everything_back_and_writes_nothing() {
 #[test]
 #[ignore = "kernel: nf_tables, root; tools: nft, iptables-nft-save"]
 fn p107_what_nft_lists_loads_again_and_is_the_same() {
+    // policy.md P107
     in_netns_with_loopback(|| {
         let mut policies = open();
         policies.restore(decided(&everything(5, 10)), Instant::now()).unwrap();
@@ -115,6 +116,7 @@ fn p107_what_nft_lists_loads_again_and_is_the_same() {
 #[test]
 #[ignore = "kernel: nf_tables, root"]
 fn p108_one_decision_among_100_000_is_one_transaction_of_one_element() {
+    // policy.md P108
     in_netns_with_loopback(|| {
         let mut policies = open();
         let wanted = decided(&everything(80, 80));
@@ -275,6 +277,7 @@ fn epochs_are_at_least_100_ms_apart_and_the_last_one_is_not_forgotten() {
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
 fn an_idle_connection_is_not_taken_as_judged_when_its_epoch_comes_round() {
+    // policy.md P113
     on_a_node(|| {
         let mut policies = open();
         let rule = key(Ingress, "10.9.1.2", B, tcp(80));

@@ -1,8 +1,9 @@
 //! Decisions in real kernels: pods behind a router, and what their connections do while decisions
-//! change. The deltas are made by hand, except in `names` and `truth`.
+//! change. The deltas are made by hand, except in `documents`, `names` and `truth`.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
+mod documents;
 mod kernel;
 mod log;
 mod names;

@@ -1,11 +1,9 @@
 //! Names that other programs choose never reach nf_tables.
 
-use std::sync::Arc;
-
 use russet_verdict::engine::Engine;
 use russet_verdict::ir::Direction::Ingress;
 use russet_verdict::translate::{Translator, built_in_tiers};
-use russet_verdict::world::{Config, Endpoint, Update};
+use russet_verdict::world::{Config, Update};
 use serde_json::{Value, json};
 
 use crate::world::*;
@@ -37,17 +35,6 @@ fn rules() -> Vec<Value> {
     let listing = russet_testkit::nft_json(&["list", "table", "inet", "russet-decisions"]);
     let all = listing["nftables"].as_array().unwrap().iter();
     all.map(|it| &it["rule"]).filter(|rule| !rule.is_null() && rule["chain"] != "epoch").cloned().collect()
-}
-
-/// The pod with its host end.
-fn wired(update: Update) -> Update {
-    match update {
-        Update::Endpoint(key, Some(endpoint)) => {
-            let local = Some("russa".parse().unwrap());
-            Update::Endpoint(key, Some(Arc::new(Endpoint { local, ..Endpoint::clone(&endpoint) })))
-        }
-        other => other,
-    }
 }
 
 #[test]

@@ -1,13 +1,18 @@
 //! Which connections pass, and what changes do to established ones.
 
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
 use russet_addr::IpNet;
-use russet_policy::{Entry, Verdicts};
+use russet_policy::{Entry, Policies, PolicySettings, Verdicts};
 use russet_testkit::forged::dropped;
-use russet_testkit::{run, sh};
+use russet_testkit::{eventually, run, sh};
 use russet_verdict::ir::Direction::{Egress, Ingress};
 use russet_verdict::ir::Protocol;
 use russet_verdict::table::{Delta, Identity, Part, Word};
+use rustix::net::{RecvFlags, SendFlags, ipproto};
 
+use crate::truth::packets::{Mark, behind_header};
 use crate::world::*;
 
 const TABLE: &str = "inet russet-decisions";
@@ -142,7 +147,7 @@ fn a_pod_is_judged_behind_the_translation_of_addresses() {
 }
 
 /// Port 80 of 10.96.0.1 is port 8080 of the first pod, which sees the node as its client.
-fn service() {
+pub fn service() {
     run(
         "nft",
         &["add table ip kube; add chain ip kube pre { type nat hook prerouting priority -100; };
@@ -163,6 +168,7 @@ fn connected_to_service(
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
 fn a_change_that_forbids_cuts_connections_both_ways_and_its_twin_loses_nothing() {
+    // policy.md P109 and P111
     on_a_node(|| {
         service();
         let mut policies = open();
@@ -228,37 +234,92 @@ fn a_reply_is_judged_by_the_decision_for_its_request_at_both_ends() {
 }
 
 #[test]
-#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft, ping"]
-fn flows_of_udp_and_icmp_are_cut_at_their_next_request() {
+#[ignore = "kernel: nf_tables, veth, raw sockets, root; tools: ip, nft, ping"]
+fn flows_of_udp_sctp_and_icmp_are_cut_at_their_next_request() {
+    // policy.md P112
     on_a_node(|| {
         let mut policies = open();
-        let rules = [Protocol::UDP, Protocol::ICMP]
+        let rules = [Protocol::UDP, Protocol::SCTP, Protocol::ICMP]
             .map(|protocol| key(Ingress, "10.9.1.2", B, Part::Protocol(protocol)));
         apply(&mut policies, &merged(isolated(Ingress, "10.9.1.2"), allowing(rules)));
         let (server, client) = (udp(Some("a"), "10.9.1.2", 53), udp(Some("b"), "10.9.2.2", 5353));
         let other = udp(Some("c"), "10.9.3.2", 5353);
         assert!(sends(&client, &server) && sends(&server, &client) && !sends(&other, &server));
         assert!(pings("b", "10.9.1.2"));
+        let sctp = [(Some("b"), "10.9.2.2"), (None, "192.0.2.1"), (Some("a"), "10.9.1.2")];
+        let sctp = sctp.map(|(netns, address)| inside(netns, || raw(ip(address), ipproto::SCTP)));
+        assert!(begins(&sctp, 1) && begins(&sctp, 2));
         apply(&mut policies, &forbidding(rules));
         assert!(!sends(&client, &server) && !sends(&server, &client) && !pings("b", "10.9.1.2"));
+        assert!(!begins(&sctp, 3));
+        apply(&mut policies, &allowing(rules));
+        assert!(begins(&sctp, 4));
+    });
+}
+
+/// Sends an INIT of SCTP of the pod `b` to the pod `a`, always with the same ports; whether it arrives. The node's own
+/// one behind it passes always, and overtakes none.
+fn begins([pod, node, server]: &[OwnedFd; 3], round: u32) -> bool {
+    let to = SocketAddr::new(ip("10.9.1.2"), 0);
+    let marks = [0, 1].map(|index| Mark { round, index });
+    for (socket, mark) in [pod, node].into_iter().zip(marks) {
+        rustix::net::sendto(socket, &mark.sctp(80), SendFlags::empty(), &to).unwrap();
+    }
+    let mut arrived = false;
+    eventually(ARRIVES, || {
+        let mut packet = [0; 256];
+        let Ok((_, bytes)) = rustix::net::recv(server, &mut packet[..], RecvFlags::empty()) else {
+            return false;
+        };
+        let found = behind_header(&packet[..bytes]).and_then(|it| Mark::of_raw(Protocol::SCTP, it));
+        arrived |= found == Some(marks[0]);
+        found == Some(marks[1])
+    });
+    arrived
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn where_connections_are_kept_a_change_ends_none_and_denies_new_ones() {
+    // policy.md P110
+    on_a_node(|| {
+        service();
+        let settings = PolicySettings { rechecks: false, ..PolicySettings::default() };
+        let mut policies = Policies::open(settings).unwrap();
+        let rule = key(Ingress, "10.9.1.2", B, tcp(8080));
+        apply(&mut policies, &merged(isolated(Ingress, "10.9.1.2"), allowing([rule])));
+        let server = listen(Some("a"), "10.9.1.2", 8080);
+        let (client, accepted) = connected_to_service("b", &server);
+        assert!(!apply(&mut policies, &forbidding([rule])).advanced);
+        for _ in 0..3 {
+            assert!(carries(&client, &accepted, true) && carries(&accepted, &client, true));
+        }
+        connect(Some("b"), "10.96.0.1", 80, false);
+        connect(Some("b"), "10.9.1.2", 8080, false);
     });
 }
 
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: ip, nft, conntrack"]
 fn a_denied_packet_leaves_no_connection() {
+    // policy.md P130
     on_a_node(|| {
         let mut policies = open();
         apply(&mut policies, &isolated(Ingress, "10.9.1.2"));
         let (server, other) = (udp(Some("a"), "10.9.1.2", 53), udp(Some("c"), "10.9.3.2", 5353));
         assert!(!sends(&other, &server));
         assert_eq!(run("conntrack", &["-L", "-s", "10.9.3.2"]), "");
+        // Nor is a packet the other way round an answer to a denied one.
+        apply(&mut policies, &isolated(Egress, "10.9.1.2"));
+        assert!(!sends(&server, &other) && !sends(&other, &server));
+        assert_eq!(run("conntrack", &["-L"]), "");
     });
 }
 
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: ip, nft, conntrack"]
 fn other_bits_of_a_connections_mark_stay() {
+    // policy.md P114
     on_a_node(|| {
         let mark = "add table ip other; add chain ip other c { type filter hook prerouting priority -150; };
             add rule ip other c ct state new ct mark set 0x1000539";
@@ -276,6 +337,7 @@ fn other_bits_of_a_connections_mark_stay() {
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: ip, nft, ping"]
 fn neighbour_discovery_passes_and_echo_of_ipv6_is_judged() {
+    // policy.md P117
     on_a_node(|| {
         let mut policies = open();
         let rule = key(Ingress, "fd09:1::2", B, tcp(80));
@@ -299,6 +361,7 @@ fn neighbour_discovery_passes_and_echo_of_ipv6_is_judged() {
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: ip, nft, ping"]
 fn the_first_packet_of_a_connection_has_the_priority_of_later_ones() {
+    // policy.md P115
     on_a_node(|| {
         run(
             "nft",

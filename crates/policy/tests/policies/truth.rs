@@ -2,8 +2,9 @@
 //! evaluator and then tried with real packets (policy.md section 6.2).
 
 mod ends;
+mod nodeports;
 mod nodes;
-mod packets;
+pub mod packets;
 
 use std::fmt::Write as _;
 use std::sync::Arc;

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,8 @@ use russet_policy::{Policies, PolicyReport, PolicySettings};
 use russet_testkit::{eventually_some, in_netns_with_loopback, pings_with, run, sh};
 use russet_verdict::ir::{Direction, Protocol};
 use russet_verdict::table::{Delta, Identity, Key, Part, Word};
+use russet_verdict::world::{Endpoint, Update};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// The pods: namespace, host end, addresses.
 pub const PODS: [(&str, &str, [&str; 2]); 3] = [
@@ -24,9 +28,9 @@ pub const A: u32 = 16;
 pub const B: u32 = 17;
 pub const C: u32 = 18;
 /// How long a packet may take that is not dropped, on a busy machine.
-const ARRIVES: Duration = Duration::from_secs(5);
+pub const ARRIVES: Duration = Duration::from_secs(5);
 /// How long it is waited for a packet that is dropped.
-const DROPPED: Duration = Duration::from_millis(300);
+pub const DROPPED: Duration = Duration::from_millis(300);
 
 /// Runs a test on a node with the pods.
 pub fn on_a_node<T: Send>(body: impl FnOnce() -> T + Send) -> T {
@@ -48,7 +52,7 @@ pub fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn inside<T>(netns: Option<&str>, body: impl FnOnce() -> T) -> T {
+pub fn inside<T>(netns: Option<&str>, body: impl FnOnce() -> T) -> T {
     match netns {
         Some(name) => NetNs::open_named(name).unwrap().with(body).unwrap(),
         None => body(),
@@ -67,6 +71,18 @@ pub fn listen(netns: Option<&str>, address: &str, port: u16) -> TcpListener {
 pub fn udp(netns: Option<&str>, address: &str, port: u16) -> UdpSocket {
     let socket = bound(netns, || UdpSocket::bind((ip(address), port)).ok());
     socket.set_read_timeout(Some(DROPPED)).unwrap();
+    socket
+}
+
+pub fn family(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
+/// A socket that sees every packet of a protocol to an address.
+pub fn raw(address: IpAddr, protocol: rustix::net::Protocol) -> OwnedFd {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family(address), SocketType::RAW, flags, Some(protocol)).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::new(address, 0)).unwrap();
     socket
 }
 
@@ -148,6 +164,20 @@ pub fn merged(mut delta: Delta, other: Delta) -> Delta {
     delta.defaults.extend(other.defaults);
     delta.tightens |= other.tightens;
     delta
+}
+
+/// An endpoint with its host end, if it has an address of a pod.
+pub fn wired(update: Update) -> Update {
+    match update {
+        Update::Endpoint(key, Some(endpoint)) => {
+            let is_of =
+                |addresses: &[&str; 2]| addresses.iter().any(|it| endpoint.addresses.contains(&ip(it)));
+            let found = PODS.into_iter().find(|(_, _, addresses)| is_of(addresses));
+            let local = found.map(|(_, host_end, _)| host_end.parse().unwrap());
+            Update::Endpoint(key, Some(Arc::new(Endpoint { local, ..Endpoint::clone(&endpoint) })))
+        }
+        other => other,
+    }
 }
 
 pub fn open() -> Policies {

@@ -105,6 +105,7 @@ fn seeds() -> u64 {
 
 #[test]
 fn p103_after_every_flush_the_table_says_what_the_evaluator_says() {
+    // policy.md P103
     let mut answers = [0, 0];
     for seed in 0..seeds() {
         let mut random = Random::new(seed);
@@ -132,6 +133,7 @@ fn p103_after_every_flush_the_table_says_what_the_evaluator_says() {
 
 #[test]
 fn p101_the_same_update_twice_changes_nothing() {
+    // policy.md P101
     for seed in 0..seeds() {
         let mut random = Random::new(seed);
         let mut twins = Twins::new(Limits::default());
@@ -148,6 +150,7 @@ fn p101_the_same_update_twice_changes_nothing() {
 
 #[test]
 fn p100_updates_in_any_order_give_the_same_table() {
+    // policy.md P100
     // A cluster of 2,012 objects; and few names with all that an object can have.
     let scale = crate::scale::Scale { namespaces: 10, pods: 100, policies: 100 };
     let mut random = Random::new(7);
@@ -175,6 +178,7 @@ fn compare_orders(updates: &[Update], random: &mut Random, context: &str) -> usi
 
 #[test]
 fn p102_updates_flushed_together_or_one_by_one_give_the_same_table() {
+    // policy.md P102
     for seed in 0..seeds() {
         let mut random = Random::new(seed);
         let updates = last_of_each(&(0..200).map(|_| random.update()).collect::<Vec<_>>());
@@ -192,6 +196,7 @@ fn p102_updates_flushed_together_or_one_by_one_give_the_same_table() {
 
 #[test]
 fn p105_nothing_is_left_when_everything_is_removed() {
+    // policy.md P105
     for seed in 0..seeds() {
         let mut random = Random::new(seed);
         let mut twins = Twins::new(Limits::default());

@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::expect::{Expectation, differences};
+use crate::explain::{Decider, Explanation, Peer, Probe};
 use crate::generate::cluster;
 use crate::snapshot::Snapshot;
 use crate::translate::Translator;
@@ -40,6 +41,15 @@ fn check(row: &str, documents: &[Value], lines: &str) {
     assert!(!expected.is_empty());
     let found = differences(&snapshot(documents), &expected);
     assert!(found.is_empty(), "{row}: {found:#?}");
+}
+
+/// What `russet explain` says decides ingress of the destination, and its notes.
+fn explained(documents: &[Value], from: &str, to: &str, probe: &str) -> [String; 2] {
+    let snapshot = snapshot(documents);
+    let address = |text: &str| text.parse::<Peer>().unwrap().addresses(&snapshot).unwrap()[0];
+    let flow = probe.parse::<Probe>().unwrap().flow(address(from), address(to)).unwrap();
+    let found = Explanation::new(&snapshot, &flow);
+    [Decider::of(&found.trace.ingress).text, found.notes.join("\n")]
 }
 
 fn object(api: &str, kind: &str, namespace: Option<&str>, name: &str, spec: Value) -> Value {
@@ -361,7 +371,10 @@ fn p38_to_p44_tiers_of_cluster_policies() {
     check("P41", &[baseline.clone(), allow], &is("allowed"));
     check("P41", &[from_pods("c", "Baseline", 5, "Accept"), deny], &is("denied"));
     check("P42", &[baseline, egress(json!([]))], &is("denied"));
-    check("P43", &[from_pods("b", "Admin", 5, "Deny"), from_pods("a", "Admin", 5, "Accept")], &is("allowed"));
+    let equal = [from_pods("b", "Admin", 5, "Deny"), from_pods("a", "Admin", 5, "Accept")];
+    check("P43", &equal, &is("allowed"));
+    let [_, note] = explained(&equal, "y/a", "x/a", "80");
+    assert!(note.contains("ClusterNetworkPolicy a spec.priority: ClusterNetworkPolicy b has"), "P43: {note}");
     check("P43", &[from_pods("a", "Admin", 5, "Deny"), from_pods("b", "Admin", 5, "Accept")], &is("denied"));
     let peer = json!([{"namespaces": {}}]);
     let order = json!([{"action": "Deny", "from": peer}, {"action": "Accept", "from": peer}]);
@@ -595,6 +608,45 @@ fn p79_rules_for_http_allow_by_their_other_members() {
     let snapshot = snapshot(&[policy]);
     let problems = &snapshot.policies.values().next().unwrap().problems;
     assert!(problems.iter().any(|problem| problem.path.contains("http")), "{problems:?}");
+}
+
+// policy.md P89 and P90
+#[test]
+fn p89_p90_equal_orders_are_broken_by_the_names_of_tiers_and_the_keys_of_policies() {
+    let rule = |action: &str| json!([{"action": action}]);
+    let global = |name: &str, shown: Option<&str>, tier: &str, action: &str| {
+        let spec = json!({"tier": tier, "order": 5, "selector": "pod == 'a'", "ingress": rule(action)});
+        let mut policy = calico("GlobalNetworkPolicy", None, name, spec);
+        if let Some(shown) = shown {
+            let metadata = json!({"name": shown}).to_string();
+            policy["metadata"]["annotations"] = json!({"projectcalico.org/metadata": metadata});
+        }
+        policy
+    };
+    let to_a = "y/a -> x/a 80";
+    // What calicoctl stores for a tier without an order; and one that another program stored so.
+    for (tier, order, verdict) in
+        [("a", json!(1_000_000), "denied"), ("z", json!(1_000_000), "allowed"), ("a", json!(null), "allowed")]
+    {
+        let documents = [
+            calico("Tier", None, tier, json!({"order": order, "defaultAction": "Deny"})),
+            global("of-tier", None, tier, "Deny"),
+            global("of-default", None, "default", "Allow"),
+        ];
+        check("P89", &documents, &format!("{to_a} {verdict}"));
+    }
+    // The keys' order is the opposite of that of the names that are shown.
+    for (first, second, shown) in [
+        (("a", Some("z")), ("b", Some("y")), "GlobalNetworkPolicy z"),
+        (("default.c", None), ("knp.default.b", None), "GlobalNetworkPolicy c"),
+        (("knp.default.a", None), ("x", Some("default.x")), "GlobalNetworkPolicy knp.default.a"),
+    ] {
+        let documents =
+            [global(second.0, second.1, "default", "Allow"), global(first.0, first.1, "default", "Deny")];
+        check("P90", &documents, &format!("{to_a} denied"));
+        let [decider, _] = explained(&documents, "y/a", "x/a", "80");
+        assert_eq!(decider, format!("spec.ingress[0] of {shown}, tier default"));
+    }
 }
 
 // policy.md P96 and P97

@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use russet_linux::NetNs;
 use russet_verdict::ir::Protocol;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto};
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType, ipproto};
 
 use super::nodes::{self, Lab, PROBED_NODE};
 use super::packets::{Mark, SOURCE_PORT, behind_header, opening_port};
 use super::{OTHER_PORT, Try};
+use crate::world::{family, raw};
 
 /// All ends, and the number of rounds.
 pub struct Ends {
@@ -230,17 +231,6 @@ fn listener(address: IpAddr, port: u16) -> TcpListener {
     let listener = TcpListener::bind((address, port)).unwrap();
     listener.set_nonblocking(true).unwrap();
     listener
-}
-
-fn family(address: IpAddr) -> AddressFamily {
-    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
-}
-
-fn raw(address: IpAddr, protocol: rustix::net::Protocol) -> OwnedFd {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(family(address), SocketType::RAW, flags, Some(protocol)).unwrap();
-    rustix::net::bind(&socket, &SocketAddr::new(address, 0)).unwrap();
-    socket
 }
 
 /// A connection that is about to be opened. Closing it sends a reset, so that nothing of it

@@ -165,6 +165,10 @@ impl Node {
                 own_addresses: BTreeSet::from([self.address]),
                 ..config
             }),
+            // A node judges its own pods alone.
+            Update::Endpoint(key, Some(endpoint)) if *endpoint.node != *self.name => {
+                Update::Endpoint(key, Some(Arc::new(Endpoint { local: None, ..Endpoint::clone(&endpoint) })))
+            }
             other => other,
         });
     }

@@ -95,18 +95,22 @@ impl Twins {
 
 #[test]
 fn p07_without_its_last_peer_a_rule_allows_nothing() {
+    // policy.md P07
+    const FROM: [&str; 4] = ["10.0.1.1", "10.0.1.2", "10.0.1.3", "192.0.2.1"];
     let mut twins = server(Limits::default(), vec![allow_from(of_selector("a == 'client'"))]);
-    twins.apply(&pod("c1", "10.0.1.1", "client", 1));
-    twins.apply(&pod("c2", "10.0.1.2", "client", 1));
+    for (name, address) in ["c1", "c2", "c3"].into_iter().zip(FROM) {
+        twins.apply(&pod(name, address, "client", 1));
+    }
     twins.flush();
-    assert!(twins.allows("10.0.1.1", 80) && twins.allows("10.0.1.2", 80) && !twins.allows("192.0.2.1", 80));
-    for name in ["c1", "c2"] {
+    let allowed = |twins: &Twins| FROM.map(|from| twins.allows(from, 80));
+    assert_eq!(allowed(&twins), [true, true, true, false]);
+    for (gone, name) in ["c1", "c2", "c3"].into_iter().enumerate() {
         twins.apply(&Update::Endpoint(EndpointKey(name.into()), None));
         let delta = twins.flush();
         assert_eq!(delta.identities.len(), 1);
         assert!(delta.tightens);
+        assert_eq!(allowed(&twins), [0, 1, 2, 3].map(|at| at > gone && at < 3), "without {name}");
     }
-    assert!(!twins.allows("10.0.1.1", 80) && !twins.allows("10.0.1.2", 80) && !twins.allows("192.0.2.1", 80));
 }
 
 #[test]
@@ -124,6 +128,7 @@ fn p30_an_address_is_of_its_younger_owner_at_once() {
 
 #[test]
 fn p35_a_label_of_a_namespace_moves_its_addresses_and_nothing_else() {
+    // policy.md P35
     let mut twins = server(Limits::default(), vec![allow_from(of_selector("pcns.env == 'prod'"))]);
     for at in 1..=9 {
         twins.apply(&pod(&format!("c{at}"), &format!("10.0.1.{at}"), "client", 1));

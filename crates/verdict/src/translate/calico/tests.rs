@@ -122,6 +122,7 @@ fn p58_p93_staged_policies_say_what_they_propose() {
 
 #[test]
 fn p59_p90_the_name_in_the_key_decides_and_the_authors_name_is_shown() {
+    // policy.md P90
     let shown = |name: &str, annotation: Option<&str>, tier: &str| {
         let annotations = annotation.map(|text| json!({"projectcalico.org/metadata": text}));
         let metadata = json!({"name": name, "namespace": "x", "annotations": annotations});

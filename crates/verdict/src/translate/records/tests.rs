@@ -19,6 +19,7 @@ fn policy_of(key: &str, value: Value) -> Policy {
 
 #[test]
 fn p91_a_v1_policy_is_its_v3_twin() {
+    // policy.md P91
     let twin = policy(
         json!({"apiVersion": "projectcalico.org/v3", "kind": "GlobalNetworkPolicy", "metadata": {"name": "db"},
         "spec": {"tier": "t", "order": 100, "selector": "app == \"db\"", "types": ["Ingress", "Egress"], "applyOnForward": true,
@@ -46,6 +47,7 @@ fn p91_a_v1_policy_is_its_v3_twin() {
 
 #[test]
 fn p90_prefixes_of_legacy_names_say_the_kind() {
+    // policy.md P90
     for (name, kind, namespace, shown) in [
         ("a", PolicyKind::GlobalNetworkPolicy, None, "a"),
         ("x%2fa", PolicyKind::NetworkPolicy, Some("x"), "a"),
@@ -85,7 +87,8 @@ fn p88_a_v1_rule_that_cannot_be_converted_is_closed() {
 }
 
 #[test]
-fn a_profile_of_several_records_is_assembled() {
+fn p91_a_profile_of_several_records_is_assembled_and_is_its_v3_twin() {
+    // policy.md P91
     let mut all = Translator::default();
     let key = |part: &str| format!("/calico/v1/policy/profile/kns.x/{part}");
     let profile = |translated: Option<Translated>| match translated.unwrap().updates.as_slice() {
@@ -101,13 +104,18 @@ fn a_profile_of_several_records_is_assembled() {
     let rules = json!({"inbound_rules": [{"action": "allow", "src_tag": "t"}], "outbound_rules": [{"action": "allow"}]});
     let both = profile(all.record(&key("rules"), Some(&rules))).unwrap();
     assert_eq!((both.ingress.len(), both.egress[0].action, both.labels.len()), (1, Action::Allow, 1));
-    assert_eq!(both.ingress[0].source.selector.as_ref().unwrap().to_string(), "has(t)");
+    let twin = json!({"spec": {"ingress": [{"action": "Allow", "source": {"selector": "has(t)"}}],
+        "egress": [{"action": "Allow"}], "labelsToApply": {"pcns.a": "b"}}});
+    let twin =
+        Translator::default().record("/calico/resources/v3/projectcalico.org/profiles/kns.x", Some(&twin));
+    assert_eq!(profile(twin), Some(both));
     assert!(profile(all.record(&key("labels"), None)).unwrap().labels.is_empty());
     assert_eq!(profile(all.record(&key("rules"), None)), None);
 }
 
 #[test]
-fn tiers_sets_and_host_endpoints_of_v1_are_read_and_removed() {
+fn p91_tiers_sets_and_host_endpoints_of_v1_are_their_v3_twins_and_are_removed() {
+    // policy.md P91
     let tier = record("/calico/v1/policy/tier/t/metadata", json!({"order": 5, "default_action": "Pass"}));
     let wanted = record(
         "/calico/resources/v3/projectcalico.org/tiers/t",
@@ -129,6 +137,17 @@ fn tiers_sets_and_host_endpoints_of_v1_are_read_and_removed() {
     );
     let [Update::Endpoint(key, Some(endpoint))] = host.updates.as_slice() else { panic!("{host:?}") };
     assert_eq!((&*key.0, endpoint.addresses.len(), endpoint.ports[0].port), ("host/n1/eth0", 2, 22));
+    let twin = record(
+        "/calico/resources/v3/projectcalico.org/hostendpoints/eth0",
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"node": "n1", "interfaceName": "eth0",
+            "expectedIPs": ["192.0.2.1", "2001:db8::1"], "profiles": ["p"],
+            "ports": [{"name": "ssh", "protocol": "TCP", "port": 22}]}}),
+    );
+    // The key has the node in v1 only: there a name is of one node.
+    assert!(
+        matches!(twin.updates.as_slice(), [Update::Endpoint(_, Some(twin))] if twin == endpoint),
+        "{twin:?}"
+    );
     for key in [
         "/calico/v1/policy/tier/t/metadata",
         "/calico/v1/policy/tier/t/policy/a",
@@ -154,6 +173,7 @@ fn tiers_sets_and_host_endpoints_of_v1_are_read_and_removed() {
 
 #[test]
 fn p90_the_key_of_a_v3_record_names_it() {
+    // policy.md P90
     let value = json!({"metadata": {"name": "renamed", "namespace": "y"}, "spec": {}});
     let policy = policy_of("/calico/resources/v3/projectcalico.org/networkpolicies/x/default.a", value);
     assert_eq!(

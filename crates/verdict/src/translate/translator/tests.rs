@@ -55,6 +55,7 @@ fn a_copy_in_etcd_has_the_rules_of_its_network_policy() {
 
 #[test]
 fn p92_a_network_policy_and_its_copy_count_once() {
+    // policy.md P92
     use PolicyKind::{KubernetesNetworkPolicy as Own, NetworkPolicy as Copy};
     let mut all = Translator::default();
     assert_eq!(changes(&all.put(&copy()).updates), [(Copy, "knp.default.p", true)]);
@@ -78,6 +79,7 @@ fn p92_a_network_policy_and_its_copy_count_once() {
 
 #[test]
 fn p54_the_last_good_form_of_a_policy_stays_when_it_becomes_malformed() {
+    // policy.md P54
     let object = |tier: &str| {
         json!({"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
         "metadata": {"name": "c"}, "spec": {"tier": tier, "priority": 1, "subject": {"namespaces": {}}}})
@@ -99,6 +101,7 @@ fn p54_the_last_good_form_of_a_policy_stays_when_it_becomes_malformed() {
 
 #[test]
 fn p43_equal_priorities_are_reported_and_names_decide() {
+    // policy.md P43
     let object = |name: &str, priority: u32| {
         json!({"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
         "metadata": {"name": name}, "spec": {"tier": "Admin", "priority": priority, "subject": {"namespaces": {}}}})
