@@ -164,10 +164,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     let life = async {
         match once {
             false => life.await,
-            true => match tokio::time::timeout(CHECK_DEADLINE, life).await {
-                Ok(result) => result,
-                Err(_elapsed) => Err(RunError::Unchecked(startup.reason())),
-            },
+            true => check(life, &startup).await,
         }
     };
     let service_manager = ServiceManager::from_env();
@@ -182,6 +179,15 @@ pub async fn run(options: Options) -> Result<(), RunError> {
         never = service_manager.keep_alive() => match never {},
         () = service => Err(RunError::Service),
     }
+}
+
+/// Ends a check that takes too long, with the reason.
+async fn check(
+    life: impl Future<Output = Result<(), RunError>>,
+    startup: &StartupQuery,
+) -> Result<(), RunError> {
+    let ended = tokio::time::timeout(CHECK_DEADLINE, life).await;
+    ended.unwrap_or_else(|_elapsed| Err(RunError::Unchecked(startup.reason())))
 }
 
 fn margin(minutes: i64) -> Result<Duration, RunError> {
@@ -448,5 +454,14 @@ mod tests {
         }
         assert_eq!(margin(1439).unwrap(), Duration::from_secs(1439 * 60));
         assert_eq!(margin(1).unwrap(), Duration::from_secs(60));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_check_without_an_answer_ends_at_its_deadline_with_the_reason() {
+        let startup = StartupQuery { once: true, etcd: None };
+        // None of the datastore's calls ends.
+        let checked = tokio::time::timeout(2 * CHECK_DEADLINE, check(std::future::pending(), &startup)).await;
+        let error = checked.unwrap().unwrap_err().to_string();
+        assert_eq!(error, "the node could not be checked within 15s: the datastore does not answer");
     }
 }
