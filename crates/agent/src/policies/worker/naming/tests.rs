@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use russet_journal::EndpointTable;
 use russet_verdict::explain::Explanation;
 use russet_verdict::flow::Flow;
+use russet_verdict::table::Delta;
 use russet_verdict::translate::{built_in_tiers, document};
 use russet_verdict::world::{Config, Endpoint, EndpointKey, EndpointKind};
 use serde_json::{Value, json};
@@ -53,15 +54,16 @@ impl Setup {
             setup.worker.engine.apply(update.clone());
             setup.snapshot.apply(update);
         }
-        documents.iter().for_each(|it| setup.put(it));
+        documents.iter().for_each(|it| _ = setup.put(it));
         setup
     }
 
-    fn put(&mut self, value: &Value) {
+    /// What this changes in the kernel.
+    fn put(&mut self, value: &Value) -> Delta {
         let translated = document(value).unwrap();
         translated.updates.iter().for_each(|update| self.snapshot.apply(update.clone()));
         self.worker.apply(translated);
-        self.worker.engine.flush();
+        self.worker.engine.flush()
     }
 
     /// The last flow, after the kernel has logged this one.
@@ -162,7 +164,8 @@ fn what_no_policy_decided_is_said() {
 }
 
 #[test]
-fn staged_policies_are_judged_with_the_flow_and_decide_nothing() {
+fn staged_policies_are_judged_with_the_flow_and_change_nothing_in_the_kernel() {
+    // policy.md P93
     let mut setup = Setup::new(&[db_in()]);
     let pending = |setup: &Setup| {
         let decision = setup.logged(Direction::Ingress, to_db("10.1.0.2", 80)).decision;
@@ -170,17 +173,17 @@ fn staged_policies_are_judged_with_the_flow_and_decide_nothing() {
         decision.pending.map(|it| (it.verdict, policies(&it.policies)))
     };
     let allow = json!({ "ingress": [{ "action": "Allow", "source": { "selector": "app == 'web'" } }] });
-    setup.put(&calico("StagedGlobalNetworkPolicy", "soon", 5, &allow));
+    assert_eq!(setup.put(&calico("StagedGlobalNetworkPolicy", "soon", 5, &allow)), Delta::default());
     let soon = vec!["StagedGlobalNetworkPolicy soon".to_owned()];
     assert_eq!(pending(&setup), Some(("allowed".to_owned(), soon.clone())));
     let deny = json!({ "ingress": [{ "action": "Deny" }] });
-    setup.put(&calico("StagedGlobalNetworkPolicy", "soon", 5, &deny));
+    assert_eq!(setup.put(&calico("StagedGlobalNetworkPolicy", "soon", 5, &deny)), Delta::default());
     assert_eq!(pending(&setup), Some(("denied".to_owned(), soon)));
     // One that is learnt from, or ignored, does nothing.
     for action in ["Learn", "Ignore"] {
         let mut learn = calico("StagedGlobalNetworkPolicy", "soon", 5, &deny);
         learn["spec"]["stagedAction"] = action.into();
-        setup.put(&learn);
+        assert_eq!(setup.put(&learn), Delta::default());
         assert_eq!(pending(&setup), None, "{action}");
     }
     // One that removes the policy that denies.
@@ -188,7 +191,7 @@ fn staged_policies_are_judged_with_the_flow_and_decide_nothing() {
     delete["apiVersion"] = "projectcalico.org/v3".into();
     delete["kind"] = "StagedKubernetesNetworkPolicy".into();
     delete["spec"]["stagedAction"] = "Delete".into();
-    setup.put(&delete);
+    assert_eq!(setup.put(&delete), Delta::default());
     let removed = vec!["StagedKubernetesNetworkPolicy shop/db-in".to_owned()];
     assert_eq!(pending(&setup), Some(("allowed".to_owned(), removed)));
 }
