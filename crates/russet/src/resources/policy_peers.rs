@@ -11,6 +11,9 @@ use super::policy::check_meaning;
 use super::{Definition, Problems, TableContext};
 
 const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
+/// The order that Calico's API gives a tier that names none: that of the tier `default`, which then comes before or
+/// after it by name.
+const DEFAULT_ORDER: u32 = 1_000_000;
 
 impl Definition for TierSpec {
     const WORDS: &'static [&'static str] = &[];
@@ -27,7 +30,12 @@ impl Definition for TierSpec {
     }
 
     fn check(tier: &mut Resource<Self>, problems: &mut Problems) {
-        tier.spec.0.entry("defaultAction").or_insert_with(|| "Deny".into());
+        for (member, value) in [("defaultAction", Value::from("Deny")), ("order", DEFAULT_ORDER.into())] {
+            let found = tier.spec.0.entry(member).or_insert(Value::Null);
+            if found.is_null() {
+                *found = value;
+            }
+        }
         let meaning = check_meaning(tier, problems);
         let own = built_in_tiers().into_iter().find(|it| names(it, &tier.metadata.name));
         if let Some(Update::Tier(_, Some(wanted))) = own
@@ -146,6 +154,19 @@ mod tests {
         assert_eq!(tier("kube-admin", json!({ "order": 1000, "defaultAction": "Pass" })), "");
         assert!(tier("default", json!({ "order": 1 })).starts_with("spec: "));
         assert!(tier("mine", json!({ "defaultAction": "Allow" })).starts_with("spec.defaultAction"));
+    }
+
+    #[test]
+    fn p89_a_tier_without_an_order_is_stored_with_that_of_the_default_tier() {
+        // policy.md P89
+        for spec in [json!({}), json!({ "order": null, "defaultAction": null })] {
+            let text = json!({ "metadata": { "name": "mine" }, "spec": spec }).to_string();
+            let mut tier = Resource::<TierSpec>::decode(text.as_bytes()).unwrap();
+            let mut problems = Problems::default();
+            TierSpec::check(&mut tier, &mut problems);
+            assert_eq!(problems.to_string(), "");
+            assert_eq!(Value::from(tier.spec.0), json!({ "order": 1_000_000, "defaultAction": "Deny" }));
+        }
     }
 
     #[test]
