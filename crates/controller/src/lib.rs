@@ -1,6 +1,6 @@
 //! The controller of a Kubernetes cluster, `russet controller`: frees what deleted nodes held,
-//! corrects handles, and removes the taint of nodes whose agents are ready (kubernetes.md sections
-//! 3.2 and 5.3). One replica leads, by a lease; the others wait.
+//! corrects handles, removes the taint of nodes whose agents are ready, and if asked to makes OpenShift's
+//! networks ([`openshift`]; kubernetes.md sections 3.2, 5.3 and 6). One replica leads, by a lease; the others wait.
 //!
 //! An address of a pod that lives must never be freed, so:
 //! * a living node's addresses are its agent's: the controller frees those of nodes without an
@@ -23,11 +23,13 @@ mod gone;
 mod handles;
 mod leader;
 mod metrics;
+mod openshift;
 mod report;
 mod taints;
 mod verdict;
 
 use std::cell::RefCell;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -47,6 +49,7 @@ use collector::Collector;
 use election::Election;
 use fence::{Fence, FencedStore};
 use leader::{Candidate, Notes};
+use openshift::Sdn;
 use taints::Taints;
 
 /// Nodes that one look cleans at most (kubernetes.md section 3.2, G5: per minute).
@@ -55,6 +58,9 @@ const NODES_PER_LOOK: usize = 10;
 const LIMITED_INTERVAL: Duration = Duration::from_secs(60);
 /// Limit of writes that are not the store's.
 const WRITE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a new leader waits until no write of the last one can be executed any more, where nothing in
+/// the API refuses such a write (kubernetes.md section 6.5).
+pub const SETTLE: Duration = Duration::from_secs(10);
 /// With `once`: what fails in so many looks in a row is kept.
 const FAILURES_MAX: u32 = 10;
 
@@ -75,6 +81,8 @@ pub struct Settings {
     pub handle_interval: Duration,
     /// The key of the taint.
     pub taint: String,
+    /// Do the work of OpenShift's SDN master, after so long as the leader.
+    pub openshift: Option<Duration>,
     /// Write nothing, not even the lease.
     pub dry_run: bool,
     /// End when no look can free more by itself.
@@ -95,6 +103,7 @@ impl Settings {
             handle_grace: minutes(10),
             handle_interval: minutes(60),
             taint: TAINT.to_owned(),
+            openshift: None,
             dry_run: false,
             once: false,
         }
@@ -182,6 +191,13 @@ impl Work {
             metrics: self.metrics.clone(),
             met: Rc::clone(&met),
         };
+        let (client, fence) = (self.client.clone(), self.fence.clone());
+        let sdn = self.settings.openshift.map(|settle| Sdn { client, fence, settle });
+        // Large, and rarely used.
+        let sdn: Pin<Box<dyn Future<Output = ()>>> = match sdn {
+            Some(sdn) => Box::pin(sdn.run()),
+            None => Box::pin(std::future::pending()),
+        };
         let cluster = Cluster { client: self.client, store: self.store.clone() };
         let fenced: Rc<dyn Store> = Rc::new(FencedStore::new(self.store, self.fence.clone()));
         let shared = (self.notes, met);
@@ -193,6 +209,7 @@ impl Work {
         tokio::select! {
             () = collect(collector, &self.settings, &self.metrics, looked) => {}
             () = taints.run() => {}
+            () = sdn => {}
         }
     }
 }

@@ -77,6 +77,11 @@ pub enum TenantError {
     Busy(Namespace),
 }
 
+/// The annotation that requests a change of a NetNamespace in the Kubernetes API, where one writer assigns
+/// IDs: `global`, `isolate`, or [`JOIN`] and a namespace (kubernetes.md section 6.1).
+pub const CHANGE_ANNOTATION: &str = "pod.network.openshift.io/multitenant.change-network";
+pub const JOIN: &str = "join:";
+
 /// Attempts of one change. Each failure means that another writer succeeded.
 const TRIES_MAX: u32 = 64;
 
@@ -133,7 +138,7 @@ impl Tenants {
     }
 
     /// Checks what can be refused without reading tenants.
-    async fn permitted(&self, namespace: &Namespace, action: &Action) -> Result<(), TenantError> {
+    pub async fn permitted(&self, namespace: &Namespace, action: &Action) -> Result<(), TenantError> {
         if namespace.is_default() && matches!(action, Action::Isolate | Action::Join(_) | Action::Delete) {
             return Err(TenantError::Default);
         }

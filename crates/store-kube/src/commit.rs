@@ -72,6 +72,10 @@ impl KubeStore {
             (Collection::Namespaces | Collection::ServiceAccounts, _) => {
                 Err(unsupported(step, "profiles follow namespaces and service accounts"))
             }
+            (Collection::Openshift(_), _) => Err(unsupported(
+                step,
+                "one writer assigns OpenShift's networks: its own master, or `russet controller --openshift`",
+            )),
             _ => Ok(()),
         }
     }

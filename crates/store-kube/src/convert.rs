@@ -1,8 +1,9 @@
 //! Converts objects to records, whose values have the form that they have in etcd, and back
-//! (kubernetes.md sections 1.4 to 1.9). Members that we do not know are kept: those of a spec in the
+//! (kubernetes.md sections 1.4 to 1.9 and 6.2). Members that we do not know are kept: those of a spec in the
 //! record, those of metadata beside it.
 
 mod ipam;
+mod network;
 mod node;
 mod pod;
 mod profile;
@@ -57,6 +58,7 @@ pub(crate) fn to_record(
         Collection::Handles => ipam::handle(object).map(Some),
         Collection::IpamConfig => ipam::config(object).map(Some),
         Collection::Custom(kind) => resource::to_record(kind, form.group, object).map(Some),
+        Collection::Openshift(kind) => network::to_record(kind, object).map(Some),
         Collection::Nodes => node::to_record(object).map(Some),
         Collection::Pods => pod::to_record(object, &form.interface_prefix),
         Collection::Namespaces => profile::of_namespace(object).map(Some),

@@ -203,8 +203,8 @@ impl KubeStore {
 
     /// The path of an object.
     pub(crate) async fn path(&self, place: &ObjectPlace) -> Result<Vec<String>, StoreError> {
-        // Core kinds have the same path in every cluster.
-        let group = if place.collection.is_core() { Group::V1 } else { self.group().await? };
+        // Other kinds have the same path in every cluster.
+        let group = if place.collection.is_calicos() { self.group().await? } else { Group::V1 };
         let mut path = place.collection.path(group, place.namespace.as_deref());
         path.push(place.name.clone());
         Ok(path)
@@ -286,7 +286,7 @@ impl KubeStore {
     }
 
     pub(crate) async fn form_of(&self, collection: Collection) -> Result<Form, StoreError> {
-        if !collection.is_core() {
+        if collection.is_calicos() {
             return self.form().await;
         }
         Ok(Form { group: Group::V1, interface_prefix: self.inner.settings.interface_prefix.clone() })

@@ -1,7 +1,9 @@
-//! Where a record is in the API: keys to objects, and prefixes to lists (kubernetes.md section 1.2).
+//! Where a record is in the API: keys to objects, and prefixes to lists (kubernetes.md sections 1.2 and
+//! 6.2).
 
 use russet_addr::Family;
 use russet_kube::Keep;
+use russet_model::openshift::{self, ClusterNetwork, OpenshiftKey, parse_key};
 use russet_model::{Key, KeyKind, Prefix, ResourceKind};
 use russet_store::StoreError;
 
@@ -17,6 +19,8 @@ pub(crate) enum Collection {
     IpamConfig,
     /// Resources of Calico with the same form in etcd and in Kubernetes.
     Custom(ResourceKind),
+    /// OpenShift's networks, which are only read.
+    Openshift(Network),
     Nodes,
     /// Workload endpoints.
     Pods,
@@ -24,6 +28,14 @@ pub(crate) enum Collection {
     Namespaces,
     /// Profiles `ksa.*`.
     ServiceAccounts,
+}
+
+/// A kind of OpenShift's networks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Network {
+    Cluster,
+    Host,
+    Namespace,
 }
 
 /// The place of a record.
@@ -56,6 +68,8 @@ const VIRTUAL: &str = "/calico/ipam/v2/virtual/";
 /// The prefixes of profiles' names, by what they are made of.
 pub(crate) const OF_NAMESPACE: &str = "kns.";
 pub(crate) const OF_SERVICE_ACCOUNT: &str = "ksa.";
+/// The group of OpenShift's networks.
+const OPENSHIFT_GROUP: &str = "network.openshift.io";
 /// The only name of the allocator's settings.
 const DEFAULT: &str = "default";
 
@@ -100,6 +114,13 @@ impl Collection {
         Self::ServiceAccounts,
     ];
 
+    /// Only clusters of OpenShift have these: they are no part of a list of everything.
+    const OPENSHIFT: [Self; 3] = [
+        Self::Openshift(Network::Cluster),
+        Self::Openshift(Network::Host),
+        Self::Openshift(Network::Namespace),
+    ];
+
     /// Kind and plural.
     pub(crate) fn names(self, group: Group) -> (&'static str, &'static str) {
         match self {
@@ -111,6 +132,9 @@ impl Collection {
                 Group::V3 => ("IPAMConfiguration", "ipamconfigurations"),
             },
             Self::Custom(kind) => (kind.kind(), kind.plural()),
+            Self::Openshift(Network::Cluster) => ("ClusterNetwork", "clusternetworks"),
+            Self::Openshift(Network::Host) => ("HostSubnet", "hostsubnets"),
+            Self::Openshift(Network::Namespace) => ("NetNamespace", "netnamespaces"),
             Self::Nodes => ("Node", "nodes"),
             Self::Pods => ("Pod", "pods"),
             Self::Namespaces => ("Namespace", "namespaces"),
@@ -121,6 +145,11 @@ impl Collection {
     /// Whether its objects belong to Kubernetes itself.
     pub(crate) fn is_core(self) -> bool {
         matches!(self, Self::Nodes | Self::Pods | Self::Namespaces | Self::ServiceAccounts)
+    }
+
+    /// Whether its objects are Calico's, whose group has to be found.
+    pub(crate) fn is_calicos(self) -> bool {
+        !self.is_core() && !matches!(self, Self::Openshift(_))
     }
 
     /// Whether it holds the allocator's own objects, which peers delete in two steps.
@@ -146,7 +175,11 @@ impl Collection {
     /// The segments of its path.
     pub(crate) fn path(self, group: Group, namespace: Option<&str>) -> Vec<String> {
         let (name, version) = group.parts();
-        let mut path = if self.is_core() { vec!["api", "v1"] } else { vec!["apis", name, version] };
+        let mut path = match self {
+            Self::Openshift(_) => vec!["apis", OPENSHIFT_GROUP, "v1"],
+            _ if self.is_core() => vec!["api", "v1"],
+            _ => vec!["apis", name, version],
+        };
         if let Some(namespace) = namespace {
             path.extend(["namespaces", namespace]);
         }
@@ -163,6 +196,9 @@ impl Collection {
             Self::Handles => vec![Prefix::handles().as_str().to_owned()],
             Self::IpamConfig => vec![Key::ipam_config().as_str().to_owned()],
             Self::Custom(kind) => vec![Prefix::resources(kind).as_str().to_owned()],
+            Self::Openshift(Network::Cluster) => vec![cluster_networks()],
+            Self::Openshift(Network::Host) => vec![openshift::hostsubnets().as_str().to_owned()],
+            Self::Openshift(Network::Namespace) => vec![openshift::netnamespaces().as_str().to_owned()],
             Self::Nodes => vec![Prefix::nodes().as_str().to_owned()],
             Self::Pods => vec![Prefix::workload_endpoints().as_str().to_owned()],
             Self::Namespaces => vec![profiles() + OF_NAMESPACE],
@@ -215,8 +251,8 @@ impl Place {
                     | ResourceKind::StagedKubernetesNetworkPolicy
                     | ResourceKind::StagedNetworkPolicy,
                 ..
-            }
-            | KeyKind::Other => return Err(unsupported(key, operation)),
+            } => return Err(unsupported(key, operation)),
+            KeyKind::Other => return network(key, operation),
             KeyKind::Resource { kind, namespace, name } => {
                 ObjectPlace { collection: Collection::Custom(kind), namespace, name }
             }
@@ -255,6 +291,17 @@ pub(crate) fn endpoint_parts(name: &str) -> Vec<String> {
     parts
 }
 
+/// The object of OpenShift's networks that has a record.
+fn network(key: &Key, operation: &str) -> Result<Place, StoreError> {
+    let (kind, name) = match parse_key(key) {
+        Some(OpenshiftKey::NetNamespace(namespace)) => (Network::Namespace, namespace.to_string()),
+        Some(OpenshiftKey::HostSubnet(host)) => (Network::Host, host.to_string()),
+        Some(OpenshiftKey::ClusterNetwork(name)) => (Network::Cluster, name),
+        Some(OpenshiftKey::NetId(_)) | None => return Err(unsupported(key, operation)),
+    };
+    Ok(Place::Object(ObjectPlace { collection: Collection::Openshift(kind), namespace: None, name }))
+}
+
 fn profile(name: &str, key: &Key, operation: &str) -> Result<Place, StoreError> {
     let object = |collection, namespace: Option<&str>, name: &str| {
         let namespace = namespace.map(str::to_owned);
@@ -280,7 +327,9 @@ impl Scope {
     pub(crate) fn of(prefix: &Prefix) -> Result<Vec<Self>, StoreError> {
         let text = prefix.as_str();
         let meets = |root: &String| root.starts_with(text) || text.starts_with(root.as_str());
-        let all = Collection::ALL.into_iter().filter(|collection| collection.roots().iter().any(meets));
+        let is_openshifts = text.starts_with(openshift::everything().as_str());
+        let collections = if is_openshifts { &Collection::OPENSHIFT[..] } else { &Collection::ALL[..] };
+        let all = collections.iter().copied().filter(|collection| collection.roots().iter().any(meets));
         let scopes: Vec<Self> = all.map(|collection| Self::narrowed(collection, text)).collect();
         if scopes.is_empty() {
             return Err(StoreError::Unsupported {
@@ -319,6 +368,12 @@ impl Scope {
         let labels = self.labels.iter().map(|labels| ("labelSelector", labels.clone()));
         labels.chain(self.fields.iter().map(|fields| ("fieldSelector", fields.clone()))).collect()
     }
+}
+
+/// The beginning of the keys of cluster networks.
+fn cluster_networks() -> String {
+    let key = openshift::clusternetwork_key();
+    key.as_str().strip_suffix(ClusterNetwork::DEFAULT).unwrap_or(key.as_str()).to_owned()
 }
 
 /// The labels of a node's affinities in a family: the only filter that the server has for them.

@@ -11,5 +11,6 @@
 mod bench;
 mod faults;
 mod garbage;
+mod openshift;
 mod replicas;
 mod taints;

@@ -1,5 +1,5 @@
-//! The resources that the test server can serve: those of the core group that we use, and Calico's
-//! custom resources in either of their groups (kubernetes.md sections 1.1 and 1.2).
+//! The resources that the test server can serve: those of the core group that we use, OpenShift's, and
+//! Calico's custom resources in either of their groups (kubernetes.md sections 1.1 and 1.2).
 
 use serde_json::{Value, json};
 
@@ -40,6 +40,12 @@ const APPS: (&str, &str) = ("apps", "v1");
 const WORKLOADS: [Names; 2] = [("Deployment", "deployments", true), ("DaemonSet", "daemonsets", true)];
 const REGISTRATION: (&str, &str) = ("apiregistration.k8s.io", "v1");
 const API_SERVICES: [Names; 1] = [("APIService", "apiservices", false)];
+const OPENSHIFT: (&str, &str) = ("network.openshift.io", "v1");
+const SDN: [Names; 3] = [
+    ("ClusterNetwork", "clusternetworks", false),
+    ("HostSubnet", "hostsubnets", false),
+    ("NetNamespace", "netnamespaces", false),
+];
 /// In the native group the allocator's settings have another name.
 const CONFIGURATION: Names = ("IPAMConfiguration", "ipamconfigurations", false);
 
@@ -82,6 +88,7 @@ impl Kind {
             group if group == COORDINATION.0 => (&LEASES, None, COORDINATION),
             group if group == APPS.0 => (&WORKLOADS, None, APPS),
             group if group == REGISTRATION.0 => (&API_SERVICES, None, REGISTRATION),
+            group if group == OPENSHIFT.0 => (&SDN, None, OPENSHIFT),
             group if group == CALICO_V1.0 => (&CALICO, None, CALICO_V1),
             group if group == CALICO_V3.0 => (&CALICO[..CALICO.len() - 1], Some(CONFIGURATION), CALICO_V3),
             _ => (&[], None, ("", "")),

@@ -59,7 +59,8 @@ pub(crate) fn schema(kind: Kind, object: &mut Value) -> Result<(), Answer> {
         ));
     }
     // A null that the schema does not permit is dropped.
-    if let Some(spec) = object["spec"].as_object_mut().filter(|_| kind.is_custom()) {
+    let spec = object.get_mut("spec").and_then(Value::as_object_mut);
+    if let Some(spec) = spec.filter(|_| kind.is_custom()) {
         spec.retain(|_, value| !value.is_null());
     }
     Ok(())

@@ -38,6 +38,11 @@ pub enum NetworkError {
     /// The network is neither stored nor configured.
     #[error("the store has no ClusterNetwork; give --openshift-cluster-network, or store one")]
     None,
+    /// Nodes do not claim subnets in a store that cannot guard that.
+    #[error(
+        "this node has no HostSubnet yet: `russet controller --openshift`, or OpenShift's master, makes one"
+    )]
+    NotAssigned,
     /// Every subnet is claimed.
     #[error("every subnet of the cluster's networks is claimed")]
     Full,
@@ -138,7 +143,10 @@ async fn claim(
     let (chosen, claimed) = loop {
         let chosen = free(network, &taken).ok_or(NetworkError::Full)?;
         let key = subnet_key(chosen);
-        let found = store.get(&key).await.map_err(reading("read the claim of a subnet"))?;
+        let found = match store.get(&key).await {
+            Err(StoreError::Unsupported { .. }) => return Err(NetworkError::NotAssigned),
+            found => found.map_err(reading("read the claim of a subnet"))?,
+        };
         let Some(old) = found else { break (chosen, Step::create(key, node.as_str())) };
         match hold(store, &old, chosen).await? {
             Hold::Held => return Ok(None),

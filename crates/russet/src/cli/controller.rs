@@ -48,6 +48,9 @@ pub struct ControllerArgs {
     /// The key of the taint that is removed from nodes whose agents are ready.
     #[arg(long, env = "RUSSET_CONTROLLER_TAINT", value_name = "KEY", default_value = russet_controller::TAINT)]
     pub taint: String,
+    /// Make OpenShift's NetNamespaces and HostSubnets, as its SDN master does. While that runs, nothing is written.
+    #[arg(long, env = "RUSSET_CONTROLLER_OPENSHIFT")]
+    pub openshift: bool,
     /// For how long the lease is a leader's after a renewal.
     #[arg(long, help_heading = ELECTION, env = "RUSSET_LEADER_ELECT_LEASE_DURATION", value_name = "TIME", default_value = "15s")]
     pub leader_elect_lease_duration: Span,

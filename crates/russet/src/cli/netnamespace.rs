@@ -16,9 +16,11 @@ const EXAMPLES: &str = "Examples:
   russet netnamespace delete blue
 
 The agent of each node applies the change without a restart of pods, to all pods of a namespace on the node at the same time.
-An isolation is complete when the nodes of both pods have applied it. `default` stays global. docs/openshift-tenants.md says what a network ID does.
+An isolation is complete when the nodes of both pods have applied it. `default` stays global. With a store in the Kubernetes API the change is
+requested by an annotation, and the command waits up to a minute until OpenShift's master or `russet controller --openshift` has made it.
+docs/openshift-tenants.md says what a network ID does.
 
-Exit codes: 0 the state is as requested; 1 failed, and nothing was changed; 2 usage.";
+Exit codes: 0 the state is as requested; 1 failed, and nothing was changed, or in the Kubernetes API not yet; 2 usage.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

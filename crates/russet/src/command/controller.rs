@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use russet_agent::{Paths, StoreLocation};
-use russet_controller::{Limits, Metrics, Report, Settings, Timing};
+use russet_controller::{Limits, Metrics, Report, SETTLE, Settings, Timing};
 use russet_http::health::{self, LIMITS};
 use russet_http::listener::Admission;
 use russet_kube::Client;
@@ -105,6 +105,7 @@ fn settings(args: &ControllerArgs, namespace: String) -> Settings {
         interval: args.interval.0,
         handle_grace: args.handle_grace.0,
         taint: args.taint.clone(),
+        openshift: args.openshift.then_some(SETTLE),
         dry_run: args.dry_run,
         once: args.once,
         ..Settings::new(identity, namespace)

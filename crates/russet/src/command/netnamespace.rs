@@ -1,5 +1,7 @@
 //! `russet netnamespace`: OpenShift's tenants in the store of the node's settings.
 
+mod requested;
+
 use std::net::Ipv4Addr;
 
 use russet_model::openshift::{Namespace, NetNamespace};
@@ -71,7 +73,10 @@ async fn act(
         _ => Place::open(place).await?,
     };
     let tenants = Tenants::new(place.store.clone());
-    let tenant = tenants.act(namespace, action).await?;
+    let tenant = match place.kubernetes() {
+        Some(client) => requested::change(&client, &tenants, namespace, action).await?,
+        None => tenants.act(namespace, action).await?,
+    };
     show(&tenants, &tenant, format).await
 }
 

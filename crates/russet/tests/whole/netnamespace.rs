@@ -2,10 +2,13 @@
 
 use std::process::Command;
 
-use serde_json::Value;
+use russet_kube::testing::Server;
+use russet_openshift::tenants::CHANGE_ANNOTATION;
+use russet_testkit::eventually;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::node::Answer;
+use crate::node::{Answer, TIMEOUT};
 
 fn run(root: &TempDir, args: &[&str]) -> Answer {
     let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
@@ -71,4 +74,64 @@ fn impossible_requests_fail_with_a_message_and_exit_code() {
         assert_eq!(answer.status, status, "{args:?}: {answer:?}");
         assert!(answer.stderr.contains(text), "{args:?}: {answer:?}");
     }
+}
+
+/// A cluster of OpenShift whose nodes are isolated in this way, with two tenants.
+fn cluster(root: &TempDir, mode: &str) -> Server {
+    let server = Server::start();
+    server.install("network.openshift.io");
+    server.write_kubeconfig(&root.path().join("kubeconfig"));
+    server.put(json!({ "kind": "ClusterNetwork", "apiVersion": "network.openshift.io/v1", "metadata": { "name": "default" },
+        "clusterNetworks": [{ "CIDR": "10.128.0.0/14", "hostSubnetLength": 9 }], "pluginName": format!("redhat/openshift-ovs-{mode}") }));
+    for (name, netid) in [("blue", 20), ("red", 30)] {
+        put_tenant(&server, name, netid);
+    }
+    server
+}
+
+fn put_tenant(server: &Server, name: &str, netid: u32) {
+    server.put(
+        json!({ "kind": "NetNamespace", "apiVersion": "network.openshift.io/v1", "metadata": { "name": name },
+        "netname": name, "netid": netid }),
+    );
+}
+
+fn requested(server: &Server, name: &str) -> Option<String> {
+    server.annotation("NetNamespace.network.openshift.io", "", name, CHANGE_ANNOTATION)
+}
+
+#[test]
+fn in_the_kubernetes_api_a_change_is_requested_and_its_end_awaited() {
+    // kubernetes.md section 6.5, K122
+    let root = tempfile::tempdir().unwrap();
+    let server = cluster(&root, "multitenant");
+    let store = format!("kubernetes:{}", root.path().join("kubeconfig").display());
+    let joined = std::thread::scope(|scope| {
+        let command = scope.spawn(|| run(&root, &["join", "red", "blue", "--store", &store, "-o", "json"]));
+        eventually(TIMEOUT, || requested(&server, "red").as_deref() == Some("join:blue"));
+        assert!(!command.is_finished());
+        // What the only writer does.
+        put_tenant(&server, "red", 20);
+        command.join().unwrap()
+    });
+    assert_eq!(joined.status, 0, "{joined:?}");
+    assert_eq!(joined.result()["netid"], 20);
+    assert_eq!(joined.result()["shared_with"], json!(["blue"]));
+
+    for (args, reason) in [
+        (&["create", "green"][..], "comes and goes with its namespace"),
+        (&["delete", "red"], "comes and goes with its namespace"),
+        (&["join", "red", "green"], "there is no NetNamespace green"),
+        (&["isolate", "default"], "stays global"),
+        (&["global", "green"], "green"),
+    ] {
+        let answer = run(&root, &[args, &["--store", &store]].concat());
+        assert_eq!(answer.status, 1, "{args:?}: {answer:?}");
+        assert!(answer.stderr.contains(reason), "{args:?}: {answer:?}");
+    }
+    assert_eq!(requested(&server, "red"), None);
+    let server = cluster(&root, "networkpolicy");
+    let answer = run(&root, &["global", "red", "--store", &store]);
+    assert!(answer.status == 1 && answer.stderr.contains("network policies"), "{answer:?}");
+    assert_eq!(requested(&server, "red"), None);
 }

@@ -13,6 +13,7 @@ mod bench;
 mod conformance;
 mod definitions;
 mod faults;
+mod networks;
 mod pods;
 mod real;
 mod storm;
