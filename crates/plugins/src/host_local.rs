@@ -22,7 +22,7 @@ use russet_wiring::stages::{Stage, during};
 use russet_wiring::{failure, threads};
 
 use conf::Conf;
-use disk::{HeldAddress, Holder, NetworkDir};
+pub use disk::{HeldAddress, Holder, NetworkDir};
 
 /// The plugin's name.
 pub const NAME: &str = "host-local";

@@ -10,7 +10,7 @@ mod bridge;
 mod chain;
 mod delegation;
 mod flannel;
-mod host_local;
+pub mod host_local;
 #[cfg(test)]
 mod lab;
 mod loopback;

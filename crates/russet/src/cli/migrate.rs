@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use russet_addr::{NetworkName, NodeName};
 use russet_agent::StoreLocation;
 
 use super::OutputArgs;
@@ -23,6 +24,14 @@ const FLANNEL_EXAMPLES: &str = "Examples:
 The v2 data are only read. Leases keep their remaining time, reservations have none. An existing lease of the new store is never overwritten. Run it before the first daemon of v0.18 or later, or Russet's, starts, and again while old ones run: docs/migrate-flannel-v2.md.
 Exit codes: 0 done and verified; 1 failed; 3 there are obstacles, which are listed, and nothing was written.";
 
+const HOST_LOCAL_EXAMPLES: &str = "Examples:
+  russet migrate host-local --store kubernetes:/root/.kube/config --node-name node1
+  russet migrate host-local --store kubernetes:/root/.kube/config --node-name node1 --network cbr0 --remove-files
+
+Run it on each node while no pod is scheduled there, before and after its network configuration changes from host-local to calico-ipam:
+docs/kubernetes.md. Pods keep their addresses. Nothing of other nodes is written, and the datastore is not locked. A repeated run changes nothing.
+Exit codes: 0 every address is allocated; 1 failed; 3 addresses were left, each with the reason.";
+
 #[derive(Debug, Args)]
 pub struct MigrateArgs {
     #[command(subcommand)]
@@ -38,6 +47,10 @@ pub enum MigrateVerb {
     /// the keys of later releases.
     #[command(name = "flannel-v2", after_help = FLANNEL_EXAMPLES)]
     FlannelV2(FlannelV2Args),
+    /// Allocate this node's addresses of the plugin host-local in the cluster's pools, for a change to
+    /// calico-ipam while pods run.
+    #[command(name = "host-local", after_help = HOST_LOCAL_EXAMPLES)]
+    HostLocal(HostLocalArgs),
 }
 
 #[derive(Debug, Args)]
@@ -107,6 +120,31 @@ pub struct FlannelV2Args {
     /// given to other nodes.
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct HostLocalArgs {
+    /// The cluster: `kubernetes:FILE` with a kubeconfig, or `kubernetes:in-cluster` in a pod.
+    #[arg(long, env = "RUSSET_STORE", value_name = "STORE")]
+    pub store: StoreLocation,
+    /// This node's name in Kubernetes.
+    #[arg(long, env = "RUSSET_NODE_NAME", value_name = "NAME")]
+    pub node_name: NodeName,
+    /// The network, as its configuration names it before and after the change.
+    #[arg(long, value_name = "NAME", default_value = "k8s-pod-network")]
+    pub network: NetworkName,
+    /// Where host-local keeps its addresses, below the root.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/cni/networks")]
+    pub directory: PathBuf,
+    /// The directory below which the node's files are.
+    #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+    /// Remove the files of addresses that are allocated. Only once no network configuration of this
+    /// node has host-local for the network: it would give these addresses away again.
+    #[arg(long)]
+    pub remove_files: bool,
     #[command(flatten)]
     pub output: OutputArgs,
 }

@@ -2,6 +2,7 @@
 
 mod calico_v1;
 mod flannel_v2;
+mod host_local;
 
 use std::process::ExitCode;
 
@@ -14,6 +15,7 @@ pub fn run(args: MigrateArgs) -> Result<ExitCode, Failure> {
     match args.verb {
         MigrateVerb::CalicoV1(args) => runtime()?.block_on(calico_v1::run(args)),
         MigrateVerb::FlannelV2(args) => runtime()?.block_on(flannel_v2::run(args)),
+        MigrateVerb::HostLocal(args) => host_local::run(args),
     }
 }
 

@@ -44,6 +44,7 @@ mod kubernetes_store;
 mod manifests;
 mod migrate_calico_v1;
 mod migrate_flannel_v2;
+mod migrate_host_local;
 mod netnamespace;
 mod node;
 mod openshift_drift;
