@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use russet_kube::testing::Server;
 use russet_linux::NetNs;
 use russet_testkit::eventually;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::lab::{Host, Lab};
+use super::takeover::sh;
 use crate::node::TIMEOUT;
+use crate::pinging::Pinging;
 
 const PREFIX: &str = "flannel.alpha.coreos.com/";
 
@@ -65,6 +67,16 @@ impl Cluster {
         self.server.annotation("Node", "", node, &format!("{PREFIX}{last}"))
     }
 
+    /// What flannel programs for a peer at its start and later, from the annotations of its node.
+    fn program_as_flannel(&self, host: &Host, peer: &str, (range, public_ip): (&str, &str)) {
+        let data = self.annotation(peer, "backend-data").unwrap();
+        let data: Value = serde_json::from_str(&data).unwrap();
+        let (mac, base) = (data["VtepMAC"].as_str().unwrap(), range.split('/').next().unwrap());
+        sh(host, &format!("ip neigh replace {base} lladdr {mac} dev flannel.1 nud permanent"));
+        sh(host, &format!("bridge fdb replace {mac} dev flannel.1 dst {public_ip} self permanent"));
+        sh(host, &format!("ip route replace {range} via {base} dev flannel.1 onlink"));
+    }
+
     fn patches(&self) -> usize {
         self.server
             .seen()
@@ -116,6 +128,57 @@ fn t52_kube_a_device_that_is_made_anew_has_the_mac_that_peers_know() {
     host.start();
     assert!(host.ip(&["link", "show", "flannel.1"]).contains(mac), "{annotation}");
     assert_eq!(cluster.patches(), patches, "the annotation was already written");
+}
+
+/// flannel.md section 5.1: what flannel's pod leaves when it ends is what Russet's finds, and the other
+/// way round.
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, ping"]
+fn kube_a_node_changes_its_daemon_and_changes_back_without_a_lost_packet() {
+    const MAC: &str = "0a:70:0b:90:fc:11";
+    let mut cluster = Cluster::vxlan();
+    let mut here = cluster.host("n1");
+    let mut annotations = json!({});
+    for (name, value) in [
+        ("backend-data", format!(r#"{{"VNI":1,"VtepMAC":"{MAC}"}}"#)),
+        ("backend-type", "vxlan".to_owned()),
+        ("kube-subnet-manager", "true".to_owned()),
+        ("public-ip", "10.77.0.11".to_owned()),
+    ] {
+        annotations[format!("{PREFIX}{name}")] = json!(value);
+    }
+    cluster.server.put(json!({ "kind": "Node", "metadata": { "name": "n1", "annotations": annotations },
+        "spec": { "podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"] } }));
+    let mut there = cluster.running("n2", "10.244.2.0/24");
+    let env = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+    std::fs::create_dir_all(here.env_path().parent().unwrap()).unwrap();
+    std::fs::write(here.env_path(), env).unwrap();
+    let device = format!("ip link add flannel.1 address {MAC} mtu 1450 type vxlan");
+    sh(&here, &format!("{device} id 1 dev eth0 local 10.77.0.11 dstport 8472 nolearning"));
+    sh(&here, "ip address add 10.244.1.0/32 dev flannel.1");
+    sh(&here, "ip link set flannel.1 up");
+    let peer = ("10.244.2.0/24", "10.77.0.12");
+    cluster.program_as_flannel(&here, "n2", peer);
+    let ((near, near_address), (far, far_address)) = (here.pod(), there.pod());
+    let links = here.ip(&["-d", "link", "show", "type", "vxlan"]);
+    let pings = [Pinging::start(&near, &far_address), Pinging::start(&far, &near_address)];
+
+    here.start();
+    let route = |host: &Host| host.ip(&["route", "show", peer.0]);
+    eventually(TIMEOUT, || route(&here).contains("proto 115"));
+    let is_same = |host: &Host| {
+        assert_eq!(host.ip(&["-d", "link", "show", "type", "vxlan"]), links);
+        let node = cluster.server.object("Node", "", "n1").unwrap();
+        assert_eq!(node["metadata"]["annotations"], annotations);
+    };
+    is_same(&here);
+    assert_eq!(here.env("FLANNEL_SUBNET"), "10.244.1.1/24");
+
+    here.stop();
+    cluster.program_as_flannel(&here, "n2", peer);
+    pings.into_iter().for_each(Pinging::finish);
+    is_same(&here);
+    assert!(!route(&here).contains("proto 115"), "{}", route(&here));
 }
 
 /// flannel.md sections 5.1 and 10.

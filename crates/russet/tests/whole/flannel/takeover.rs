@@ -226,7 +226,7 @@ impl Drop for StandIn {
 
 /// Runs a program in the node's namespace; it has to succeed.
 #[track_caller]
-fn sh(host: &Host, words: &str) -> String {
+pub fn sh(host: &Host, words: &str) -> String {
     let words: Vec<&str> = words.split_whitespace().collect();
     run("ip", &[&["netns", "exec", host.node.netns_name()], &words[..]].concat())
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use russet_testkit::kubernetes::require_program;
-use russet_testkit::{eventually, run};
+use russet_testkit::{eventually, let_pass, run};
 use serde_json::{Value, json};
 
 use super::calico::{NETWORK, Site};
@@ -18,6 +18,8 @@ use crate::node::{Answer, TIMEOUT, TestPod};
 const FAMILIES: usize = 2;
 /// ADDs of each kind at once.
 const AT_ONCE: usize = 50;
+/// The group in which newer clusters serve Calico's resources.
+const NATIVE: &str = "/apis/projectcalico.org/v3";
 /// Calls until one has its answer in time.
 const TRIES: usize = 5;
 
@@ -239,4 +241,105 @@ fn a_node_returns_to_go_plugins_which_delete_what_russet_has_added() {
     let (last, _) = both.add("web-2", Both::call_calicos);
     both.del(&last, "web-2", Both::call_calicos);
     both.assert_is_clean();
+}
+
+/// The definitions of the resources in the group of newer clusters; any spec is stored as it is.
+fn native_definitions() -> Vec<Value> {
+    let moved = |mut definition: Value| {
+        let names = &mut definition["spec"]["names"];
+        if names["plural"] == "ipamconfigs" {
+            *names = json!({ "kind": "IPAMConfiguration", "listKind": "IPAMConfigurationList",
+                "plural": "ipamconfigurations", "singular": "ipamconfiguration" });
+        }
+        let name = format!("{}.projectcalico.org", names["plural"].as_str().unwrap());
+        definition["metadata"] = json!({ "name": name });
+        definition["spec"]["group"] = json!("projectcalico.org");
+        let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+        definition["spec"]["versions"] = json!([{ "name": "v3", "served": true, "storage": true, "schema": { "openAPIV3Schema": schema } }]);
+        definition
+    };
+    super::definitions().into_iter().map(moved).collect()
+}
+
+/// What Calico's migration to the newer group does until it has converged: it locks the older one, copies the
+/// objects, and unlocks the newer one.
+fn migrate(cluster: &super::Cluster) {
+    let lock = |group: &str, is_ready: bool| {
+        let path = format!("{group}/clusterinformations/default");
+        let patch = json!({ "spec": { "datastoreReady": is_ready } });
+        cluster.with(|server| assert_eq!(server.request("PATCH", &path, &patch).0, 200));
+    };
+    lock(GROUP, false);
+    cluster.with(|server| server.create(&native_definitions()));
+    let copied = [
+        ("clusterinformations", "clusterinformations"),
+        ("ippools", "ippools"),
+        ("ipamconfigs", "ipamconfigurations"),
+        ("blockaffinities", "blockaffinities"),
+        ("ipamblocks", "ipamblocks"),
+        ("ipamhandles", "ipamhandles"),
+    ];
+    for (from, to) in copied {
+        let path = format!("{NATIVE}/{to}");
+        eventually(TIMEOUT, || {
+            let_pass(super::BETWEEN_LOOKS);
+            cluster.with(|server| server.request("GET", &path, &Value::Null)).0 == 200
+        });
+        let all = cluster.with(|server| server.object(&format!("{GROUP}/{from}"))).unwrap();
+        for object in all["items"].as_array().unwrap() {
+            let mut copy = object.clone();
+            copy["apiVersion"] = json!("projectcalico.org/v3");
+            if to == "ipamconfigurations" {
+                copy["kind"] = json!("IPAMConfiguration");
+            }
+            if to == "blockaffinities" {
+                // A text in the older group, and a boolean in the newer one.
+                copy["spec"]["deleted"] = json!(copy["spec"]["deleted"] == "true");
+            }
+            let metadata = &object["metadata"];
+            copy["metadata"] = json!({ "name": metadata["name"], "labels": metadata["labels"] });
+            cluster.with(|server| assert_eq!(server.request("POST", &path, &copy).0, 201, "{copy}"));
+        }
+    }
+    lock(NATIVE, true);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: calico, calicoctl, kube-apiserver, etcd, etcdctl, curl, openssl, ip"]
+fn after_a_migration_to_the_newer_group_go_plugins_on_the_older_one_fail_and_russets_work() {
+    // kubernetes.md K113, section 1.14
+    let mut both = Both::new(&[pool("four", "10.65.0.0/16", 26), pool("six", "fd65::/64", 122)]);
+    let (before, addresses) = both.add("before", Both::call_russets);
+    migrate(&both.site.cluster);
+    let old = both.blocks();
+
+    ["theirs", "ours"].iter().for_each(|name| both.site.cluster.create_pod(name, "n1", json!({})));
+    let theirs = both.site.node.pod();
+    let answer = both.call_calicos("ADD", &theirs, "theirs");
+    assert_ne!(answer.status, 0, "{answer:?}");
+    assert!(answer.stdout.contains("not ready"), "{answer:?}");
+    let ours = both.site.node.pod();
+    let mut added = Vec::new();
+    // Until the agent has noticed.
+    eventually(TIMEOUT, || {
+        let_pass(super::BETWEEN_LOOKS);
+        let answer = both.call_russets("ADD", &ours, "ours");
+        if answer.status != 0 {
+            assert_eq!(answer.code(), 11, "{answer:?}");
+            return false;
+        }
+        added = answer.addresses();
+        true
+    });
+    assert_eq!(added.len(), FAMILIES, "{added:?}");
+    assert!(added.iter().all(|address| !addresses.contains(address)), "{added:?} {addresses:?}");
+    both.site.cluster.assert_is_clean(&both.site.node);
+
+    for (pod, name) in [(&before, "before"), (&ours, "ours")] {
+        both.del(pod, name, Both::call_russets);
+    }
+    let blocks = both.site.cluster.with(|server| server.object(&format!("{NATIVE}/ipamblocks"))).unwrap();
+    assert!(!blocks.to_string().contains(NETWORK), "{blocks}");
+    assert_eq!(both.blocks(), old, "nothing was written to the older group");
+    both.site.cluster.assert_is_clean(&both.site.node);
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use russet_linux::NetNs;
 use russet_testkit::kubernetes::ApiServer;
 use russet_testkit::{eventually, let_pass};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{BETWEEN_LOOKS, Cluster, args_of, beside_addresses, call, shown};
 use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
@@ -153,7 +153,7 @@ fn assert_shared(mut requests: BTreeMap<String, u64>, (request, pods): (&str, u6
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: kube-apiserver, etcd, etcdctl, curl, openssl"]
 fn thirty_pods_at_once_share_writes_and_are_deleted_without_the_api_server() {
-    // kubernetes.md sections 2.7 and 4.3
+    // kubernetes.md sections 2.7 and 4.3, K56
     let mut cluster = Cluster::new();
     let mut node = cluster.node("n1", &[]);
     let (_first, _) = added(&mut node, "first");
@@ -288,4 +288,52 @@ fn pods_are_annotated_while_programs_of_calico_work_in_the_cluster() {
     assert_eq!(cluster.announced("web-0")["podIP"], "");
     assert_eq!(cluster.announced("web-0")["containerID"], pod.container);
     cluster.assert_is_clean(&node);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: kube-apiserver, etcd, etcdctl, curl, openssl"]
+fn an_agent_whose_pod_is_deleted_ends_in_time_and_the_next_one_completes_its_work() {
+    // kubernetes.md K99, section 5.5
+    const ACCOUNT: &str = "russet-agent";
+    let mut cluster = Cluster::new();
+    let account =
+        json!({ "kind": "ServiceAccount", "metadata": { "name": ACCOUNT, "namespace": "kube-system" } });
+    let group = "rbac.authorization.k8s.io";
+    let binding = json!({ "kind": "ClusterRoleBinding", "apiVersion": format!("{group}/v1"), "metadata": { "name": ACCOUNT },
+        "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin" },
+        "subjects": [{ "kind": "ServiceAccount", "name": ACCOUNT, "namespace": "kube-system" }] });
+    let mut node = cluster.machine("n1", &[]);
+    cluster.create_node("n1");
+    cluster.with(|server| server.create(&[account, binding]));
+    // What kubelet gives to the agent's pod ends with that pod.
+    let start = |node: &mut TestNode| {
+        let token = cluster.with(|server| server.pod_token("kube-system", ACCOUNT, "n1"));
+        std::fs::write(cluster.kubeconfig(), cluster.with(|server| server.kubeconfig(&token))).unwrap();
+        node.start_agent();
+        token
+    };
+    let token = start(&mut node);
+    ["stays", "goes"].iter().for_each(|name| cluster.create_pod(name, "n1", json!({})));
+    let (stays, addresses) = added(&mut node, "stays");
+    let (goes, _) = added(&mut node, "goes");
+    cluster.with(|server| server.delete(&format!("/api/v1/namespaces/kube-system/pods/{ACCOUNT}-n1")));
+    eventually(TIMEOUT, || {
+        let_pass(BETWEEN_LOOKS);
+        cluster.with(|server| server.request_with(&token, "GET", "/api/v1/nodes/n1", &Value::Null)).0 == 401
+    });
+
+    // The interface goes, and what the API has of the pod waits.
+    assert_eq!(call(&node, "DEL", &goes, "goes").status, 0);
+    assert!(node.unfinished() > 0);
+    assert_eq!(cluster.held("testnet"), 2 * addresses.len());
+    node.stop_agent();
+    assert!(node.unfinished() > 0);
+
+    start(&mut node);
+    eventually(super::RECOVERY, || {
+        let_pass(BETWEEN_LOOKS);
+        node.unfinished() == 0
+    });
+    assert_eq!(cluster.held("testnet"), addresses.len());
+    assert_eq!(call(&node, "CHECK", &stays, "stays").status, 0);
 }
