@@ -255,7 +255,8 @@ impl Server {
         self.state().faults.push_back(fault);
     }
 
-    /// Serves Calico's resources of a group, `crd.projectcalico.org` or `projectcalico.org`.
+    /// Serves the resources of a group: Calico's, `crd.projectcalico.org` or `projectcalico.org`, or
+    /// OpenShift's, `network.openshift.io`.
     pub fn install(&self, group: &str) {
         self.state().groups.push(group.to_owned());
     }

@@ -26,6 +26,7 @@ const NETIDS: &str = "netids/";
 const HOSTSUBNETS: &str = "hostsubnets/";
 const CLUSTERNETWORKS: &str = "clusternetworks/";
 const SUBNETS: &str = "subnets/";
+const EGRESSNETWORKPOLICIES: &str = "egressnetworkpolicies/";
 /// Of all three kinds.
 const API_VERSION: &str = "network.openshift.io/v1";
 
@@ -40,6 +41,8 @@ pub enum OpenshiftKey {
     HostSubnet(NodeName),
     /// The network of the cluster with this name, `default` always.
     ClusterNetwork(String),
+    /// The EgressNetworkPolicy of this name in a namespace (kubernetes.md section 6.2).
+    EgressNetworkPolicy(Namespace, String),
 }
 
 /// The key of a namespace's tenant.
@@ -65,6 +68,11 @@ pub fn subnet_key(subnet: ipnet::Ipv4Net) -> Key {
 /// The key of the cluster's network; OpenShift uses only the name `default`.
 pub fn clusternetwork_key() -> Key {
     Key::from_stored(format!("{ROOT}{CLUSTERNETWORKS}{}", ClusterNetwork::DEFAULT))
+}
+
+/// The key of an EgressNetworkPolicy, which Russet only reads.
+pub fn egressnetworkpolicy_key(namespace: &Namespace, name: &str) -> Key {
+    Key::from_stored(format!("{ROOT}{EGRESSNETWORKPOLICIES}{namespace}/{name}"))
 }
 
 /// All tenants.
@@ -98,6 +106,12 @@ pub fn parse_key(key: &Key) -> Option<OpenshiftKey> {
     }
     if let Some(name) = path.strip_prefix(HOSTSUBNETS) {
         return NodeName::new(name).ok().map(OpenshiftKey::HostSubnet);
+    }
+    if let Some(names) = path.strip_prefix(EGRESSNETWORKPOLICIES) {
+        let (namespace, name) = names.split_once('/')?;
+        let namespace = Namespace::new(namespace).ok()?;
+        let is_name = !name.is_empty() && !name.contains('/');
+        return is_name.then(|| OpenshiftKey::EgressNetworkPolicy(namespace, name.to_owned()));
     }
     let name = path.strip_prefix(CLUSTERNETWORKS)?;
     (!name.is_empty() && !name.contains('/')).then(|| OpenshiftKey::ClusterNetwork(name.to_owned()))
@@ -180,15 +194,22 @@ mod tests {
         let id = NetId::new(7_798_868).unwrap();
         let node = NodeName::new("node1.example.com").unwrap();
         for (key, wanted) in [
-            (netnamespace_key(&namespace), OpenshiftKey::NetNamespace(namespace)),
             (netid_key(id), OpenshiftKey::NetId(id)),
             (hostsubnet_key(&node), OpenshiftKey::HostSubnet(node)),
             (clusternetwork_key(), OpenshiftKey::ClusterNetwork("default".to_owned())),
+            (
+                egressnetworkpolicy_key(&namespace, "no-internet"),
+                OpenshiftKey::EgressNetworkPolicy(namespace.clone(), "no-internet".to_owned()),
+            ),
+            (netnamespace_key(&namespace), OpenshiftKey::NetNamespace(namespace)),
         ] {
             assert_eq!(parse_key(&key), Some(wanted), "{key}");
         }
+        let policies = ["egressnetworkpolicies/a", "egressnetworkpolicies/a/", "egressnetworkpolicies/a/b/c"];
         for hostile in
             ["netnamespaces/a/b", "netnamespaces/", "netids/010", "netids/-1", "netids/16777216", "x"]
+                .into_iter()
+                .chain(policies)
         {
             assert_eq!(parse_key(&Key::from_stored(format!("{ROOT}{hostile}"))), None, "{hostile}");
         }

@@ -10,6 +10,7 @@
 
 mod alias;
 mod device;
+mod egress;
 mod peers;
 mod port;
 mod programs;
@@ -31,6 +32,7 @@ use russet_nft::CommitError;
 use russet_overlay::{ReconcileReport, controller};
 use verdicts::Verdicts;
 
+pub use egress::{Denied, Egress, Range, open_to_global};
 pub use reconcile::SdnState;
 pub use rules::{TABLE, table};
 pub use steps::Difference;
@@ -258,6 +260,21 @@ impl Sdn {
     /// skipped. When this returns, the old IDs apply only to packets whose evaluation has begun
     /// already.
     pub fn renumber(&mut self, ports: &[Port]) -> Result<(), SdnError> {
+        let wanted = self.renumbered(ports);
+        self.replace_entries(wanted)
+    }
+
+    /// Like [`Sdn::renumber`], and denies in the same transaction exactly this to all ports. What a
+    /// network ID may reach that is not named is not known: nothing outside of the cluster.
+    pub fn set_tenants(&mut self, ports: &[Port], mut egress: Egress) -> Result<(), SdnError> {
+        egress.extend(open_to_global());
+        let wanted = self.renumbered(ports);
+        self.verdicts.change(&self.settings, &self.ports, &wanted, Some(egress))?;
+        self.ports = wanted;
+        Ok(())
+    }
+
+    fn renumbered(&self, ports: &[Port]) -> Ports {
         let known =
             |port: &&Port| self.ports.get(&port.host_veth).is_some_and(|held| held.sandbox == port.sandbox);
         let mut wanted = self.ports.clone();
@@ -266,7 +283,7 @@ impl Sdn {
                 held.netid = port.netid;
             }
         }
-        self.replace_entries(wanted)
+        wanted
     }
 
     /// Reads the attached ports from the links' aliases and the table of verdicts: the initial
@@ -289,7 +306,7 @@ impl Sdn {
 
     /// Changes the verdict entries to those of `wanted` in one transaction.
     fn replace_entries(&mut self, wanted: Ports) -> Result<(), SdnError> {
-        self.verdicts.change(&self.settings, &self.ports, &wanted)?;
+        self.verdicts.change(&self.settings, &self.ports, &wanted, None)?;
         self.ports = wanted;
         Ok(())
     }

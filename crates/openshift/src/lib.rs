@@ -9,6 +9,7 @@
 
 mod controller;
 pub mod data_path;
+mod dns;
 mod server;
 pub mod tenants;
 

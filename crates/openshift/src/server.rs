@@ -36,7 +36,7 @@ use tokio::task::JoinSet;
 use crate::LOG;
 use crate::controller::DriftRepair;
 use crate::data_path::Sdn as DataPath;
-use crate::tenants::{RoundReport, View, follow};
+use crate::tenants::{Notices, RoundReport, View, follow, follow_names, follow_objects};
 use files::{Files, PluginConfig};
 use ipam::Ipam;
 use metrics::SdnMetrics;
@@ -55,7 +55,8 @@ pub use socket::LISTENER;
 pub struct Settings {
     /// The network to create in a store without one.
     pub network: Option<NetworkDefault>,
-    /// Access to the Kubernetes API, which says which pods get a macvlan0.
+    /// Access to the Kubernetes API, which says which pods get a macvlan0, and has
+    /// EgressNetworkPolicies.
     pub kubeconfig: Option<PathBuf>,
     /// Without the API: annotations that the runtime passes on are believed, and pods that have
     /// them count as privileged.
@@ -150,7 +151,7 @@ impl Server {
 
     async fn serve(self, part: NodeNetwork, repair: impl DriftRepair) {
         let mut background = JoinSet::new();
-        let (view, changed, state) =
+        let (view, changed, state): (Rc<RefCell<View>>, _, _) =
             (Rc::default(), Rc::new(Notify::new()), Rc::new(NetworkState::pending(Rc::clone(&self.publish))));
         let config = PluginConfig {
             mtu: part.sdn.settings().mtu,
@@ -170,7 +171,14 @@ impl Server {
             locks: KeyedLock::default(),
             data_path: tokio::sync::Mutex::default(),
         });
-        let follower = self.follower(&pods, view, &changed, &state);
+        let notices = Notices::default();
+        if let Some(client) = part.api {
+            view.borrow_mut().expect_objects();
+            background.spawn_local(follow_objects(client, Rc::clone(&view), Rc::clone(&notices.changed)));
+        }
+        let resolv_conf = self.node.root.join("etc/resolv.conf");
+        background.spawn_local(follow_names(resolv_conf, Rc::clone(&view), notices.clone()));
+        let follower = self.follower(&pods, (view, notices), &changed, &state);
         background.spawn_local(follower);
         let maintained = Rc::new(Notify::new());
         background.spawn_local(maintain_data_path(
@@ -208,19 +216,28 @@ impl Server {
     fn follower(
         &self,
         pods: &Pods,
-        view: Rc<RefCell<View>>,
+        (view, notices): (Rc<RefCell<View>>, Notices),
         changed: &Rc<Notify>,
         state: &Rc<NetworkState>,
     ) -> impl Future<Output = ()> + use<> {
         let (changed, state) = (Rc::clone(changed), Rc::clone(state));
+        let of_objects = Rc::clone(&notices.changed);
         let on_round = move |round: RoundReport| {
-            record_problem(&state, Component::Followed, problem_of(&round.report));
+            notices.names.notify_one();
+            let unknown = || round.waits_for.map(str::to_owned);
+            record_problem(&state, Component::Followed, problem_of(&round.report).or_else(unknown));
             if round.renumbered > 0 {
                 tracing::info!(target: LOG, ports = round.renumbered, "network IDs of pods changed");
             }
             changed.notify_waiters();
         };
-        follow(Rc::clone(&self.store), self.node.name.clone(), Arc::clone(&pods.sdn), view, on_round)
+        follow(
+            Rc::clone(&self.store),
+            self.node.name.clone(),
+            Arc::clone(&pods.sdn),
+            (view, of_objects),
+            on_round,
+        )
     }
 }
 

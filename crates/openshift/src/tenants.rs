@@ -7,7 +7,10 @@
 //! names too few namespaces.
 
 mod change;
+mod egress;
 mod follow;
+mod names;
+mod objects;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -23,7 +26,10 @@ use russet_store::{Record, Revision, Store, StoreError};
 
 use change::{Held, Plan, Wish};
 
+pub use egress::Override;
 pub use follow::{RoundReport, follow};
+pub use names::{Notices, follow_names};
+pub use objects::follow_objects;
 pub use view::{Changed, View};
 
 /// The tenants of a store.

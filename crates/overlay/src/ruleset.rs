@@ -29,10 +29,22 @@ pub struct ObservedTable {
 impl Ruleset {
     /// Whether chains and sets are there, and no others.
     pub fn is_framed(&self, found: &ObservedTable) -> bool {
-        self.chains.len() == found.chains.len()
-            && self.sets.len() == found.sets.len()
-            && self.chains.iter().all(|chain| found.chains.contains(chain))
-            && self.sets.iter().all(|(set, _)| found.elements(set).is_some())
+        self.is_framed_by(found, |_| true)
+    }
+
+    /// Whether those chains and sets are there whose names are meant, and no others of that kind.
+    pub fn is_framed_by(&self, found: &ObservedTable, is_meant: impl Fn(&str) -> bool) -> bool {
+        let meant_chains = |chains: &[Chain]| {
+            chains.iter().filter(|chain| is_meant(&chain.name)).cloned().collect::<Vec<_>>()
+        };
+        let meant_sets =
+            |sets: &[(Set, Vec<Element>)]| sets.iter().filter(|(set, _)| is_meant(&set.name)).count();
+        let (wanted, there) = (meant_chains(&self.chains), meant_chains(&found.chains));
+        let mut sets = self.sets.iter().filter(|(set, _)| is_meant(&set.name));
+        wanted.len() == there.len()
+            && meant_sets(&self.sets) == meant_sets(&found.sets)
+            && wanted.iter().all(|chain| there.contains(chain))
+            && sets.all(|(set, _)| found.elements(set).is_some())
     }
 
     /// Whether the rules of every chain are there, and no others.
@@ -45,18 +57,16 @@ impl Ruleset {
 
     /// Whether everything is there, and nothing else.
     pub fn is_in_force(&self, found: &ObservedTable) -> bool {
-        let same = |(set, wanted): &(Set, Vec<Element>)| {
-            found.elements(set).is_some_and(|found| same_elements(found, wanted))
-        };
+        let same = |(set, wanted): &(Set, Vec<Element>)| found.holds(set, wanted);
         self.is_framed(found) && self.has_rules(found) && self.sets.iter().all(same)
     }
 
     /// Adds everything to a table that exists.
     pub fn add_to(&self, transaction: &mut Transaction) {
-        for (set, elements) in &self.sets {
-            transaction.add_set(set).add_elements(set, elements);
-        }
+        self.sets.iter().for_each(|(set, _)| _ = transaction.add_set(set));
+        // Elements may lead to chains.
         self.chains.iter().for_each(|chain| _ = transaction.add_chain(chain));
+        self.sets.iter().for_each(|(set, elements)| _ = transaction.add_elements(set, elements));
         self.rules.iter().for_each(|rule| _ = transaction.add_rule(rule));
     }
 }
@@ -83,6 +93,11 @@ impl ObservedTable {
         Ok(found)
     }
 
+    /// Whether a set is there with exactly these elements.
+    pub fn holds(&self, set: &Set, wanted: &[Element]) -> bool {
+        self.elements(set).is_some_and(|found| same_elements(found, wanted))
+    }
+
     /// The elements of a set, if there is one of its name and type.
     pub fn elements(&self, set: &Set) -> Option<&[Element]> {
         let found = self.sets.iter().find(|(found, _)| same_type(found, set));
@@ -107,6 +122,7 @@ fn same_elements(found: &[Element], wanted: &[Element]) -> bool {
 fn data(element: &Element) -> Option<Vec<u8>> {
     match &element.value {
         Some(Value::Data(bytes)) => Some(bytes.clone()),
-        _ => None,
+        Some(Value::Verdict(verdict)) => Some(format!("{verdict:?}").into_bytes()),
+        None => None,
     }
 }

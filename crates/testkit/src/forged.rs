@@ -1,6 +1,7 @@
 //! Packets that their sender must not send: whether they arrive, and what dropped them.
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use russet_linux::NetNs;
@@ -36,6 +37,48 @@ pub fn first_is_honest(attack: &dyn Fn(), honest: &UdpSocket, receiver: &UdpSock
         receiver.recv_from(&mut packet).is_ok()
     });
     packet[0] == 2
+}
+
+/// Sends the byte 1 without a pause while `body` runs. What `body` gets waits until more packets have been sent.
+pub fn while_sending<T>(sender: &UdpSocket, to: SocketAddr, body: impl FnOnce(&dyn Fn()) -> T) -> T {
+    /// Ends the thread, also if `body` panics.
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let (sent, ends) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let _ends = Ends(&ends);
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                let _ = sender.send_to(&[1], to);
+                sent.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        body(&|| {
+            let before = sent.load(Ordering::Relaxed);
+            eventually(DEADLINE, || sent.load(Ordering::Relaxed) > before + 20);
+        })
+    })
+}
+
+/// Sends honest packets, whose byte is 2, until one arrives; whether nothing else has arrived by then.
+#[track_caller]
+pub fn only_honest_arrived(honest: &UdpSocket, receiver: &UdpSocket) -> bool {
+    let to = receiver.local_addr().expect("a bound socket");
+    let mut packet = [0; 1];
+    let (mut others, mut came) = (0, false);
+    eventually(DEADLINE, || {
+        let _ = honest.send_to(&[2], to);
+        while receiver.recv_from(&mut packet).is_ok() {
+            came |= packet == [2];
+            others += u32::from(packet != [2]);
+        }
+        came
+    });
+    others == 0
 }
 
 /// Bytes as hexadecimal digits.

@@ -41,8 +41,9 @@ const WORKLOADS: [Names; 2] = [("Deployment", "deployments", true), ("DaemonSet"
 const REGISTRATION: (&str, &str) = ("apiregistration.k8s.io", "v1");
 const API_SERVICES: [Names; 1] = [("APIService", "apiservices", false)];
 const OPENSHIFT: (&str, &str) = ("network.openshift.io", "v1");
-const SDN: [Names; 3] = [
+const SDN: [Names; 4] = [
     ("ClusterNetwork", "clusternetworks", false),
+    ("EgressNetworkPolicy", "egressnetworkpolicies", true),
     ("HostSubnet", "hostsubnets", false),
     ("NetNamespace", "netnamespaces", false),
 ];

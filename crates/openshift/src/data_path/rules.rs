@@ -1,6 +1,7 @@
 //! The table `ip russet-sdn` as values. `verdicts` compares it with the kernel's and writes it.
 //!
-//! Rules never change with pods, peers and tenants; only elements do. A network ID is a mark with
+//! Rules never change with pods, peers and tenants; only elements do. A network ID with an
+//! EgressNetworkPolicy has a chain and a set of its own (see `egress`). A network ID is a mark with
 //! bit 24 set (see `programs`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +15,9 @@ use russet_nft::{
 };
 use russet_overlay::ruleset::Ruleset;
 
+use super::egress::{Egress, Outside};
 use super::programs::{PASSED, STAMPED};
-use super::{DEVICE, Port, Settings};
+use super::{DEVICE, Port, Ports, Settings};
 
 /// The table's name; its family is `ip`.
 pub const TABLE: &str = "russet-sdn";
@@ -37,6 +39,8 @@ pub(super) enum Name {
     Cluster,
     /// Nodes that may send VXLAN.
     Peers,
+    /// Host end to what its pod may reach outside of the cluster.
+    Egress,
 }
 
 /// The elements of every set.
@@ -56,6 +60,9 @@ const TO_POD: &str = "to-pod";
 const POD_TO_POD: &str = "pod-to-pod";
 const TUNNEL_ON: &str = "tunnel-on";
 const UNMASKED: &str = "unmasked";
+const EGRESS: &str = "egress";
+/// The port of DNS, at which a pod always reaches its own node (policy.md section 1.10).
+const DNS: u16 = 53;
 
 pub fn table() -> Table {
     Table::new(TableFamily::Ip, TABLE)
@@ -69,8 +76,16 @@ pub(super) fn mark(netid: NetId) -> u32 {
 // === impl Name ===
 
 impl Name {
-    pub(super) const ALL: [Self; 7] =
-        [Self::Links, Self::Netids, Self::Sources, Self::Deliver, Self::Globals, Self::Cluster, Self::Peers];
+    pub(super) const ALL: [Self; 8] = [
+        Self::Links,
+        Self::Netids,
+        Self::Sources,
+        Self::Deliver,
+        Self::Globals,
+        Self::Cluster,
+        Self::Peers,
+        Self::Egress,
+    ];
 
     const fn text(self) -> &'static str {
         match self {
@@ -81,6 +96,7 @@ impl Name {
             Self::Globals => "globals",
             Self::Cluster => "cluster",
             Self::Peers => "peers",
+            Self::Egress => EGRESS,
         }
     }
 
@@ -94,11 +110,12 @@ impl Name {
             Self::Deliver => Set::new(&table, name, [Mark, Ipv4Addr]),
             Self::Globals | Self::Peers => Set::new(&table, name, [Ipv4Addr]),
             Self::Cluster => Set::prefixes(&table, name, Family::V4),
+            Self::Egress => Set::verdict_map(&table, name, [IfName]),
         }
     }
 }
 
-pub(super) fn elements_of(port: &Port) -> Vec<(Name, Vec<Element>)> {
+pub(super) fn elements_of(port: &Port, outside: &Outside<'_>) -> Vec<(Name, Vec<Element>)> {
     let link = || KeyPart::if_name(&port.host_veth);
     let address = || KeyPart::from(std::net::IpAddr::from(port.address));
     let reached_by = |netid| Element::concatenation([KeyPart::mark(mark(netid)), address()]);
@@ -115,6 +132,7 @@ pub(super) fn elements_of(port: &Port) -> Vec<(Name, Vec<Element>)> {
         (Name::Sources, vec![Element::concatenation([link(), address()])]),
         (Name::Deliver, deliver),
         (Name::Globals, globals),
+        (Name::Egress, outside.element(&port.host_veth, netid).into_iter().collect()),
     ]
 }
 
@@ -122,28 +140,31 @@ pub(super) fn peer(host_ip: Ipv4Addr) -> Element {
     Element::new(KeyPart::from(std::net::IpAddr::from(host_ip)))
 }
 
-fn elements<'a>(
+fn elements(
     settings: &Settings,
-    ports: impl IntoIterator<Item = &'a Port>,
+    ports: &Ports,
     peers: &BTreeSet<Ipv4Addr>,
+    outside: &Outside<'_>,
 ) -> Elements {
     let mut all: Elements = Name::ALL.into_iter().map(|name| (name, Vec::new())).collect();
     let cluster = settings.cluster.iter().chain([&settings.own]).map(|net| IpNet::V4(net.trunc()));
     all.insert(Name::Cluster, Element::cover(cluster));
     all.insert(Name::Peers, peers.iter().copied().map(peer).collect());
-    for (name, elements) in ports.into_iter().flat_map(elements_of) {
+    for (name, elements) in ports.values().flat_map(|port| elements_of(port, outside)) {
         all.entry(name).or_default().extend(elements);
     }
     all
 }
 
 /// The whole table.
-pub(super) fn ruleset<'a>(
+pub(super) fn ruleset(
     settings: &Settings,
-    ports: impl IntoIterator<Item = &'a Port>,
+    ports: &Ports,
     peers: &BTreeSet<Ipv4Addr>,
+    egress: &Egress,
 ) -> Result<Ruleset, NameError> {
     let device = IfName::new(DEVICE)?;
+    let outside = Outside::new(ports, egress);
     let rules = [
         prerouting(&device)?,
         from_tunnel(settings),
@@ -151,19 +172,23 @@ pub(super) fn ruleset<'a>(
         forward(settings, &device),
         tunnel_on(&device),
         at_the_port(settings),
+        to_the_node(),
+        outward(settings),
+        outside.parts().map(|(_, rule, _)| rule).collect(),
         leaving(settings, &device),
         to_pod(settings, &device),
         pod_to_pod(),
     ];
-    let sets = elements(settings, ports, peers).into_iter().map(|(name, elements)| (name.set(), elements));
+    let sets = elements(settings, ports, peers, &outside);
+    let sets = sets.into_iter().map(|(name, elements)| (name.set(), elements));
     Ok(Ruleset {
-        chains: chains().to_vec(),
-        sets: sets.collect(),
+        chains: chains().into_iter().chain(outside.parts().map(|(chain, ..)| chain)).collect(),
+        sets: sets.chain(outside.parts().map(|(.., set)| set)).collect(),
         rules: rules.into_iter().flatten().collect(),
     })
 }
 
-fn chains() -> [Chain; 13] {
+fn chains() -> [Chain; 14] {
     let table = &table();
     let base = |name, hook, priority| Chain::base(table, name, ChainKind::Filter, hook, priority);
     [
@@ -173,6 +198,7 @@ fn chains() -> [Chain; 13] {
         Chain::new(table, TUNNEL_ON).comment("what came out of the tunnel and goes on"),
         Chain::new(table, UNMASKED)
             .comment("answers from another node to pods that spoke with this node's address"),
+        Chain::new(table, EGRESS).comment("what a pod sends out of the cluster"),
         base("prerouting", Hook::Prerouting, FIRST),
         base("returned", Hook::Prerouting, TRACKED),
         base("forward", Hook::Forward, BEFORE_FILTER),
@@ -252,6 +278,30 @@ fn forward(settings: &Settings, device: &IfName) -> Vec<Rule> {
         rules.push(untranslated.comment("a Service without endpoints"));
     }
     rules.push(rule("forward").iif(device).goto(TUNNEL_ON));
+    // Behind all translation of destinations, so that no Service hides one.
+    rules.push(from_pod().goto(EGRESS));
+    rules
+}
+
+/// The node's other addresses are outside of the cluster to its pods, except for DNS (policy.md
+/// section 1.10).
+fn to_the_node() -> Vec<Rule> {
+    let from_pod = || rule("input").is_in(&[Field::IifName], Name::Links.text());
+    vec![
+        from_pod().protocol(L4::Udp).dport(DNS).accept(),
+        from_pod().protocol(L4::Tcp).dport(DNS).accept(),
+        from_pod().goto(EGRESS),
+    ]
+}
+
+/// What a pod sends out of the cluster, unless it answers: what its network ID may not reach is
+/// dropped. The verdict is looked up by the link, which the sender cannot choose.
+fn outward(settings: &Settings) -> Vec<Rule> {
+    let all = || rule(EGRESS);
+    let mut rules = vec![all().ct_reply().return_(), all().daddr_in(V4, Name::Cluster.text()).return_()];
+    rules.extend(settings.service.map(|service| all().daddr(IpNet::V4(service.trunc())).return_()));
+    rules.push(all().vmap(&[Field::IifName], Name::Egress.text()));
+    rules.push(all().counter().drop().comment("what its tenant may reach is not known yet"));
     rules
 }
 

@@ -9,37 +9,41 @@ use russet_model::openshift::NetId;
 use russet_nft::{Element, NetlinkError, Nft, Set, Transaction, Value};
 use russet_overlay::ruleset::{ObservedTable, Ruleset};
 
+use super::egress::{self, Egress, Outside};
 use super::programs::STAMPED;
 use super::rules::{self, Elements, Name};
-use super::{Port, Ports, SdnError, Settings};
+use super::{Ports, SdnError, Settings};
 
-/// The nf_tables socket, and the peers written so far.
+/// The nf_tables socket, and what was written so far besides ports.
 #[derive(Debug)]
 pub(super) struct Verdicts {
     nft: Nft,
     /// The nodes that may send VXLAN.
     peers: BTreeSet<Ipv4Addr>,
+    /// What pods may not reach outside of the cluster.
+    egress: Egress,
 }
 
 // === impl Verdicts ===
 
 impl Verdicts {
-    /// Opens nf_tables and reads the permitted senders of an earlier run.
+    /// Opens nf_tables and reads the permitted senders of an earlier run, and what it denied.
     pub(super) fn open(settings: &Settings) -> Result<Self, SdnError> {
-        ruleset(settings, &Ports::new(), &BTreeSet::new())?;
+        ruleset(settings, &Ports::new(), &BTreeSet::new(), &Egress::new())?;
         let mut nft = Nft::open()?;
         let peers = elements(&mut nft, &Name::Peers.set())?;
         let address = |element: &Element| match element.key.first()?.first_address()? {
             std::net::IpAddr::V4(address) => Some(address),
             std::net::IpAddr::V6(_) => None,
         };
-        Ok(Self { nft, peers: peers.iter().filter_map(address).collect() })
+        let netids = netids(&mut nft)?;
+        let egress = egress::read(&mut nft, &netids)?;
+        Ok(Self { nft, peers: peers.iter().filter_map(address).collect(), egress })
     }
 
     /// The network ID of every link that has one.
     pub(super) fn netids(&mut self) -> Result<BTreeMap<IfName, NetId>, SdnError> {
-        let found = elements(&mut self.nft, &Name::Netids.set())?;
-        Ok(found.iter().filter_map(netid_of).collect())
+        Ok(netids(&mut self.nft)?)
     }
 
     pub(super) fn observe(&mut self) -> Result<ObservedTable, NetlinkError> {
@@ -48,39 +52,38 @@ impl Verdicts {
 
     /// Whether the table is exactly as it should be.
     pub(super) fn is_in_force(&self, settings: &Settings, ports: &Ports, found: &ObservedTable) -> bool {
-        ruleset(settings, ports, &self.peers).is_ok_and(|wanted| wanted.is_in_force(found))
+        ruleset(settings, ports, &self.peers, &self.egress).is_ok_and(|wanted| wanted.is_in_force(found))
     }
 
-    /// Changes the entries of `was` to those of `wanted` in one transaction of the difference; if
+    /// Changes the entries of `was` to those of `wanted`, and what is denied to `egress` if that is
+    /// given, in one transaction of the difference, behind one that creates what it refers to; if
     /// the table was changed by another program, rewrites everything.
     pub(super) fn change(
         &mut self,
         settings: &Settings,
         was: &Ports,
         wanted: &Ports,
+        egress: Option<Egress>,
     ) -> Result<(), SdnError> {
-        let gone = was.iter().filter(|(link, port)| wanted.get(*link) != Some(*port));
-        let come = wanted.iter().filter(|(link, port)| was.get(*link) != Some(*port));
-        let (gone, come) = (gathered(gone.map(|(_, port)| port)), gathered(come.map(|(_, port)| port)));
-        let mut transaction = Transaction::new();
-        for name in Name::ALL {
-            let [gone, come] = [&gone, &come].map(|all| all.get(&name).cloned().unwrap_or_default());
-            // The transaction keeps the order of its requests: an element may be deleted and added
-            // with another value.
-            let stays = |element: &Element, others: &[Element]| others.contains(element);
-            let set = name.set();
-            let going: Vec<Element> = gone.iter().filter(|element| !stays(element, &come)).cloned().collect();
-            let coming: Vec<Element> =
-                come.iter().filter(|element| !stays(element, &gone)).cloned().collect();
-            transaction.delete_elements(&set, &going).add_elements(&set, &coming);
+        let done = {
+            let was = (was, &Outside::new(was, &self.egress));
+            let wanted = (wanted, &Outside::new(wanted, egress.as_ref().unwrap_or(&self.egress)));
+            let created = self.nft.commit(&egress::creation(was.1, wanted.1));
+            created.and_then(|()| self.nft.commit(&difference(was, wanted)))
+        };
+        let done = match done {
+            Err(error) if error.is_not_found() || error.is_exists() || error.outcome_unknown() => None,
+            done => Some(done),
+        };
+        let before = egress.map(|egress| std::mem::replace(&mut self.egress, egress));
+        let done = match done {
+            None => self.rewrite(settings, wanted),
+            Some(done) => done.map_err(SdnError::from),
+        };
+        if let (Err(_), Some(before)) = (&done, before) {
+            self.egress = before;
         }
-        match self.nft.commit(&transaction) {
-            Ok(()) => Ok(()),
-            Err(error) if error.is_not_found() || error.is_exists() || error.outcome_unknown() => {
-                self.rewrite(settings, wanted)
-            }
-            Err(error) => Err(error.into()),
-        }
+        done
     }
 
     /// Permits exactly these nodes to send.
@@ -125,11 +128,13 @@ impl Verdicts {
     /// Existing chains stay and are filled again: with two chains at a hook, a packet could pass
     /// the new one before the change and the old one after it.
     pub(super) fn rewrite(&mut self, settings: &Settings, ports: &Ports) -> Result<(), SdnError> {
-        let (table, wanted) = (rules::table(), ruleset(settings, ports, &self.peers)?);
+        let table = rules::table();
+        let mut wanted = ruleset(settings, ports, &self.peers, &self.egress)?;
+        let found = self.observe()?;
         let mut transaction = Transaction::new();
-        if wanted.is_framed(&self.observe()?) {
+        if wanted.is_framed_by(&found, |name| !egress::is_of_netid(name)) {
             transaction.flush_table(&table);
-            wanted.sets.iter().for_each(|(set, _)| _ = transaction.flush_set(&table, &set.name));
+            keep_denied(&mut transaction, &mut wanted, &found);
         } else {
             transaction.destroy_table(&table);
         }
@@ -139,20 +144,83 @@ impl Verdicts {
     }
 }
 
-fn ruleset(settings: &Settings, ports: &Ports, peers: &BTreeSet<Ipv4Addr>) -> Result<Ruleset, SdnError> {
+fn ruleset(
+    settings: &Settings,
+    ports: &Ports,
+    peers: &BTreeSet<Ipv4Addr>,
+    egress: &Egress,
+) -> Result<Ruleset, SdnError> {
     // The constant names fit, but only the type could prove that.
-    rules::ruleset(settings, ports.values(), peers).map_err(|_| {
+    rules::ruleset(settings, ports, peers, egress).map_err(|_| {
         let operation = format!("name the tunnel device {}", super::DEVICE);
         SdnError::Netlink(NetlinkError::Invalid { operation, reason: "it is no interface name" })
     })
 }
 
-fn gathered<'a>(ports: impl Iterator<Item = &'a Port>) -> Elements {
+/// Empties all sets of a table without rules, except for what is denied as it is wanted, and deletes what is denied
+/// otherwise. A set of ranges that is emptied and filled in one transaction may miss packets meanwhile.
+fn keep_denied(transaction: &mut Transaction, wanted: &mut Ruleset, found: &ObservedTable) {
+    let table = rules::table();
+    let is_kept =
+        |set: &Set, elements: &[Element]| egress::is_of_netid(&set.name) && found.holds(set, elements);
+    let kept: BTreeSet<String> = wanted
+        .sets
+        .iter()
+        .filter(|(set, elements)| is_kept(set, elements))
+        .map(|(set, _)| set.name.clone())
+        .collect();
+    wanted.sets.retain(|(set, _)| !kept.contains(&set.name));
+    let emptied = found.sets.iter().filter(|(set, _)| !egress::is_of_netid(&set.name));
+    emptied.for_each(|(set, _)| _ = transaction.flush_set(&table, &set.name));
+    // Nothing refers to these any more: the map is empty, and there is no rule.
+    let is_wanted = |name: &str| wanted.chains.iter().any(|chain| chain.name == name);
+    for chain in found.chains.iter().filter(|it| egress::is_of_netid(&it.name) && !is_wanted(&it.name)) {
+        transaction.delete_chain(&table, &chain.name);
+    }
+    for (set, _) in found.sets.iter().filter(|(set, _)| egress::is_of_netid(&set.name)) {
+        if !kept.contains(&set.name) {
+            transaction.delete_set(&table, &set.name);
+        }
+    }
+}
+
+/// What changes the entries of ports, with what applies to them outside, to others.
+fn difference(was: (&Ports, &Outside<'_>), wanted: (&Ports, &Outside<'_>)) -> Transaction {
+    let changes = |link: &IfName| {
+        let verdict = |(ports, outside): (&Ports, &Outside<'_>)| outside.verdict(ports.get(link)?.netid?);
+        was.0.get(link) != wanted.0.get(link) || verdict(was) != verdict(wanted)
+    };
+    let changed = |(ports, outside): (&Ports, &Outside<'_>)| {
+        let ports = ports.iter().filter(|(link, _)| changes(link));
+        gathered(ports.flat_map(|(_, port)| rules::elements_of(port, outside)))
+    };
+    let (gone, come) = (changed(was), changed(wanted));
+    let mut transaction = Transaction::new();
+    for name in Name::ALL {
+        let [gone, come] = [&gone, &come].map(|all| all.get(&name).cloned().unwrap_or_default());
+        // The transaction keeps the order of its requests: an element may be deleted and added
+        // with another value.
+        let stays = |element: &Element, others: &[Element]| others.contains(element);
+        let set = name.set();
+        let going: Vec<Element> = gone.iter().filter(|element| !stays(element, &come)).cloned().collect();
+        let coming: Vec<Element> = come.iter().filter(|element| !stays(element, &gone)).cloned().collect();
+        transaction.delete_elements(&set, &going).add_elements(&set, &coming);
+    }
+    egress::delete(&mut transaction, was.1, wanted.1);
+    transaction
+}
+
+fn gathered(elements: impl Iterator<Item = (Name, Vec<Element>)>) -> Elements {
     let mut all = Elements::new();
-    for (name, elements) in ports.flat_map(rules::elements_of) {
+    for (name, elements) in elements {
         all.entry(name).or_default().extend(elements);
     }
     all
+}
+
+fn netids(nft: &mut Nft) -> Result<BTreeMap<IfName, NetId>, NetlinkError> {
+    let found = elements(nft, &Name::Netids.set())?;
+    Ok(found.iter().filter_map(netid_of).collect())
 }
 
 fn elements(nft: &mut Nft, set: &Set) -> Result<Vec<Element>, NetlinkError> {
@@ -163,9 +231,7 @@ fn elements(nft: &mut Nft, set: &Set) -> Result<Vec<Element>, NetlinkError> {
 }
 
 fn netid_of(element: &Element) -> Option<(IfName, NetId)> {
-    let (name, _) = element.key.first()?.bytes();
-    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-    let link = IfName::new(std::str::from_utf8(name.get(..end)?).ok()?).ok()?;
+    let link = egress::link_of(element.key.first()?)?;
     let Some(Value::Data(mark)) = &element.value else { return None };
     let mark = u32::from_ne_bytes(mark.as_slice().try_into().ok()?);
     (mark & STAMPED != 0).then_some(())?;

@@ -28,6 +28,8 @@ pub struct NodeNetwork {
     pub sdn: Sdn,
     /// Decides which pods get a macvlan0.
     pub macvlan: Macvlan,
+    /// The Kubernetes API, if there is access to it.
+    pub api: Option<Client>,
 }
 
 /// Why the server cannot start.
@@ -67,8 +69,9 @@ const MTU_MIN_BYTES: u32 = 576;
 
 /// Finds this node's part, and claims one if it has none.
 pub async fn find(node: &Node, settings: &Settings, store: &dyn Store) -> Result<NodeNetwork, StartError> {
-    let macvlan = match &settings.kubeconfig {
-        Some(path) => Macvlan::Api(Rc::new(Client::new(Source::kubeconfig(path))?)),
+    let api = settings.kubeconfig.as_ref().map(|path| Client::new(Source::kubeconfig(path))).transpose()?;
+    let macvlan = match &api {
+        Some(client) => Macvlan::Api(Rc::new(client.clone())),
         None if settings.trust_annotations => Macvlan::Trusted,
         None => Macvlan::Denied,
     };
@@ -82,7 +85,7 @@ pub async fn find(node: &Node, settings: &Settings, store: &dyn Store) -> Result
     let sdn = sdn_settings(node, &network, &subnet, address, &choice)?;
     let sdn = tokio::task::spawn_blocking(move || Sdn::open(sdn)).await??;
     tracing::info!(target: LOG, subnet = %subnet.subnet, %address, interface = choice.name, mtu = sdn.settings().mtu, "OpenShift's part of this node");
-    Ok(NodeNetwork { network, subnet, sdn, macvlan })
+    Ok(NodeNetwork { network, subnet, sdn, macvlan, api })
 }
 
 fn sdn_settings(

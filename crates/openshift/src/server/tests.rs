@@ -2,6 +2,7 @@
 //! cni-runtime.md sections 4 and 6.2, items 49 to 53, 62 to 64.
 
 mod bench;
+mod egress;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;

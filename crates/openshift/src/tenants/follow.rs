@@ -11,10 +11,11 @@ use russet_model::openshift::{Namespace, NetId, everything};
 use russet_overlay::ReconcileReport;
 use russet_store::{Store, Watch};
 use russet_sync::Backoff;
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use super::View;
-use crate::data_path::{Peer, Port, Sdn};
+use crate::data_path::{Egress, Peer, Port, Sdn};
 use crate::{LOG, lock};
 
 /// The result of one round, for logs, metrics and readiness.
@@ -24,6 +25,8 @@ pub struct RoundReport {
     pub report: ReconcileReport,
     /// Number of ports whose network ID changed.
     pub renumbered: usize,
+    /// What has to be known before what pods may reach outside is in force.
+    pub waits_for: Option<&'static str>,
 }
 
 /// Changes that are not applied yet.
@@ -32,6 +35,7 @@ struct PendingChanges {
     namespaces: BTreeSet<Namespace>,
     everybody: bool,
     peers: bool,
+    egress: bool,
 }
 
 /// The pauses before the store is asked again, with jitter.
@@ -45,13 +49,14 @@ const GATHER: Duration = Duration::from_millis(2);
 /// Limit of events in one round; a node with thousands of peers gets that many at once.
 const GATHER_MAX: usize = 4096;
 
-/// Follows the store and never returns. When `on_round` is called, `view` is current, and the data path
+/// Follows the store and never returns; `objects` is notified when objects of the Kubernetes API or
+/// addresses of names in `view` have changed. When `on_round` is called, `view` is current, and the data path
 /// matches it unless the report has a failure, which is retried.
 pub async fn follow(
     store: Rc<dyn Store>,
     own: NodeName,
     sdn: Arc<Mutex<Sdn>>,
-    view: Rc<RefCell<View>>,
+    (view, objects): (Rc<RefCell<View>>, Rc<Notify>),
     mut on_round: impl FnMut(RoundReport),
 ) {
     let (mut pending, mut backoff) =
@@ -60,7 +65,8 @@ pub async fn follow(
         match store.watch(&everything()).await {
             Ok(mut watch) => {
                 backoff.reset();
-                let error = watched(watch.as_mut(), &own, &sdn, &view, &mut pending, &mut on_round).await;
+                let of = (&own, &sdn, &view, &*objects);
+                let error = watched(watch.as_mut(), of, &mut pending, &mut on_round).await;
                 tracing::warn!(target: LOG, %error, "the watch of tenants ended");
             }
             Err(error) => tracing::warn!(target: LOG, %error, "tenants are not watched"),
@@ -71,15 +77,13 @@ pub async fn follow(
 
 async fn watched(
     watch: &mut dyn Watch,
-    own: &NodeName,
-    sdn: &Arc<Mutex<Sdn>>,
-    view: &Rc<RefCell<View>>,
+    (own, sdn, view, objects): (&NodeName, &Arc<Mutex<Sdn>>, &Rc<RefCell<View>>, &Notify),
     pending: &mut PendingChanges,
     on_round: &mut impl FnMut(RoundReport),
 ) -> russet_store::StoreError {
     loop {
         let limit = if pending.is_empty() { None } else { Some(RETRY) };
-        if let Err(error) = gather(watch, view, pending, limit).await {
+        if let Err(error) = gather(watch, (view, objects), pending, limit).await {
             return error;
         }
         let round = carry_out(sdn, own, view, pending).await;
@@ -88,7 +92,7 @@ async fn watched(
             tracing::warn!(target: LOG, %error, "a change of tenants or peers is not in force");
         }
         if !failed {
-            *pending = PendingChanges::default();
+            *pending = PendingChanges { egress: round.waits_for.is_some(), ..PendingChanges::default() };
         }
         on_round(round);
     }
@@ -97,18 +101,17 @@ async fn watched(
 /// Waits for events, up to `limit` if there is one, and takes all that arrive together.
 async fn gather(
     watch: &mut dyn Watch,
-    view: &Rc<RefCell<View>>,
+    (view, objects): (&Rc<RefCell<View>>, &Notify),
     pending: &mut PendingChanges,
     limit: Option<Duration>,
 ) -> Result<(), russet_store::StoreError> {
-    let first = match limit {
-        None => watch.next().await?,
-        Some(limit) => match timeout(limit, watch.next()).await {
-            Ok(event) => event?,
-            Err(_) => return Ok(()),
-        },
-    };
-    pending.take(view, first);
+    let is_listed = view.borrow().is_listed();
+    tokio::select! {
+        event = watch.next() => pending.take(view, event?),
+        // Before the first list of the store the view is not current, whatever objects there are.
+        () = objects.notified(), if is_listed => pending.egress = true,
+        () = sleep(limit.unwrap_or_default()), if limit.is_some() => return Ok(()),
+    }
     for _ in 1..GATHER_MAX {
         match timeout(GATHER, watch.next()).await {
             Ok(event) => pending.take(view, event?),
@@ -132,13 +135,16 @@ async fn carry_out(
         (peers, netids)
     };
     let everybody = pending.everybody.then(|| snapshot(view));
+    let egress = if pending.changes_egress() { egress(view) } else { None };
+    let waits_for = if pending.changes_egress() { view.borrow().waits_for_policies() } else { None };
     let sdn = Arc::clone(sdn);
-    let work = move || round(&mut lock(&sdn), peers.as_deref(), &netids, everybody.as_ref());
+    let work = move || round(&mut lock(&sdn), peers.as_deref(), &netids, everybody.as_ref(), egress);
     match tokio::task::spawn_blocking(work).await {
-        Ok((report, renumbered)) => RoundReport { report, renumbered },
+        Ok((report, renumbered)) => RoundReport { report, renumbered, waits_for },
         Err(error) => {
             tracing::error!(target: LOG, %error, "applying tenants and peers was interrupted");
-            RoundReport { report: ReconcileReport { failed: 1, ..ReconcileReport::default() }, renumbered: 0 }
+            let report = ReconcileReport { failed: 1, ..ReconcileReport::default() };
+            RoundReport { report, renumbered: 0, waits_for }
         }
     }
 }
@@ -150,11 +156,19 @@ fn snapshot(view: &Rc<RefCell<View>>) -> std::collections::BTreeMap<Namespace, N
     known.collect()
 }
 
+/// What pods of each network ID may not reach outside of the cluster, if that is known.
+fn egress(view: &Rc<RefCell<View>>) -> Option<Egress> {
+    let (egress, overrides) = view.borrow().egress()?;
+    overrides.iter().for_each(super::egress::Override::report);
+    Some(egress)
+}
+
 fn round(
     sdn: &mut Sdn,
     peers: Option<&[Peer]>,
     netids: &[(Namespace, Option<NetId>)],
     everybody: Option<&std::collections::BTreeMap<Namespace, NetId>>,
+    egress: Option<Egress>,
 ) -> (ReconcileReport, usize) {
     let wanted = |port: &Port| -> Option<Option<NetId>> {
         match everybody {
@@ -168,7 +182,11 @@ fn round(
     };
     let ports: Vec<Port> = sdn.attached().filter_map(changed).collect();
     // First revoke access, then grant it.
-    let renumbered = if ports.is_empty() { Ok(()) } else { sdn.renumber(&ports) };
+    let renumbered = match egress {
+        Some(egress) => sdn.set_tenants(&ports, egress),
+        None if ports.is_empty() => Ok(()),
+        None => sdn.renumber(&ports),
+    };
     let mut report = peers.map_or_else(ReconcileReport::default, |peers| sdn.peers(peers));
     if let Err(error) = renumbered {
         report.failed += 1;
@@ -182,7 +200,12 @@ fn round(
 
 impl PendingChanges {
     fn is_empty(&self) -> bool {
-        self.namespaces.is_empty() && !self.everybody && !self.peers
+        self.namespaces.is_empty() && !self.everybody && !self.peers && !self.egress
+    }
+
+    /// Whether what is denied may have changed: that depends on every network ID.
+    fn changes_egress(&self) -> bool {
+        self.egress || self.everybody || !self.namespaces.is_empty()
     }
 
     fn take(&mut self, view: &Rc<RefCell<View>>, event: russet_store::Event) {
@@ -194,5 +217,6 @@ impl PendingChanges {
         self.everybody |= snapshot || changed.network;
         self.namespaces.extend(changed.namespaces);
         self.peers |= changed.subnets;
+        self.egress |= changed.egress;
     }
 }

@@ -1,22 +1,46 @@
 //! A node's copy of tenants and peers, updated by the events of the watch.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use russet_addr::NodeName;
+use russet_kube::ObjectEvent;
 use russet_model::openshift::{
     ClusterNetwork, HostSubnet, IsolationMode, Namespace, NetId, NetNamespace, OpenshiftKey, parse_key,
 };
 use russet_model::{DecodeError, Key};
 use russet_store::Event;
+use russet_verdict::ir::Problem;
+use serde_json::Value;
 
-use crate::data_path::Peer;
+use super::egress::{self, EgressPolicies, EgressPolicy, Override};
+use super::names::Names;
+use crate::data_path::{Egress, Peer};
 
-/// The tenants, subnets and network of a store.
+/// The tenants, subnets, network and EgressNetworkPolicies of a store.
 #[derive(Debug, Default)]
 pub struct View {
+    /// All records were read once.
+    is_listed: bool,
     tenants: BTreeMap<Namespace, NetId>,
+    policies: EgressPolicies,
+    /// EgressNetworkPolicies of the Kubernetes API, if they are followed.
+    objects: Option<Objects>,
+    /// The addresses of names in them.
+    resolved: Names,
+    /// All names were resolved once, or that was tried.
+    names_are_tried: bool,
     subnets: BTreeMap<NodeName, HostSubnet>,
     network: Option<ClusterNetwork>,
+}
+
+/// The EgressNetworkPolicies of the Kubernetes API.
+#[derive(Debug, Default)]
+struct Objects {
+    is_listed: bool,
+    policies: EgressPolicies,
 }
 
 /// What an event changed.
@@ -28,6 +52,8 @@ pub struct Changed {
     pub subnets: bool,
     /// The cluster's network changed.
     pub network: bool,
+    /// An EgressNetworkPolicy changed.
+    pub egress: bool,
     /// Records that cannot be decoded, and why.
     pub malformed: Vec<(Key, DecodeError)>,
 }
@@ -58,6 +84,99 @@ impl View {
         self.tenants.keys()
     }
 
+    /// What pods of each network ID may not reach outside of the cluster; none before everything
+    /// that this depends on was read.
+    pub fn egress(&self) -> Option<(Egress, Vec<Override>)> {
+        if self.waits_for_policies().is_some() {
+            return None;
+        }
+        let netids = self.tenants.keys().filter_map(|namespace| Some((namespace, self.netid(namespace)?)));
+        Some(egress::egress(netids, &self.all_policies(), &self.resolved))
+    }
+
+    /// What has to be known first about EgressNetworkPolicies.
+    pub fn waits_for_policies(&self) -> Option<&'static str> {
+        if !self.is_listed {
+            return Some("the store is not read yet");
+        }
+        if self.waits_for_objects() {
+            return Some("the EgressNetworkPolicies of the Kubernetes API are not listed yet");
+        }
+        let has_names = || self.names().is_some_and(|names| !names.is_empty());
+        (!self.names_are_tried && has_names())
+            .then_some("names in EgressNetworkPolicies are not resolved yet")
+    }
+
+    fn all_policies(&self) -> Cow<'_, EgressPolicies> {
+        match self.objects.as_ref().filter(|objects| !objects.policies.is_empty()) {
+            None => Cow::Borrowed(&self.policies),
+            // An object that is also a record is one policy.
+            Some(objects) => {
+                let mut all = self.policies.clone();
+                for (namespace, policies) in objects.policies.clone() {
+                    all.entry(namespace).or_default().extend(policies);
+                }
+                Cow::Owned(all)
+            }
+        }
+    }
+
+    /// The names in all policies; none before these are known.
+    pub fn names(&self) -> Option<BTreeSet<Arc<str>>> {
+        if !self.is_listed || self.waits_for_objects() {
+            return None;
+        }
+        let policies = self.all_policies();
+        Some(policies.values().flat_map(BTreeMap::values).flat_map(EgressPolicy::names).cloned().collect())
+    }
+
+    /// Takes the addresses of a name; whether they are others than before.
+    pub fn set_name(&mut self, name: Arc<str>, addresses: BTreeSet<Ipv4Addr>) -> bool {
+        self.resolved.insert(name, addresses.clone()) != Some(addresses)
+    }
+
+    pub fn is_resolved(&self, name: &str) -> bool {
+        self.resolved.contains_key(name)
+    }
+
+    /// Forgets the addresses of other names.
+    pub fn keep_names(&mut self, wanted: &BTreeSet<Arc<str>>) {
+        self.resolved.retain(|name, _| wanted.contains(name));
+    }
+
+    /// All names were resolved, or that was tried; whether that is new.
+    pub fn set_names_tried(&mut self) -> bool {
+        !std::mem::replace(&mut self.names_are_tried, true)
+    }
+
+    /// Whether all records were read once.
+    pub fn is_listed(&self) -> bool {
+        self.is_listed
+    }
+
+    /// EgressNetworkPolicies of the Kubernetes API count, too.
+    pub fn expect_objects(&mut self) {
+        self.objects.get_or_insert_default();
+    }
+
+    /// Whether they are not listed yet.
+    pub fn waits_for_objects(&self) -> bool {
+        self.objects.as_ref().is_some_and(|objects| !objects.is_listed)
+    }
+
+    /// Applies an event of theirs.
+    pub fn take_objects(&mut self, event: ObjectEvent<Value>) {
+        let objects = self.objects.get_or_insert_default();
+        match event {
+            ObjectEvent::Snapshot(all) => {
+                *objects = Objects { is_listed: true, ..Objects::default() };
+                all.into_iter().for_each(|object| put_object(&mut objects.policies, object, true));
+            }
+            ObjectEvent::Changed(object) => put_object(&mut objects.policies, object, true),
+            ObjectEvent::Deleted(object) => put_object(&mut objects.policies, object, false),
+        }
+    }
+
     /// Applies an event. A record that cannot be decoded counts as absent: a namespace without a
     /// known ID has no network.
     pub fn take(&mut self, event: Event) -> Changed {
@@ -65,12 +184,14 @@ impl View {
         match event {
             Event::Snapshot(snapshot) => {
                 let before = std::mem::take(self);
+                (self.is_listed, self.objects) = (true, before.objects);
+                (self.resolved, self.names_are_tried) = (before.resolved, before.names_are_tried);
                 for record in snapshot.records {
                     self.put(&record.key, Some(&record.value), &mut changed);
                 }
                 let others = before.tenants.into_keys();
                 changed.namespaces.extend(others);
-                (changed.subnets, changed.network) = (true, true);
+                (changed.subnets, changed.network, changed.egress) = (true, true, true);
             }
             Event::Put(record) => self.put(&record.key, Some(&record.value), &mut changed),
             Event::Deleted { key, .. } => self.put(&key, None, &mut changed),
@@ -108,8 +229,62 @@ impl View {
                     changed.namespaces.extend(self.tenants.keys().cloned());
                 }
             }
+            Some(OpenshiftKey::EgressNetworkPolicy(namespace, name)) => {
+                changed.egress |= self.put_policy(namespace, name, value);
+            }
             _ => {}
         }
+    }
+
+    /// Whether the policy is another one than before.
+    fn put_policy(&mut self, namespace: Namespace, name: String, value: Option<&[u8]>) -> bool {
+        let policy = value.map(|value| {
+            let (policy, problems) = EgressPolicy::read(&namespace, &name, value);
+            report(&namespace, &name, &problems);
+            policy
+        });
+        set(&mut self.policies, namespace, name, policy)
+    }
+}
+
+/// Adds, changes or removes a policy; whether that is another one than before.
+fn set(
+    policies: &mut EgressPolicies,
+    namespace: Namespace,
+    name: String,
+    policy: Option<EgressPolicy>,
+) -> bool {
+    let of_namespace = policies.entry(namespace).or_default();
+    match policy {
+        Some(policy) => of_namespace.insert(name, policy.clone()) != Some(policy),
+        None => of_namespace.remove(&name).is_some(),
+    }
+}
+
+fn put_object(policies: &mut EgressPolicies, object: Value, is_there: bool) {
+    let text = |pointer| object.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+    let namespace = text("/metadata/namespace").and_then(|namespace| Namespace::new(namespace).ok());
+    // An API server has no others.
+    let (Some(namespace), Some(name)) = (namespace, text("/metadata/name")) else { return };
+    let policy = is_there.then(|| {
+        let members = match object {
+            Value::Object(members) => members,
+            _ => serde_json::Map::new(),
+        };
+        let (policy, problems) = EgressPolicy::from_members(&namespace, &name, members);
+        report(&namespace, &name, &problems);
+        policy
+    });
+    set(policies, namespace, name, policy);
+}
+
+fn report(namespace: &Namespace, name: &str, problems: &[Problem]) {
+    for problem in problems {
+        russet_store::refused(
+            "an EgressNetworkPolicy is not enforced as written",
+            format!("{namespace}/{name} {}", problem.path),
+            &problem.text,
+        );
     }
 }
 

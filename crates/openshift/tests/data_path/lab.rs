@@ -1,11 +1,12 @@
 //! Three nodes on one bridge, each with an `Sdn`, and pods as OpenShift's plugin makes them.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use russet_addr::{ContainerId, IfName, Ipv4Net};
 use russet_linux::NetNs;
 use russet_model::openshift::{Namespace, NetId};
-use russet_openshift::data_path::{Peer, Port, Sdn, SdnError, Settings};
+use russet_openshift::data_path::{Denied, Egress, Peer, Port, Sdn, SdnError, Settings};
 use russet_overlay::ReconcileReport;
 use russet_testkit::bridge::{index_and_mtu, on_bridge, with_bridge};
 use russet_testkit::{sh, succeeds};
@@ -27,6 +28,20 @@ pub fn id(number: u32) -> NetId {
     NetId::new(number).unwrap()
 }
 
+/// Rules about what is outside of the cluster; `true` allows.
+pub type Rules<'a> = &'a [(bool, &'a str)];
+
+/// Network IDs up to 20 may reach everything outside, except for what these rules deny.
+pub fn egress(rules: &[(u32, Rules<'_>)]) -> Egress {
+    let mut egress: Egress = (0..=20).map(|number| (id(number), Arc::default())).collect();
+    egress.extend(rules.iter().map(|(number, rules)| {
+        let rules: Vec<(bool, Ipv4Net)> =
+            rules.iter().map(|(allow, net)| (*allow, net.parse().unwrap())).collect();
+        (id(*number), Arc::new(Denied::by_rules(&rules)))
+    }));
+    egress
+}
+
 pub fn subnet(node: u8) -> Ipv4Net {
     Ipv4Net::new(Ipv4Addr::new(10, 128, node * 2, 0), 23).unwrap()
 }
@@ -46,6 +61,7 @@ pub fn with_nodes(count: u8, body: impl FnOnce(&mut Vec<Node>) + Send) {
         for node in &mut nodes {
             node.start();
             sound(&node.run(Sdn::restore));
+            node.deny(&[]);
         }
         introduce(&mut nodes);
         body(&mut nodes);
@@ -136,6 +152,11 @@ impl Node {
             namespace: Namespace::new(format!("project-{netid}")).unwrap(),
         };
         Pod { name, port }
+    }
+
+    /// Denies this to pods of these network IDs, and nothing to others.
+    pub fn deny(&mut self, rules: &[(u32, Rules<'_>)]) {
+        self.run(|sdn| sdn.set_tenants(&[], egress(rules))).unwrap();
     }
 
     pub fn renumber(&mut self, pods: &[&Pod], netid: u32) -> Result<(), SdnError> {

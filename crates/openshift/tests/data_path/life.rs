@@ -240,6 +240,7 @@ fn nft_parses_the_table_that_it_lists() {
     with_nodes(1, |nodes| {
         nodes[0].pod(10, 10);
         nodes[0].pod(11, 0);
+        nodes[0].deny(&[(10, &[(true, "192.0.2.0/24"), (false, "0.0.0.0/0")])]);
         let text = sh("ip netns exec n1 nft list table ip russet-sdn");
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), &text).unwrap();

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests are tests, too")]
 
+mod egress;
 mod guards;
 mod isolation;
 mod isolation_load;

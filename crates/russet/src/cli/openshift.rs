@@ -21,7 +21,8 @@ pub struct OpenshiftArgs {
     /// The services' network, for a store that has no ClusterNetwork.
     #[arg(long, env = "RUSSET_OPENSHIFT_SERVICE_NETWORK", value_name = "CIDR")]
     pub openshift_service_network: Option<Ipv4Net>,
-    /// The kubeconfig for the Kubernetes API, which says which pods get a macvlan0.
+    /// The kubeconfig for the Kubernetes API, which says which pods get a macvlan0, and has
+    /// EgressNetworkPolicies.
     #[arg(long, env = "RUSSET_OPENSHIFT_KUBECONFIG", value_name = "FILE")]
     pub openshift_kubeconfig: Option<PathBuf>,
     /// Without the Kubernetes API: trust the annotations that the runtime passes on, and treat pods
