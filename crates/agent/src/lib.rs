@@ -380,6 +380,7 @@ fn start_policies(
     let mut marker = Marker::new(&config.paths);
     if config.policies == PolicyMode::Off || config.calico {
         marker.set(false);
+        policies::leave_hosts_open();
         return Ok(None);
     }
     let source = match config.store {

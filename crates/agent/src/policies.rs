@@ -4,8 +4,8 @@
 //! thread of [`worker`] translates them, decides, and keeps the decisions in the kernel. [`observer`] has the addresses of a pod held
 //! before the pod is wired, so that no packet passes before the decisions about it are in force.
 //!
-//! Without any policy in the cluster nothing else is watched, and the kernel has no table of
-//! decisions. What was decided stays in force while the agent or the API server is away.
+//! Without any policy in the cluster, and host endpoint of this node, nothing else is watched, and the
+//! kernel has no table of decisions. What was decided stays in force while the agent or the API server is away.
 
 pub mod alone;
 mod drift;
@@ -106,6 +106,18 @@ const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// How long an ADD waits until its addresses are held. A start with thousands of policies takes a
 /// second or two.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Removes what an agent that enforced policies has left for the node's own interfaces, so that nothing
+/// guards them that no agent keeps up to date.
+pub fn leave_hosts_open() {
+    match russet_policy::Hosts::open().and_then(|mut hosts| hosts.withdraw()) {
+        Ok(true) => tracing::info!("policies are not enforced: the table of host endpoints is removed"),
+        Err(error) if !error.is_unsupported() => {
+            tracing::warn!(%error, "the table of host endpoints could not be removed");
+        }
+        _ => {}
+    }
+}
 
 // === impl Policies ===
 

@@ -8,13 +8,15 @@
 //! the agent reconciles the table when it starts, and after another program changed it.
 //!
 //! Where policies are enforced, a second table, `inet russet-decisions`, decides on single
-//! connections ([`Policies`]). A packet passes only if both tables let it.
+//! connections ([`Policies`]). A packet passes only if both tables let it. A third, `inet russet-hosts`,
+//! guards the node's own interfaces where host endpoints name the node ([`Hosts`]).
 //!
 //! The caller knows which pods exist, their verdicts, and the decisions.
 
 #![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
 mod error;
+mod hosts;
 mod keeper;
 mod policies;
 mod ports;
@@ -28,6 +30,7 @@ use std::fmt;
 use russet_addr::{IfName, IpNet};
 
 pub use error::PolicyError;
+pub use hosts::{HostReport, Hosts, hosts_table};
 pub use keeper::{Answer, Bell, Keeper, KeeperError, Load, Pending};
 pub use policies::{
     Decisions, DeniedPackets, Epoch, LOG_GROUP, LOGGED_BURST, LOGGED_PER_S, LoggedFlow, MarkBits, Policies,

@@ -14,7 +14,7 @@ mod epoch;
 mod lists;
 mod log;
 mod skeleton;
-mod words;
+pub(crate) mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

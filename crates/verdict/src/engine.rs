@@ -5,11 +5,12 @@
 //! rules into `predicate`s, questions about a peer's address; `peers` answers them for every address, and
 //! `identity` numbers the classes of addresses with equal answers; `program` walks the rules for
 //! one of them, which gives a `row`; `classes` keeps the rows of local addresses; `publish` compares
-//! what they say with what earlier deltas said.
+//! what they say with what earlier deltas said. `hosts` computes what host endpoints decide, as a whole.
 
 mod around;
 mod classes;
 mod compile;
+mod hosts;
 mod identity;
 mod labels;
 mod nets;
@@ -48,6 +49,8 @@ use sources::{Context, Source, Sources};
 use store::{FirewallKey, Store};
 use stored::StoredEndpoint;
 
+pub use hosts::Interfaces;
+
 /// What the table of one node must be.
 #[derive(Debug)]
 pub struct Engine {
@@ -63,6 +66,7 @@ pub struct Engine {
     /// The class of each address of a local endpoint.
     bindings: BTreeMap<Place, ClassId>,
     published: Published,
+    version: u64,
 }
 
 /// What the table may become (policy.md section 2.4). What is beyond a limit is denied.
@@ -159,6 +163,7 @@ impl Engine {
             classes: Classes::default(),
             bindings: BTreeMap::new(),
             published: Published::default(),
+            version: 0,
         }
     }
 
@@ -180,6 +185,7 @@ impl Engine {
         if changes.is_empty() {
             return Delta::default();
         }
+        self.version += 1;
         let mut problems = Vec::new();
         let inherited = self.add_heirs(&mut changes);
         self.index(&changes);
@@ -199,6 +205,11 @@ impl Engine {
         );
         self.classes.settle();
         Delta { problems, ..delta }
+    }
+
+    /// Another number after each flush that had anything to change.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// How large it is.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::flow::Flow;
 use crate::ir::{Action, Direction, HostUse, Order, Policy, PolicyId, Profile, Protocol, Rule, TierDefault};
 use crate::snapshot::Snapshot;
-use crate::world::{EgressPeer, Endpoint, EndpointKey};
+use crate::world::{EgressPeer, Endpoint, EndpointKey, EndpointKind};
 
 pub use host::{Failsafe, FailsafePort, HostInterface, Stage, host_endpoint, judge_host};
 pub use rule::{Asked, Mismatch, Part, Side, mismatches};
@@ -263,7 +263,9 @@ fn by_profiles(asked: &Asked<'_>, endpoint: &Endpoint, mut trace: EndTrace) -> E
             Some((_, Action::Pass | Action::Log)) | None => {}
         }
     }
-    let allowed = endpoint.profiles.is_empty() && snapshot.config.allow_without_profile;
+    // Kubernetes' pods are open without a policy, and host endpoints are not.
+    let is_open = endpoint.kind == EndpointKind::Workload && snapshot.config.allow_without_profile;
+    let allowed = endpoint.profiles.is_empty() && is_open;
     trace.decided(allowed, Reason::Default)
 }
 

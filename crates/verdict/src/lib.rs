@@ -3,7 +3,7 @@
 //! No I/O, no clock, no threads. The same updates and flushes give the same tables, in the same
 //! order. [`ir`] is the one form into which the policies of every API are translated; [`world`] is
 //! what else decides: endpoints, sets, services, nodes; [`engine`] keeps up to date what the kernel
-//! gets, which [`table`] describes; [`flow`] is a question about one packet, which [`evaluator`] answers
+//! gets, which [`table`] describes, and [`hosts`] for a node's own interfaces; [`flow`] is a question about one packet, which [`evaluator`] answers
 //! from a [`snapshot`] of everything.
 
 // It decodes what other programs wrote: none of them may end the process.
@@ -16,6 +16,7 @@ pub mod explain;
 pub mod flow;
 #[cfg(any(test, feature = "testing"))]
 pub mod generate;
+pub mod hosts;
 pub mod ir;
 #[cfg(any(test, feature = "testing"))]
 pub mod scale;

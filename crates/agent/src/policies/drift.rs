@@ -1,10 +1,10 @@
-//! Notices other programs' changes of the table of decisions.
+//! Notices other programs' changes of the tables of decisions and of host endpoints.
 
 use std::time::Duration;
 
 use russet_netlink::is_own_netfilter_port;
 use russet_nft::monitor::{Event, Monitor};
-use russet_policy::decisions_table;
+use russet_policy::{decisions_table, hosts_table};
 
 use super::{Policies, Request};
 
@@ -31,10 +31,10 @@ pub fn start(policies: Policies) -> std::io::Result<()> {
     reason = "a socket that cannot be read has no event for the end of that"
 )]
 fn follow(monitor: &mut Monitor, policies: &Policies) {
-    let table = decisions_table();
     match monitor.next(WAIT) {
         Ok(Some(Event::Committed(commit))) => {
-            if commit.touches(&table) && !is_own_netfilter_port(commit.port) {
+            let table = [decisions_table(), hosts_table()].into_iter().find(|table| commit.touches(table));
+            if let Some(table) = table.filter(|_| !is_own_netfilter_port(commit.port)) {
                 tracing::warn!(process = %commit.process, pid = commit.pid, "another program changed table {table}; it is restored");
                 policies.request(Request::Drifted);
             }

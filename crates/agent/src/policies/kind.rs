@@ -19,7 +19,7 @@ pub enum Kind {
 /// What policies depend on besides themselves, as far as it has to be watched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wants {
-    /// Endpoints, their profiles, tiers and sets: there is a policy.
+    /// Endpoints, their profiles, tiers and sets: there is a policy, or a host endpoint of this node.
     pub peers: bool,
     /// A policy names nodes.
     pub nodes: bool,
@@ -60,12 +60,12 @@ impl Wants {
         self.peers && other.peers || self.nodes && other.nodes || self.services && other.services
     }
 
-    /// Whether objects of this kind have to be watched. Policies always are.
+    /// Whether objects of this kind have to be watched. Policies and host endpoints always are.
     pub fn covers(self, kind: Kind) -> bool {
         match kind {
             Kind::Nodes => self.nodes,
             Kind::EndpointSlices => self.services,
-            kind => self.peers || kind.is_policy(),
+            kind => self.peers || kind.is_always_watched(),
         }
     }
 }
@@ -151,6 +151,11 @@ impl Kind {
             self,
             Self::Records(StagedGlobalNetworkPolicy | StagedNetworkPolicy | StagedKubernetesNetworkPolicy)
         )
+    }
+
+    /// Whether its objects are watched always: policies, and host endpoints, which deny without one.
+    pub const fn is_always_watched(self) -> bool {
+        self.is_policy() || matches!(self, Self::Records(HostEndpoint))
     }
 
     /// Whether its objects are policies; the others are needed only if there is one.

@@ -1,5 +1,6 @@
 //! The thread that decides: objects in, decisions in the kernel out.
 
+mod hosts;
 mod naming;
 mod unlisted;
 mod unrecorded;
@@ -21,6 +22,8 @@ use russet_verdict::table::Exceeded;
 use russet_verdict::translate::{Translated, Translator, built_in_tiers};
 use russet_verdict::world::{Config, Endpoint, EndpointKey, Update};
 use serde_json::{Value, json};
+
+use hosts::Hosts;
 
 use super::alone::Marker;
 use super::felix::Felix;
@@ -67,6 +70,7 @@ pub struct Worker {
     /// The endpoint table may have changed.
     is_stale: bool,
     kernel: Kernel,
+    hosts: Hosts,
     /// What the kernel has to hold: before decisions are made, what an earlier agent left.
     wanted: Decisions,
     /// Addresses that were held before this agent started, also by plugins without an agent.
@@ -161,6 +165,7 @@ impl Worker {
             leaving: BTreeMap::new(),
             is_stale: true,
             kernel: Kernel { table: None, restore_at: None },
+            hosts: Hosts::new(),
             wanted: Decisions::default(),
             inherited: BTreeSet::new(),
             phase: Phase::Waiting,
@@ -217,12 +222,10 @@ impl Worker {
         // One that did not end then is tried again after the pause.
         let sampled = table.filter(|table| table.samples());
         let sampled = sampled.map(|_| self.sampled_until().max(Instant::now() + RETRY));
-        let due = advance
-            .into_iter()
-            .chain(sampled)
-            .chain(self.kernel.restore_at)
-            .chain(self.leaving.values().copied())
-            .min();
+        // Before everything is listed they have nothing to do.
+        let hosts = self.hosts.due().filter(|_| self.phase != Phase::Waiting);
+        let due = [advance, sampled, self.kernel.restore_at, hosts].into_iter().flatten();
+        let due = due.chain(self.leaving.values().copied()).min();
         due.map_or(IDLE, |due| due.saturating_duration_since(Instant::now()))
     }
 
@@ -257,7 +260,10 @@ impl Worker {
                     self.in_progress.remove(&id);
                     self.is_stale = true;
                 }
-                Request::Drifted => self.kernel.restore_at = Some(Instant::now()),
+                Request::Drifted => {
+                    self.kernel.restore_at = Some(Instant::now());
+                    self.hosts.doubt();
+                }
                 Request::Felix(felix) => self.meet(felix),
                 // Below, once the table is there.
                 Request::Sampled => {}
@@ -361,6 +367,8 @@ impl Worker {
     }
 
     fn apply_endpoint(&mut self, key: EndpointKey, endpoint: Option<Arc<Endpoint>>) {
+        let own = endpoint.as_deref().filter(|endpoint| endpoint.node == self.node);
+        self.hosts.note(&key, own);
         let before = match endpoint.as_ref().filter(|endpoint| endpoint.node == self.node) {
             Some(own) => self.pods.insert(key.clone(), Arc::clone(own)),
             None => self.pods.remove(&key),
@@ -466,14 +474,18 @@ impl Worker {
             self.read_wiring();
         }
         if self.felix == Felix::Filtering {
+            self.unguard_hosts();
             return self.stop(Phase::Aside);
         }
         let is_listed = |kind: &Kind| self.known.get(kind).is_some_and(|known| known.is_listed);
         let kinds = self.shared.source.kinds();
-        if !kinds.iter().filter(|kind| kind.is_policy()).all(is_listed) {
+        if !kinds.iter().filter(|kind| kind.is_always_watched()).all(is_listed) {
             return self.keep();
         }
-        if self.policies.is_empty() && self.phase != Phase::Enforcing {
+        // A host endpoint without a policy denies.
+        let is_idle = self.policies.is_empty() && !self.hosts.is_any();
+        if is_idle && self.phase != Phase::Enforcing {
+            self.unguard_hosts();
             return self.stop(Phase::Open);
         }
         self.wants.peers = true;
@@ -489,7 +501,8 @@ impl Worker {
             return self.keep();
         }
         self.enforce();
-        if self.policies.is_empty() && self.kernel.restore_at.is_none() {
+        self.guard_hosts();
+        if is_idle && self.kernel.restore_at.is_none() {
             // The last one is gone, and so is what it denied.
             self.stop(Phase::Open);
         }
@@ -644,6 +657,7 @@ impl Worker {
             Phase::Enforcing => self.kernel.restore_at.is_none(),
             Phase::Waiting | Phase::Aside => false,
         };
+        let in_force = in_force && self.hosts.are_in_force();
         self.shared.in_force.store(in_force, Ordering::Release);
         let denied = self.kernel.table.as_ref().map_or(0, russet_policy::Policies::denied_by_limit);
         self.metrics.denied_by_limit.set(count(denied));

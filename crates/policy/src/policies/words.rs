@@ -18,7 +18,7 @@ const EACH: [Word; 5] = [
 ];
 
 /// The classid of a word: the place in `EACH`.
-pub(super) fn number(word: Word) -> u32 {
+pub(crate) fn number(word: Word) -> u32 {
     FIRST
         + match (word.verdict, word.log) {
             (Verdict::Allow, false) => 0,

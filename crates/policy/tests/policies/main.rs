@@ -1,9 +1,10 @@
 //! Decisions in real kernels: pods behind a router, and what their connections do while decisions
-//! change. The deltas are made by hand, except in `documents`, `names` and `truth`.
+//! change. The deltas are made by hand, except in `documents`, `hosts`, `names` and `truth`.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod documents;
+mod hosts;
 mod kernel;
 mod log;
 mod names;

@@ -117,7 +117,7 @@ impl Compiled {
 }
 
 /// What an entity asks of addresses alone, services excepted, and what the answer must be.
-fn of_entity(entity: &Entity) -> Vec<(Predicate, bool)> {
+pub(super) fn of_entity(entity: &Entity) -> Vec<(Predicate, bool)> {
     let mut questions = Vec::new();
     match (&entity.nets, &entity.not_nets) {
         (None, except) if except.is_empty() => {}

@@ -37,6 +37,15 @@ trait Pack: Sized {
     fn unpack(bytes: &mut &[u8]) -> Option<Self>;
 }
 
+/// Where a policy applies to host endpoints, by their numbers.
+const HOST_USES: [HostUse; 4] = [HostUse::Normal, HostUse::Forward, HostUse::Untracked, HostUse::PreDnat];
+/// The bit beside that number that a staged policy has.
+const STAGED: u8 = 0x80;
+
+fn host_use(number: u8) -> Option<HostUse> {
+    HOST_USES.get(usize::from(number)).copied()
+}
+
 // === impl PackedPolicy ===
 
 impl PackedPolicy {
@@ -57,18 +66,23 @@ impl PackedPolicy {
 
     /// An enforced policy as it was, for explanations. `None` if it does not count for workloads.
     pub(super) fn policy(&self, id: &PolicyId) -> Option<Policy> {
-        let mut bytes = self.0.get(1..).filter(|_| self.counts())?;
+        self.enforced(id).filter(|_| self.counts())
+    }
+
+    /// An enforced policy as it was, also if it counts for host endpoints alone.
+    pub(super) fn enforced(&self, id: &PolicyId) -> Option<Policy> {
+        let mut bytes = self.0.get(1..)?;
         let subject = Selector::unpack(&mut bytes)?;
         let bytes = &mut bytes;
         let Content { tier, order, directions, mut ingress, mut egress } = Content::unpack(bytes)?;
-        let (name, is_forward) = (Pack::unpack(bytes)?, bool::unpack(bytes)?);
+        let (name, byte) = (Pack::unpack(bytes)?, take_byte(bytes)?);
+        let (is_enforced, host_use) = (byte & STAGED == 0, host_use(byte & !STAGED)?);
         for rule in ingress.iter_mut().chain(&mut egress) {
             rule.path = Pack::unpack(bytes)?;
         }
-        let host_use = if is_forward { HostUse::Forward } else { HostUse::Normal };
         let problems = Pack::unpack(bytes)?;
         let id = id.clone();
-        Some(Policy {
+        let policy = Policy {
             id,
             name,
             tier,
@@ -80,7 +94,8 @@ impl PackedPolicy {
             ingress,
             egress,
             problems,
-        })
+        };
+        is_enforced.then_some(policy)
     }
 
     /// Whether it counts for workloads.
@@ -131,10 +146,12 @@ impl Content {
 // === impl Policy ===
 
 impl Policy {
-    /// What [`PackedPolicy::policy`] needs besides [`Content`].
+    /// What [`PackedPolicy::enforced`] needs besides [`Content`].
     fn pack_explanation(&self, bytes: &mut Vec<u8>) {
         self.name.pack(bytes);
-        (self.host_use == HostUse::Forward).pack(bytes);
+        let host_use = HOST_USES.iter().position(|it| *it == self.host_use).unwrap_or_default();
+        let staged = if self.staged.is_some() { STAGED } else { 0 };
+        bytes.push(u8::try_from(host_use).unwrap_or_default() | staged);
         self.ingress.iter().chain(&self.egress).for_each(|rule| rule.path.pack(bytes));
         self.problems.pack(bytes);
     }
@@ -393,6 +410,7 @@ mod tests {
             let of_hosts = matches!(policy.host_use, HostUse::Untracked | HostUse::PreDnat);
             assert_eq!(packed.counts(), policy.staged.is_none() && !of_hosts);
             assert_eq!(packed.policy(&policy.id), packed.counts().then(|| (*policy).clone()));
+            assert_eq!(packed.enforced(&policy.id), policy.staged.is_none().then(|| (*policy).clone()));
             assert_eq!(packed, PackedPolicy::new(&policy.clone()));
         }
     }

@@ -58,6 +58,11 @@ pub(super) struct Predicates {
 impl PredicateId {
     /// Stands in the vector of addresses for whose classes there are no numbers left.
     pub(super) const OVERFLOW: Self = Self(u32::MAX);
+
+    /// A number, where [`Predicates`] are not used.
+    pub(super) fn nth(place: usize) -> Self {
+        u32::try_from(place).map_or(Self::OVERFLOW, Self)
+    }
 }
 
 // === impl Predicates ===

@@ -42,7 +42,7 @@ struct Used {
 }
 
 /// The profile that allows everything and is never stored.
-const ALLOW_ALL_PROFILE: &str = "projectcalico-default-allow";
+pub(super) const ALLOW_ALL_PROFILE: &str = "projectcalico-default-allow";
 
 /// The port of DNS, to which an EgressNetworkPolicy never closes the own node.
 const DNS: Port = Port::Range(53, 53);

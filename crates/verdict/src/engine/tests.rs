@@ -1,6 +1,7 @@
 //! The engine against the evaluator, over random histories of updates.
 
 mod generated;
+mod hosts;
 mod model;
 mod oracles;
 pub(super) mod random;

@@ -223,11 +223,9 @@ impl Row {
         let pods = selected(data, policy);
         let own = data.node.as_ref().map(|name| name.as_str());
         let mut reasons: Vec<String> = unenforced.map(str::to_owned).into_iter().collect();
-        let is_of_hosts = matches!(policy.host_use, HostUse::Untracked | HostUse::PreDnat);
-        if is_of_hosts {
-            reasons.push(
-                "doNotTrack and preDNAT concern host endpoints alone, which are not enforced".to_owned(),
-            );
+        if policy.host_use == HostUse::Untracked {
+            reasons
+                .push("doNotTrack is not enforced on host endpoints, and concerns nothing else".to_owned());
         }
         let enforced = match policy.staged {
             Some(_) => Enforced::Staged,

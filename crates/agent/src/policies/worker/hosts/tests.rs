@@ -1,0 +1,109 @@
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use russet_journal::EndpointTable;
+use russet_model::ResourceKind;
+use russet_testkit::{in_netns_with_loopback, run, succeeds};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::*;
+use crate::config::Paths;
+use crate::flows::FlowLog;
+use crate::health::Readiness;
+use crate::metrics::PolicyMetrics;
+use crate::policies::alone::Marker;
+use crate::policies::felix::Felix;
+use crate::policies::{Change, Kind, Shared, Source, Wants};
+
+/// A worker of the node `n1`, in the calling thread's network namespace, without its thread.
+fn worker(dir: &std::path::Path) -> Worker {
+    let shared = Shared {
+        source: Source::Records,
+        holds: AtomicBool::new(true),
+        in_force: AtomicBool::new(false),
+        requests: Mutex::default(),
+        wants: watch::Sender::new(Wants::default()),
+        logged: Mutex::new(VecDeque::new()),
+        flows: FlowLog::default(),
+    };
+    let marker = Marker::new(&Paths::new(dir));
+    let metrics = (PolicyMetrics::default(), Readiness::pending());
+    let mut worker = Worker::new("n1", EndpointTable::default(), marker, Arc::new(shared), metrics);
+    worker.begin();
+    worker
+}
+
+fn list(worker: &mut Worker, is_listed: impl Fn(&Kind) -> bool) {
+    for kind in Source::Records.kinds().iter().copied().filter(is_listed) {
+        worker.take(Change::Begin(kind));
+        worker.take(Change::Complete(kind));
+    }
+    step(worker);
+}
+
+fn step(worker: &mut Worker) {
+    worker.decide();
+    worker.publish();
+}
+
+fn host(node: &str) -> Value {
+    json!({ "metadata": { "name": format!("of-{node}") }, "spec": { "node": node, "interfaceName": "*" } })
+}
+
+fn has_table() -> bool {
+    succeeds("nft list table inet russet-hosts")
+}
+
+const HOSTS: Kind = Kind::Records(ResourceKind::HostEndpoint);
+
+#[test]
+#[ignore = "kernel: nf_tables, root; tools: nft"]
+fn the_table_is_there_while_a_host_endpoint_names_this_node_and_felix_is_away() {
+    in_netns_with_loopback(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut worker = worker(dir.path());
+        list(&mut worker, |kind| kind.is_always_watched());
+        assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        worker.take(Change::Put(HOSTS, host("n2")));
+        step(&mut worker);
+        assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire), "another node");
+
+        // Nothing is decided before everything is listed that decisions depend on.
+        worker.take(Change::Put(HOSTS, host("n1")));
+        step(&mut worker);
+        assert!(!has_table() && !worker.shared.in_force.load(Ordering::Acquire));
+        assert!(worker.shared.wants.borrow().peers);
+        list(&mut worker, |kind| !kind.is_always_watched());
+        assert!(has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(run("nft", &["list map inet russet-hosts others"]).contains("elements"));
+
+        // Another program's change, and a restart of the agent, which keeps what is in force.
+        run("nft", &["delete table inet russet-hosts"]);
+        worker.hosts.doubt();
+        step(&mut worker);
+        assert!(has_table());
+        let mut worker = self::worker(dir.path());
+        step(&mut worker);
+        list(&mut worker, |kind| kind.is_always_watched() && *kind != HOSTS);
+        assert!(has_table(), "host endpoints are not listed yet");
+
+        // Felix takes over and leaves again.
+        worker.take(Change::Begin(HOSTS));
+        worker.take(Change::Put(HOSTS, host("n1")));
+        worker.take(Change::Complete(HOSTS));
+        list(&mut worker, |kind| !kind.is_always_watched());
+        assert!(has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        worker.meet(Felix::Filtering);
+        step(&mut worker);
+        assert!(!has_table());
+        worker.meet(Felix::Absent);
+        step(&mut worker);
+        assert!(has_table() && worker.shared.in_force.load(Ordering::Acquire));
+
+        worker.take(Change::Deleted(HOSTS, host("n1")));
+        step(&mut worker);
+        assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire));
+    });
+}

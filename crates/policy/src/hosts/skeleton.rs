@@ -1,0 +1,375 @@
+//! Sets, chains and rules of the table; their number does not depend on that of policies. Pure.
+//!
+//! ```text
+//! chain input       { type filter hook input priority filter;       the common rules; meta nfproto ipv4 jump input4; ...6; meta priority set none }
+//! chain prerouting  { type filter hook prerouting priority mangle;  the common rules; meta nfproto ipv4 jump pre-dnat4; ...6; meta priority set none }
+//! chain forward     { type filter hook forward priority filter;     ct state related accept; ct direction reply accept
+//!                     meta nfproto ipv4 jump forward-in4; meta nfproto ipv4 jump forward-out4; meta nfproto ipv4 goto passed4; ...6 }
+//! chain postrouting { type filter hook postrouting priority filter; fib saddr type local goto output; ip6 saddr fe80::/10 goto output }
+//! chain output      { the common rules; meta nfproto ipv4 jump output4; meta nfproto ipv4 goto passed4; ...6 }
+//! common rules:
+//!     meta l4proto @ported meta l4proto . th dport @failsafe-in accept
+//!     meta l4proto @ported meta l4proto . th dport @tunnels accept; meta l4proto @encapsulations accept
+//!     icmpv6 type 133-136 ip6 hoplimit 255 accept; icmpv6 type { 130, 131, 132, 143 } accept, one rule each
+//!     ct state related accept; ct direction reply accept
+//! chain input4      {
+//!     iifname { lo, russ*, cali* } return, one rule each
+//!     meta priority set none; meta priority set iifname map @ways-input4
+//!     meta priority none meta priority set 0:4; meta priority set meta priority map @others; meta priority 0:4 return
+//!     meta priority 0:2 return
+//!     goto judge4
+//! }
+//! chain judge4      {
+//!     meta priority set meta priority . ip saddr map @sources4; the same with source-ranges4
+//!     meta priority set meta priority . ip daddr map @destinations4; the same with destination-ranges4
+//!     meta priority set meta priority . meta l4proto . th dport map @ports; the same with port-ranges, protocols and rest
+//!     meta priority set meta priority . th sport map @source-ports
+//!     meta priority vmap @words
+//!     goto denied
+//! }
+//! chain passed4     { restore the priority }
+//! chain denied      { counter drop }
+//! ```
+//!
+//! Packets of the node's own processes are judged behind the translation of destinations, where the
+//! interface is the one that they leave by. Each packet of the side that began a connection is judged, so
+//! that no connection has to be remembered, and a change ends those that it forbids. A packet of a failsafe
+//! port is accepted before anything else is asked. A state travels in the packet's priority, as
+//! identities do in the table of decisions.
+
+use russet_addr::{Family, IfName, Ipv6Net};
+use russet_nft::{
+    Chain, ChainKind, Element, Field, Hook, KeyPart, KeyType, L4, Rule, Set, Table, Verdict, ct_state,
+    priority,
+};
+use russet_verdict::evaluator::{Failsafe, FailsafePort};
+use russet_verdict::hosts::{Entrance, Side, State};
+use russet_verdict::ir::Direction;
+use russet_verdict::table::Word;
+
+use crate::policies::words;
+use crate::ruleset::{CALICO_PREFIX, PREFIX};
+use crate::table_spec::TableSpec;
+
+/// The table's name in commands and errors.
+pub(super) const HOSTS_TABLE: &str = "inet russet-hosts";
+
+/// A set or map whose elements are what is decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// Interfaces and their first states.
+    Ways(Entrance, Family),
+    /// The first states of all other interfaces.
+    Others,
+    Exact(Side, Family),
+    Ranges(Side, Family),
+    Ports,
+    PortRanges,
+    Protocols,
+    All,
+    Sources,
+}
+
+/// What may differ between two tables of this version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// Whether forwarding sets the priority by the type of service
+    /// (`net.ipv4.ip_forward_update_priority`).
+    pub priority_by_tos: bool,
+    /// The UDP ports of the node's tunnels.
+    pub tunnels: Vec<u16>,
+}
+
+const SIDES: [Side; 2] = [Side::Source, Side::Destination];
+const PORTED: &str = "ported";
+const TUNNELS: &str = "tunnels";
+const ENCAPSULATIONS: &str = "encapsulations";
+const FAILSAFE_IN: &str = "failsafe-in";
+const FAILSAFE_OUT: &str = "failsafe-out";
+const WORDS: &str = "words";
+const DENIED: &str = "denied";
+/// IP in IP and IPv6 in IP, whose other ends the overlay knows and guards.
+const ENCAPSULATED: [u8; 2] = [4, 41];
+const UDPLITE: u8 = 136;
+/// Queries and reports of multicast listeners, without which switches lose neighbour discovery.
+const LISTENERS: [u8; 4] = [130, 131, 132, 143];
+/// The number that stands for all other interfaces in the first of the chains; each has its own.
+const OTHERS: u32 = 4;
+/// Priorities by the bits 0x18 of the type of service, and their values (`rt_tos2priority`).
+const PRIORITIES: [(u8, u32); 3] = [(0x08, 2), (0x10, 6), (0x18, 4)];
+const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
+
+// === impl Place ===
+
+impl Place {
+    pub fn each() -> Vec<Self> {
+        let mut all =
+            vec![Self::Others, Self::Ports, Self::PortRanges, Self::Protocols, Self::All, Self::Sources];
+        for family in Family::BOTH {
+            all.extend(Entrance::EACH.map(|entrance| Self::Ways(entrance, family)));
+            all.extend(
+                SIDES.into_iter().flat_map(|side| [Self::Exact(side, family), Self::Ranges(side, family)]),
+            );
+        }
+        all
+    }
+
+    /// Whether its elements are what leads to states.
+    pub const fn leads(self) -> bool {
+        matches!(self, Self::Ways(..) | Self::Others)
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Ways(entrance, family) => of(&format!("ways-{}", name_of(entrance)), family),
+            Self::Others => "others".to_owned(),
+            Self::Exact(side, family) => of(&format!("{}s", word_of(side)), family),
+            Self::Ranges(side, family) => of(&format!("{}-ranges", word_of(side)), family),
+            Self::Ports => "ports".to_owned(),
+            Self::PortRanges => "port-ranges".to_owned(),
+            Self::Protocols => "protocols".to_owned(),
+            Self::All => "rest".to_owned(),
+            Self::Sources => "source-ports".to_owned(),
+        }
+    }
+
+    pub fn set(self) -> Set {
+        use KeyType::{ClassId, IfName, InetProto, InetService};
+        let (table, name) = (table(), self.name());
+        match self {
+            Self::Ways(..) => Set::map(&table, name, [IfName], ClassId),
+            Self::Others | Self::All => Set::map(&table, name, [ClassId], ClassId),
+            Self::Exact(_, family) => Set::map(&table, name, [ClassId, KeyType::address(family)], ClassId),
+            Self::Ranges(_, family) => {
+                Set::map(&table, name, [ClassId, KeyType::address(family)], ClassId).interval()
+            }
+            Self::Ports => Set::map(&table, name, [ClassId, InetProto, InetService], ClassId),
+            Self::PortRanges => Set::map(&table, name, [ClassId, InetProto, InetService], ClassId).interval(),
+            Self::Protocols => Set::map(&table, name, [ClassId, InetProto], ClassId),
+            Self::Sources => Set::map(&table, name, [ClassId, InetService], ClassId).interval(),
+        }
+    }
+}
+
+/// The table of host endpoints.
+pub fn table() -> Table {
+    Table::inet("russet-hosts")
+}
+
+/// The number that stands for all other interfaces.
+pub(super) fn others(entrance: Entrance, family: Family) -> u32 {
+    let place = match entrance {
+        Entrance::Input => 0,
+        Entrance::Output => 1,
+        Entrance::ForwardIn => 2,
+        Entrance::ForwardOut => 3,
+        Entrance::PreDnat => 4,
+    };
+    OTHERS + 2 * place + if family == Family::V4 { 0 } else { 1 }
+}
+
+/// The table as it should be, besides elements.
+pub(super) fn spec(shape: &Shape) -> TableSpec {
+    let constants = constants(shape).into_iter().map(|(set, _)| set);
+    TableSpec {
+        table: table(),
+        sets: Place::each().into_iter().map(Place::set).chain(constants).collect(),
+        chains: chains(),
+        rules: rules(shape),
+        unknown_rules: None,
+        obsolete_chains: &[],
+        disarms: false,
+    }
+}
+
+/// The sets whose elements do not depend on policies, with their elements.
+pub(super) fn constants(shape: &Shape) -> Vec<(Set, Vec<Element>)> {
+    let ported = [L4::Tcp as u8, L4::Udp as u8, L4::Sctp as u8, UDPLITE];
+    let protocols =
+        |all: &[u8]| all.iter().map(|it| Element::new(KeyPart::protocol(*it))).collect::<Vec<_>>();
+    let port = |protocol, port| Element::concatenation([KeyPart::protocol(protocol), KeyPart::port(port)]);
+    let failsafe = |ports: Vec<FailsafePort>| -> Vec<Element> {
+        ports.into_iter().map(|it| port(it.protocol.0, it.port)).collect()
+    };
+    let word = |word: Word, verdict| Element::new(KeyPart::class_id(words::number(word))).verdict(verdict);
+    let deny = || Verdict::goto(DENIED);
+    let words = vec![
+        word(Word::ALLOW, Verdict::Return),
+        word(Word::DENY, deny()),
+        word(Word { log: true, ..Word::ALLOW }, Verdict::Return),
+        word(Word { log: true, ..Word::DENY }, deny()),
+    ];
+    let Failsafe { inbound, outbound } = Failsafe::default();
+    let set = |name: &str, key: &[KeyType]| Set::new(&table(), name, key);
+    let to_port = [KeyType::InetProto, KeyType::InetService];
+    let tunnels = shape.tunnels.iter().map(|number| port(L4::Udp as u8, *number)).collect();
+    vec![
+        (set(PORTED, &[KeyType::InetProto]), protocols(&ported)),
+        (set(ENCAPSULATIONS, &[KeyType::InetProto]), protocols(&ENCAPSULATED)),
+        (set(TUNNELS, &to_port), tunnels),
+        (set(FAILSAFE_IN, &to_port), failsafe(inbound)),
+        (set(FAILSAFE_OUT, &to_port), failsafe(outbound)),
+        (Set::verdict_map(&table(), WORDS, [KeyType::ClassId]), words),
+    ]
+}
+
+fn chains() -> Vec<Chain> {
+    let base = |name, hook, at| Chain::base(&table(), name, ChainKind::Filter, hook, at);
+    let mut names = vec!["output".to_owned(), DENIED.to_owned()];
+    for family in Family::BOTH {
+        names.extend(Entrance::EACH.map(|entrance| of(name_of(entrance), family)));
+        names.extend(["judge", "passed"].map(|it| of(it, family)));
+    }
+    let regular = names.into_iter().map(|name| Chain::new(&table(), name));
+    let hooks = [
+        // Behind connection tracking, and before the translation of destinations.
+        ("prerouting", Hook::Prerouting, priority::MANGLE),
+        ("input", Hook::Input, priority::FILTER),
+        ("forward", Hook::Forward, priority::FILTER),
+        ("postrouting", Hook::Postrouting, priority::FILTER),
+    ];
+    regular.chain(hooks.map(|(name, hook, at)| base(name, hook, at))).collect()
+}
+
+fn rules(shape: &Shape) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for (chain, entrance) in [("prerouting", Entrance::PreDnat), ("input", Entrance::Input)] {
+        rules.extend(common(chain, FAILSAFE_IN));
+        rules.extend(Family::BOTH.map(|family| enter(chain, entrance, family)));
+        rules.push(rule(chain).set_priority(0));
+    }
+    rules.extend(tracked("forward"));
+    for family in Family::BOTH {
+        rules.extend([Entrance::ForwardIn, Entrance::ForwardOut].map(|it| enter("forward", it, family)));
+        rules.push(rule("forward").family(family).goto(of("passed", family)));
+    }
+    rules.push(rule("postrouting").from_this_machine().goto("output"));
+    // A router does not forward these, so they are the node's own.
+    rules.push(rule("postrouting").saddr(LINK_LOCAL.into()).goto("output"));
+    rules.extend(common("output", FAILSAFE_OUT));
+    for family in Family::BOTH {
+        rules.push(enter("output", Entrance::Output, family));
+        rules.push(rule("output").family(family).goto(of("passed", family)));
+    }
+    for family in Family::BOTH {
+        rules.extend(Entrance::EACH.into_iter().flat_map(|entrance| entrance_rules(entrance, family)));
+        rules.extend(judge(family));
+        rules.extend(passed(family, shape));
+    }
+    rules.push(rule(DENIED).counter().drop().comment("no policy of a host endpoint allows it"));
+    rules
+}
+
+/// What passes at the node itself whatever policies say.
+fn common(chain: &str, failsafe: &str) -> Vec<Rule> {
+    let ported = || rule(chain).is_in(&[Field::L4Proto], PORTED);
+    let mut rules = vec![
+        ported().is_in(&[Field::L4Proto, Field::Dport], failsafe).accept(),
+        ported().is_in(&[Field::L4Proto, Field::Dport], TUNNELS).accept(),
+        rule(chain).is_in(&[Field::L4Proto], ENCAPSULATIONS).accept(),
+        rule(chain).neighbour_discovery().accept(),
+    ];
+    rules.extend(LISTENERS.map(|kind| rule(chain).icmpv6_type(kind).accept()));
+    rules.extend(tracked(chain));
+    rules
+}
+
+/// What belongs to a connection of which the other direction is judged.
+fn tracked(chain: &str) -> [Rule; 2] {
+    [rule(chain).ct_state(ct_state::RELATED).accept(), rule(chain).ct_reply().accept()]
+}
+
+fn enter(chain: &str, entrance: Entrance, family: Family) -> Rule {
+    rule(chain).family(family).jump(of(name_of(entrance), family))
+}
+
+/// The chain that finds the first state.
+fn entrance_rules(entrance: Entrance, family: Family) -> Vec<Rule> {
+    let chain = of(name_of(entrance), family);
+    let rule = || rule(&chain);
+    let comes_in = entrance.direction() == Direction::Ingress;
+    let field = if comes_in { Field::IifName } else { Field::OifName };
+    let of_prefix = |prefix| if comes_in { rule().iif_prefix(prefix) } else { rule().oif_prefix(prefix) };
+    let loopback = IfName::loopback();
+    let of_loopback = if comes_in { rule().iif(&loopback) } else { rule().oif(&loopback) };
+    let others = others(entrance, family);
+    vec![
+        of_loopback.return_(),
+        of_prefix(PREFIX).return_(),
+        of_prefix(CALICO_PREFIX).return_(),
+        rule().set_priority(0),
+        rule().set_priority_by(&[field], &Place::Ways(entrance, family).set()),
+        rule().priority(0).set_priority(others),
+        rule().set_priority_by(&[Field::Priority], &Place::Others.set()),
+        rule().priority(others).return_(),
+        rule().priority(State::OPEN.number()).return_(),
+        rule().goto(of("judge", family)),
+    ]
+}
+
+/// The chain that goes from state to state and decides. What no state decides is denied: so is
+/// everything while a map is damaged.
+fn judge(family: Family) -> Vec<Rule> {
+    let chain = of("judge", family);
+    let by = |rule: Rule, place: Place, key: &[Field]| rule.set_priority_by(key, &place.set());
+    let mut rules = Vec::new();
+    for (side, field) in [(Side::Source, Field::Saddr(family)), (Side::Destination, Field::Daddr(family))] {
+        for place in [Place::Exact(side, family), Place::Ranges(side, family)] {
+            rules.push(by(rule(&chain), place, &[Field::Priority, field]));
+        }
+    }
+    for place in [Place::Ports, Place::PortRanges] {
+        let key = |port| [Field::Priority, Field::L4Proto, port];
+        let ported = rule(&chain).is_in(&[Field::L4Proto], PORTED);
+        rules.push(by(ported, place, &key(Field::Dport)));
+        // Type and code of ICMP are where others have the source port.
+        let others = rule(&chain).is_not_in(&[Field::L4Proto], PORTED);
+        rules.push(by(others, place, &key(Field::Sport)));
+    }
+    rules.push(by(rule(&chain), Place::Protocols, &[Field::Priority, Field::L4Proto]));
+    rules.push(by(rule(&chain), Place::All, &[Field::Priority]));
+    let ported = rule(&chain).is_in(&[Field::L4Proto], PORTED);
+    rules.push(by(ported, Place::Sources, &[Field::Priority, Field::Sport]));
+    rules.push(rule(&chain).vmap(&[Field::Priority], WORDS));
+    rules.push(rule(&chain).goto(DENIED));
+    rules
+}
+
+/// The chain of packets that pass: they get the priority that forwarding gives them.
+fn passed(family: Family, shape: &Shape) -> Vec<Rule> {
+    let chain = of("passed", family);
+    let mut rules = vec![rule(&chain).set_priority(0)];
+    if family == Family::V4 && shape.priority_by_tos {
+        rules.extend(PRIORITIES.map(|(bits, priority)| rule(&chain).tos(bits, 0x18).set_priority(priority)));
+    }
+    rules
+}
+
+fn rule(chain: &str) -> Rule {
+    Rule::in_chain(&table(), chain)
+}
+
+fn of(name: &str, family: Family) -> String {
+    let digit = match family {
+        Family::V4 => 4,
+        Family::V6 => 6,
+    };
+    format!("{name}{digit}")
+}
+
+const fn name_of(entrance: Entrance) -> &'static str {
+    match entrance {
+        Entrance::Input => "input",
+        Entrance::Output => "output",
+        Entrance::ForwardIn => "forward-in",
+        Entrance::ForwardOut => "forward-out",
+        Entrance::PreDnat => "pre-dnat",
+    }
+}
+
+const fn word_of(side: Side) -> &'static str {
+    match side {
+        Side::Source => "source",
+        Side::Destination => "destination",
+    }
+}

@@ -1,0 +1,371 @@
+//! Host endpoints: what the node's own interfaces carry. `out` is a machine outside, behind the node's
+//! `eth0`; objects are as `calicoctl` writes them.
+
+use std::collections::BTreeSet;
+
+use russet_addr::IfName;
+use russet_nft::Nft;
+use russet_policy::{HostReport, Hosts};
+use russet_testkit::forged::{dropped, routed_pod};
+use russet_testkit::{in_netns_with_loopback, nft_json, run};
+use russet_verdict::engine::{Engine, Interfaces};
+use russet_verdict::flow::Flow;
+use russet_verdict::hosts::{Entrance, HostTable};
+use russet_verdict::ir::Protocol;
+use russet_verdict::table::Verdict;
+use russet_verdict::translate::{Translator, built_in_tiers};
+use russet_verdict::world::{Config, Update};
+use serde_json::{Value, json};
+
+use crate::traffic::in_a_flood_of_denied_packets;
+use crate::world::*;
+
+const TABLE: &str = "inet russet-hosts";
+/// The node, and the machine outside, in both families.
+const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+const OUT: [&str; 2] = ["203.0.113.9", "2001:db8:9::9"];
+
+/// Runs a test on a node with pods and a machine outside.
+fn at_an_uplink(body: impl FnOnce() + Send) {
+    on_a_node(|| {
+        routed_pod(None, "eth0", "out", OUT);
+        body();
+    });
+}
+
+fn object(kind: &str, name: &str, spec: Value) -> Value {
+    json!({ "apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": { "name": name }, "spec": spec })
+}
+
+fn host(interface: &str) -> Value {
+    object("HostEndpoint", "h", json!({ "node": "n1", "interfaceName": interface }))
+}
+
+fn policy(spec: Value) -> Value {
+    object("GlobalNetworkPolicy", "p", spec)
+}
+
+fn allow_tcp(port: u16) -> Value {
+    json!({ "action": "Allow", "protocol": "TCP", "destination": { "ports": [port] } })
+}
+
+/// What the node `n1` decides by these objects.
+fn table(objects: &[Value]) -> HostTable {
+    let mut engine = Engine::default();
+    engine.apply(Update::Config(Config {
+        node: "n1".into(),
+        allow_without_profile: true,
+        ..Config::default()
+    }));
+    built_in_tiers().into_iter().for_each(|tier| engine.apply(tier));
+    let mut translator = Translator::default();
+    for object in objects {
+        let translated = translator.put(object);
+        assert_eq!(translated.problems, [], "{object}");
+        translated.updates.into_iter().for_each(|update| engine.apply(update));
+    }
+    engine.flush();
+    let eth0 = (IfName::new("eth0").unwrap(), NODE.map(ip).into());
+    engine.host_table(&Interfaces::from([eth0])).unwrap()
+}
+
+#[track_caller]
+fn guard(hosts: &mut Hosts, objects: &[Value]) -> HostReport {
+    hosts.apply(&table(objects), &BTreeSet::new()).unwrap()
+}
+
+// policy.md P81
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn p81_without_a_policy_only_failsafe_ports_and_forwarded_packets_pass() {
+    at_an_uplink(|| {
+        let mut hosts = Hosts::open().unwrap();
+        let servers = NODE.map(|at| [22, 80].map(|port| listen(None, at, port)));
+        let outside = OUT.map(|at| [80, 6443].map(|port| listen(Some("out"), at, port)));
+        let [in_pod, to_node] = [listen(Some("a"), "10.9.1.2", 80), listen(None, "127.0.0.1", 80)];
+        let [ssh, http] = [0, 1].map(|place| connected(Some("out"), NODE[0], &servers[0][place]));
+        let leaving = connected(None, OUT[0], &outside[0][0]);
+        for (mine, theirs) in [&ssh, &http, &leaving] {
+            assert!(carries(mine, theirs, true) && carries(theirs, mine, true));
+        }
+        let report = guard(&mut hosts, &[host("*")]);
+        assert_eq!(report.structure.as_deref(), Some("the table was missing"));
+        for at in NODE {
+            connect(Some("out"), at, 22, true);
+            connect(Some("out"), at, 80, false);
+        }
+        for at in OUT {
+            connect(None, at, 6443, true);
+            connect(None, at, 80, false);
+        }
+        assert!(dropped(None, TABLE, "no policy of a host endpoint allows it") >= 4);
+        assert!(!pings("out", NODE[0]));
+        // Connections from before go on, or end.
+        assert!(carries(&ssh.0, &ssh.1, true) && carries(&ssh.1, &ssh.0, true));
+        assert!(!carries(&http.0, &http.1, false) && !carries(&leaving.0, &leaving.1, false));
+        // What is forwarded passes, and so does what the node and its pods send each other, or itself.
+        connected(Some("out"), "10.9.1.2", &in_pod);
+        connected(None, "10.9.1.2", &in_pod);
+        connected(Some("a"), NODE[0], &servers[0][1]);
+        connected(Some("a"), OUT[0], &outside[0][0]);
+        connected(None, "127.0.0.1", &to_node);
+        assert!(pings("a", OUT[1]) && pings("out", "fd09:1::2"));
+        assert!(hosts.withdraw().unwrap() && !hosts.withdraw().unwrap());
+        connect(Some("out"), NODE[0], 80, true);
+    });
+}
+
+// policy.md P82
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn p82_a_policy_opens_a_port_and_its_change_ends_connections() {
+    at_an_uplink(|| {
+        let mut hosts = Hosts::open().unwrap();
+        let [in_80, in_81] = [80, 81].map(|port| listen(None, NODE[0], port));
+        let in_pod = listen(Some("a"), "10.9.1.2", 81);
+        let http = |port| policy(json!({ "selector": "all()", "ingress": [allow_tcp(port)] }));
+        guard(&mut hosts, &[host("*"), http(80)]);
+        let open = connected(Some("out"), NODE[0], &in_80);
+        assert!(carries(&open.0, &open.1, true) && carries(&open.1, &open.0, true));
+        connect(Some("out"), NODE[0], 81, false);
+        // Own pods are unaffected.
+        connected(Some("out"), "10.9.1.2", &in_pod);
+        connected(Some("a"), NODE[0], &in_81);
+        let report = guard(&mut hosts, &[host("*"), http(81)]);
+        assert!(report.structure.is_none() && report.elements > 0, "{report:?}");
+        assert!(!carries(&open.0, &open.1, false));
+        connect(Some("out"), NODE[0], 80, false);
+        connected(Some("out"), NODE[0], &in_81);
+        guard(&mut hosts, &[host("eth1"), http(81)]);
+        connected(Some("out"), NODE[0], &in_80);
+    });
+}
+
+// policy.md P83
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn p83_a_policy_for_forwarded_packets_guards_pods_from_outside_only() {
+    at_an_uplink(|| {
+        let mut hosts = Hosts::open().unwrap();
+        let [in_a, in_out, in_node] = [("a", "10.9.1.2"), ("out", OUT[0]), ("", NODE[0])]
+            .map(|(netns, at)| listen(Some(netns).filter(|it| !it.is_empty()), at, 80));
+        let nets = json!({ "nets": ["10.9.0.0/16"] });
+        let rules = json!([{ "action": "Deny", "destination": nets }, { "action": "Allow" }]);
+        let spec =
+            json!({ "selector": "all()", "types": ["Ingress"], "applyOnForward": true, "ingress": rules });
+        let open = connected(Some("out"), "10.9.1.2", &in_a);
+        guard(&mut hosts, &[host("eth0"), policy(spec)]);
+        connect(Some("out"), "10.9.1.2", 80, false);
+        assert!(!carries(&open.0, &open.1, false));
+        // The other family is not named; pods reach each other, the node and what is outside.
+        assert!(pings("out", "fd09:1::2") && !pings("out", "10.9.2.2"));
+        connected(Some("b"), "10.9.1.2", &in_a);
+        connected(Some("a"), OUT[0], &in_out);
+        connected(Some("a"), NODE[0], &in_node);
+        connected(Some("out"), NODE[0], &in_node);
+        // The same for what pods send.
+        let spec = json!({ "selector": "all()", "types": ["Egress"], "applyOnForward": true,
+            "egress": [{ "action": "Deny", "source": nets }, { "action": "Allow" }] });
+        guard(&mut hosts, &[host("eth0"), policy(spec)]);
+        connect(Some("a"), OUT[0], 80, false);
+        connected(Some("out"), "10.9.1.2", &in_a);
+        connected(None, OUT[0], &in_out);
+        connected(Some("a"), NODE[0], &in_node);
+    });
+}
+
+// policy.md P84
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn p84_a_policy_before_the_translation_closes_a_port_of_the_node_that_leads_to_a_pod() {
+    at_an_uplink(|| {
+        let mut hosts = Hosts::open().unwrap();
+        let (in_pod, ssh) = (listen(Some("a"), "10.9.1.2", 80), listen(None, NODE[0], 22));
+        run(
+            "nft",
+            &["table ip nat { chain prerouting { type nat hook prerouting priority dstnat; \
+            tcp dport { 30080, 30081 } dnat to 10.9.1.2:80; }; }"],
+        );
+        let before = {
+            let client = connect(Some("out"), NODE[0], 30080, true).unwrap();
+            (client, in_pod.accept().unwrap().0)
+        };
+        let rule = json!({ "action": "Deny", "protocol": "TCP", "destination": { "ports": [30080, 22] } });
+        let spec = json!({ "selector": "all()", "preDNAT": true, "applyOnForward": true, "ingress": [rule] });
+        guard(&mut hosts, &[host("*"), policy(spec)]);
+        connect(Some("out"), NODE[0], 30080, false);
+        assert!(!carries(&before.0, &before.1, false));
+        // Another port, the pod itself, a failsafe port, and what comes from pods.
+        connect(Some("out"), NODE[0], 30081, true);
+        connected(Some("out"), "10.9.1.2", &in_pod);
+        connected(Some("out"), NODE[0], &ssh);
+        connect(Some("b"), NODE[0], 30080, true);
+    });
+}
+
+// doNotTrack is not enforced, and so without effect
+#[test]
+fn a_policy_before_connection_tracking_changes_nothing() {
+    let rules = json!([{ "action": "Deny" }]);
+    let spec = json!({ "selector": "all()", "doNotTrack": true, "applyOnForward": true, "ingress": rules });
+    assert_eq!(table(&[host("*"), policy(spec)]), table(&[host("*")]));
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn an_interface_is_found_by_its_name_or_address_before_all_others() {
+    at_an_uplink(|| {
+        let mut hosts = Hosts::open().unwrap();
+        let server = listen(None, NODE[0], 80);
+        let expected = object(
+            "HostEndpoint",
+            "e",
+            json!({ "node": "n1", "expectedIPs": [NODE[0]], "profiles": ["open"] }),
+        );
+        let open = object(
+            "Profile",
+            "open",
+            json!({ "ingress": [{ "action": "Allow" }], "egress": [{ "action": "Allow" }] }),
+        );
+        let of_other = object("HostEndpoint", "o", json!({ "node": "n2", "interfaceName": "eth0" }));
+        guard(&mut hosts, &[of_other]);
+        connected(Some("out"), NODE[0], &server);
+        guard(&mut hosts, &[host("*"), expected.clone(), open.clone()]);
+        connected(Some("out"), NODE[0], &server);
+        guard(&mut hosts, &[host("eth0"), expected, open]);
+        connect(Some("out"), NODE[0], 80, false);
+    });
+}
+
+/// A policy that asks for everything that a rule can ask for: of both ends, in both directions.
+fn everything() -> [Value; 4] {
+    let udp = |action: &str, source: Value, destination: Value| json!({ "action": action, "protocol": "UDP", "source": source, "destination": destination });
+    let out = json!({ "nets": ["203.0.113.0/28"], "ports": ["2000:2999"] });
+    let ingress = json!([
+        udp("Deny", json!({ "selector": "role == 'bad'" }), json!({ "ports": [1001] })),
+        udp("Allow", out, json!({ "nets": ["192.0.2.1/32"], "ports": ["1000:1002", 1009] })),
+        udp("Allow", json!({ "nets": ["::/0"], "notNets": ["2001:db8:9::/64"] }), json!({})),
+        udp("Pass", json!({ "ports": [3000] }), json!({ "notPorts": [1000] })),
+        { "action": "Allow", "protocol": "ICMP", "icmp": { "type": 8 } },
+    ]);
+    let spec =
+        json!({ "selector": "all()", "applyOnForward": true, "types": ["Ingress"], "ingress": ingress });
+    let mut set = object("GlobalNetworkSet", "bad", json!({ "nets": ["203.0.113.9/32", "10.0.0.0/9"] }));
+    set["metadata"]["labels"] = json!({ "role": "bad" });
+    let profiles =
+        object("HostEndpoint", "h", json!({ "node": "n1", "interfaceName": "*", "profiles": ["open"] }));
+    let open = object(
+        "Profile",
+        "open",
+        json!({ "ingress": [{ "action": "Allow" }], "egress": [{ "action": "Allow" }] }),
+    );
+    [profiles, open, set, policy(spec)]
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn the_kernel_decides_as_the_table_says() {
+    at_an_uplink(|| {
+        let table = table(&everything());
+        Hosts::open().unwrap().apply(&table, &BTreeSet::new()).unwrap();
+        let (eth0, mut verdicts) = (IfName::new("eth0").unwrap(), [0; 2]);
+        let ends =
+            [(Entrance::Input, None, NODE), (Entrance::ForwardIn, Some("a"), ["10.9.1.2", "fd09:1::2"])];
+        for (entrance, netns, addresses) in ends {
+            for (from, to) in OUT.into_iter().zip(addresses) {
+                for destination_port in [1000, 1001, 1002] {
+                    let server = udp(netns, to, destination_port);
+                    for source_port in [1999, 2999, 3000] {
+                        let client = udp(Some("out"), from, source_port);
+                        let (source, destination) = (ip(from), ip(to));
+                        let flow = Flow {
+                            source,
+                            destination,
+                            protocol: Protocol::UDP,
+                            source_port,
+                            destination_port,
+                        };
+                        let word = table.decide(entrance, &eth0, &flow).unwrap();
+                        let allowed = word.verdict == Verdict::Allow;
+                        assert_eq!(sends(&client, &server), allowed, "{entrance:?}, {flow:?}");
+                        verdicts[usize::from(allowed)] += 1;
+                    }
+                }
+            }
+        }
+        assert!(verdicts.iter().all(|count| *count > 5), "{verdicts:?}");
+        assert!(pings("out", NODE[0]) && !pings("out", NODE[1]), "each family has its own protocol");
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, root"]
+fn a_restart_of_what_guards_writes_nothing_and_a_damage_is_repaired() {
+    on_a_node(|| {
+        let generation = || Nft::open().unwrap().generation().unwrap();
+        let table = table(&everything());
+        let first = Hosts::open().unwrap().apply(&table, &BTreeSet::from([4789])).unwrap();
+        assert_eq!(first.elements, table.len());
+        let (good, before) = (ruleset(), generation());
+        let mut hosts = Hosts::open().unwrap();
+        let mut again = || hosts.apply(&table, &BTreeSet::from([4789])).unwrap();
+        assert_eq!((again(), generation()), (HostReport::default(), before));
+        for damage in [
+            format!("flush table {TABLE}"),
+            format!("delete table {TABLE}"),
+            format!("flush map {TABLE} others"),
+            format!("flush map {TABLE} source-ranges4"),
+            format!("flush set {TABLE} failsafe-in"),
+            format!("flush chain {TABLE} judge4"),
+            format!("add chain {TABLE} x; add rule {TABLE} x accept"),
+        ] {
+            run("nft", &[damage.as_str()]);
+            assert_ne!(ruleset(), good, "{damage}");
+            again();
+            assert_eq!(ruleset(), good, "{damage}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, root; tools: nft"]
+fn what_nft_lists_of_host_endpoints_loads_again_and_is_the_same() {
+    on_a_node(|| {
+        Hosts::open().unwrap().apply(&table(&everything()), &BTreeSet::from([4789])).unwrap();
+        let listed = ruleset();
+        assert!(
+            listed.contains("203.0.113.0") && listed.contains("1001-1002") && listed.contains("4789"),
+            "{listed}"
+        );
+        assert!(nft_json(&["list", "ruleset"])["nftables"].is_array());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("flush ruleset\n{listed}")).unwrap();
+        run("nft", &["-f", file.path().to_str().unwrap()]);
+        assert_eq!(ruleset(), listed);
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn nothing_that_both_forbid_passes_while_one_table_of_host_endpoints_replaces_another() {
+    in_netns_with_loopback(|| {
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+        for (host_end, (netns, _, addresses)) in ["eth1", "eth2", "eth3"].into_iter().zip(PODS) {
+            // They are machines outside here.
+            routed_pod(None, host_end, netns, addresses);
+        }
+        let mut hosts = Hosts::open().unwrap();
+        let of = |net: &str| {
+            let spec = json!({ "selector": "all()", "applyOnForward": true, "types": ["Ingress"],
+                "ingress": [{ "action": "Allow", "source": { "nets": [net] } }] });
+            table(&[host("*"), policy(spec)])
+        };
+        let tables = [of("198.51.100.0/24"), of("198.51.100.0/25"), of("198.18.0.0/15")];
+        hosts.apply(&tables[0], &BTreeSet::new()).unwrap();
+        let failed = in_a_flood_of_denied_packets(60, |round| {
+            let report = hosts.apply(&tables[(round + 1) % 3], &BTreeSet::new());
+            report.as_ref().is_ok_and(|it| it.elements > 0).then_some(()).ok_or(report)
+        });
+        assert!(failed.is_none(), "{failed:?}");
+    });
+}
