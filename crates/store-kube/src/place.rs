@@ -297,7 +297,10 @@ fn network(key: &Key, operation: &str) -> Result<Place, StoreError> {
         Some(OpenshiftKey::NetNamespace(namespace)) => (Network::Namespace, namespace.to_string()),
         Some(OpenshiftKey::HostSubnet(host)) => (Network::Host, host.to_string()),
         Some(OpenshiftKey::ClusterNetwork(name)) => (Network::Cluster, name),
-        Some(OpenshiftKey::NetId(_)) | None => return Err(unsupported(key, operation)),
+        // Nodes follow the objects of egress policies themselves, with namespaces.
+        Some(OpenshiftKey::NetId(_) | OpenshiftKey::EgressNetworkPolicy(..)) | None => {
+            return Err(unsupported(key, operation));
+        }
     };
     Ok(Place::Object(ObjectPlace { collection: Collection::Openshift(kind), namespace: None, name }))
 }

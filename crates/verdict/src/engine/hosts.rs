@@ -21,10 +21,11 @@ use super::program::{Block, End, Line, PortTest, Ports, Program};
 use super::row::Row;
 use super::sources::ALLOW_ALL_PROFILE;
 use super::store::Store;
+use super::stored::StoredEndpoint;
 use crate::hosts::{Entrance, HostTable, Next, Side, Span, State, TooLarge, Way};
 use crate::ir::{Direction, Entity, HostUse, Order, Policy, Port, Protocol, Rule, TierDefault};
 use crate::table::Part;
-use crate::world::{Endpoint, EndpointKey, EndpointKind};
+use crate::world::{EndpointKey, EndpointKind};
 use spans::{Answers, Found, Spans, address_of, ranges};
 
 /// The interfaces of a node that are not workloads', with their addresses.
@@ -76,9 +77,9 @@ impl Engine {
 }
 
 /// The guarded interfaces and their host endpoints; no interface is every other one.
-fn guarded<'a>(store: &'a Store, interfaces: &Interfaces) -> Vec<(Option<IfName>, &'a Endpoint)> {
+fn guarded<'a>(store: &'a Store, interfaces: &Interfaces) -> Vec<(Option<IfName>, &'a StoredEndpoint)> {
     let node = store.config().map(|config| Arc::clone(&config.node)).unwrap_or_default();
-    let hosts: Vec<(&str, &Endpoint)> = store
+    let hosts: Vec<(&str, &StoredEndpoint)> = store
         .endpoints
         .iter()
         .filter_map(|(_, endpoint)| match &endpoint.kind {
@@ -89,12 +90,14 @@ fn guarded<'a>(store: &'a Store, interfaces: &Interfaces) -> Vec<(Option<IfName>
     let of = |name: &str| hosts.iter().find(|(interface, _)| *interface == name).map(|(_, it)| *it);
     let at = |addresses: &BTreeSet<IpAddr>| {
         let mut unnamed = hosts.iter().filter(|(interface, _)| interface.is_empty());
-        unnamed.find(|(_, it)| !it.addresses.is_disjoint(addresses)).map(|(_, it)| *it)
+        unnamed
+            .find(|(_, it)| it.addresses.iter().any(|address| addresses.contains(address)))
+            .map(|(_, it)| *it)
     };
     let named = hosts.iter().map(|(interface, _)| *interface).filter(|name| *name != EVERY_INTERFACE);
     let names: BTreeSet<IfName> =
         named.filter_map(|name| IfName::new(name).ok()).chain(interfaces.keys().cloned()).collect();
-    let mut found: Vec<(Option<IfName>, &Endpoint)> = names
+    let mut found: Vec<(Option<IfName>, &StoredEndpoint)> = names
         .into_iter()
         .filter_map(|name| {
             let endpoint = of(name.as_str()).or_else(|| at(interfaces.get(&name)?))?;
@@ -110,7 +113,7 @@ const EVERY_INTERFACE: &str = "*";
 // === impl Builder ===
 
 impl Builder<'_> {
-    fn add(&mut self, interface: Option<&IfName>, endpoint: &Endpoint) -> Result<(), TooLarge> {
+    fn add(&mut self, interface: Option<&IfName>, endpoint: &StoredEndpoint) -> Result<(), TooLarge> {
         let policies = self.policies(endpoint);
         for entrance in Entrance::EACH {
             for family in Family::BOTH {
@@ -126,7 +129,7 @@ impl Builder<'_> {
     }
 
     /// The policies that select a host endpoint, in the order in which they count.
-    fn policies(&self, endpoint: &Endpoint) -> Vec<Policy> {
+    fn policies(&self, endpoint: &StoredEndpoint) -> Vec<Policy> {
         let labels = self.store.endpoint_labels(endpoint);
         let policies = self.store.policies.iter().filter(|(_, it)| it.selects(&labels));
         let mut policies: Vec<Policy> = policies.filter_map(|(id, it)| it.enforced(id)).collect();
@@ -142,7 +145,7 @@ impl Builder<'_> {
     /// What decides; none where nothing does.
     fn program(
         &mut self,
-        endpoint: &Endpoint,
+        endpoint: &StoredEndpoint,
         policies: &[Policy],
         entrance: Entrance,
         family: Family,
@@ -192,7 +195,7 @@ impl Builder<'_> {
     /// Profiles decide where no tier did; one that is unknown denies.
     fn add_profiles(
         &mut self,
-        endpoint: &Endpoint,
+        endpoint: &StoredEndpoint,
         direction: Direction,
         family: Family,
         blocks: &mut Vec<Block>,

@@ -10,6 +10,7 @@ use crate::evaluator::{Failsafe, HostInterface, Stage, judge_host};
 use crate::hosts::{Entrance, HostTable, TooLarge};
 use crate::ir::{Action, Directions, Entity, HostUse, Order, Policy, PolicyKind, Rule};
 use crate::table::Word;
+use crate::world::Endpoint;
 
 fn interfaces() -> Interfaces {
     let addresses = |all: &[&str]| all.iter().map(|it| it.parse().unwrap()).collect();
