@@ -86,9 +86,13 @@ impl Socket {
     /// Describes request `index` of a batch, with the current names of interfaces. An interface
     /// that no longer exists is shown by its number.
     pub fn describe(&self, batch: &Batch, index: usize) -> String {
-        let name =
-            |interface| self.fd.interface_name(interface).unwrap_or_else(|| format!("{interface} (gone)"));
-        batch.description_with(index, &name)
+        batch.description_with(index, &|interface| self.interface_name(interface))
+    }
+
+    /// The current name of an interface for messages, in the socket's network namespace; its number
+    /// if it no longer exists.
+    pub fn interface_name(&self, interface: u32) -> String {
+        self.fd.interface_name(interface).unwrap_or_else(|| format!("{interface} (gone)"))
     }
 
     /// Sends the whole batch even after failures; returns the result of each request.

@@ -135,12 +135,12 @@ pub enum SdnError {
         link: IfName,
     },
     /// The pod's bandwidth limit was attached before the guard.
-    #[error("attach program {program} to link {ifindex}: qdisc ingress has the place of clsact")]
+    #[error("attach program {program} to link {link}: qdisc ingress has the place of clsact")]
     NoPlace {
         /// The guard.
         program: String,
-        /// The link.
-        ifindex: u32,
+        /// The name of the link.
+        link: String,
     },
     /// The link is not a veth, or carries the record of another sandbox.
     #[error("attach sandbox {sandbox}: link {link} {problem}")]

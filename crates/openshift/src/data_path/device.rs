@@ -74,7 +74,7 @@ pub(super) fn observe(
                 match attachment(socket, link.index, &program)? {
                     Attachment::Attached => {}
                     Attachment::Missing => missing.push(hook),
-                    Attachment::NoPlace => return Err(no_place(&program, link.index)),
+                    Attachment::NoPlace => return Err(no_place(socket, &program, link.index)),
                 }
             }
             sysctls.extend(wrong_sysctls(DEVICE, &SYSCTLS)?);
@@ -186,7 +186,7 @@ pub(super) fn attach(
         // A plain `ingress` qdisc may have the handle; an egress filter there would see received
         // packets.
         Err(_) if has_qdisc(socket, ifindex, "clsact")? => {}
-        Err(_) => return Err(no_place(&program, ifindex)),
+        Err(_) => return Err(no_place(socket, &program, ifindex)),
     }
     let own;
     let loaded = match (hook, delivery) {
@@ -203,8 +203,8 @@ pub(super) fn attach(
     Ok(socket.execute(&batch)?)
 }
 
-fn no_place(program: &NamedProgram, ifindex: u32) -> SdnError {
-    SdnError::NoPlace { program: program.name.clone(), ifindex }
+fn no_place(socket: &Socket, program: &NamedProgram, ifindex: u32) -> SdnError {
+    SdnError::NoPlace { program: program.name.clone(), link: socket.interface_name(ifindex) }
 }
 
 fn has_qdisc(socket: &mut Socket, ifindex: u32, kind: &str) -> Result<bool, NetlinkError> {

@@ -78,7 +78,8 @@ impl<'a> Steps<'a> {
         let what = match &action {
             Action::Sysctl(name, value) => format!("write sysctl {name} = {value}"),
             Action::Program(ifindex, hook) => {
-                format!("attach program {} to link {ifindex}", programs::for_hook(*hook).name)
+                let link = self.socket.interface_name(*ifindex);
+                format!("attach program {} to link {link}", programs::for_hook(*hook).name)
             }
             Action::Table => format!("write table ip {TABLE} anew"),
             Action::Senders(_, [come, gone]) => format!("let {come} nodes send, and {gone} no more"),

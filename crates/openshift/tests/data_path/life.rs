@@ -69,6 +69,10 @@ fn every_removed_object_is_restored() {
             assert!(!report.is_quiet(), "{harm} was not seen");
             // Without the device, what it lacks is not known.
             assert!(found.what == report.what || harm.contains("link del"), "{harm}: {found:?}, {report:?}");
+            if let Some(link) = harm.strip_suffix(" clsact").and_then(|text| text.rsplit(' ').next()) {
+                let named = format!(" to link {link}");
+                assert!(found.what.iter().any(|what| what.ends_with(&named)), "{harm}: {found:?}");
+            }
             let again = nodes[0].run(Sdn::restore);
             assert!(again.is_quiet(), "{harm}: {again:?}");
             blue.assert_reaches(&far);
@@ -139,6 +143,7 @@ fn a_pods_bandwidth_limit_coexists_with_its_guard() {
         blue.assert_reaches(&far);
         let error = nodes[0].run(|sdn| sdn.attach(&blue.port)).unwrap_err();
         assert!(matches!(error, SdnError::NoPlace { .. }), "{error}");
+        assert!(error.to_string().contains(" to link veth1000000a: "), "{error}");
         let filters = sh("ip netns exec n1 tc filter show dev veth1000000a ingress");
         assert!(!filters.contains("bpf"), "{filters}");
     });
