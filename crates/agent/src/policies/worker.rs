@@ -470,7 +470,10 @@ impl Worker {
 
     /// Decides, and has the kernel hold the decisions.
     fn decide(&mut self) {
-        if self.is_stale {
+        // A host endpoint without a policy denies.
+        let is_idle = self.policies.is_empty() && !self.hosts.is_any();
+        // Where nothing decides, each ADD and DEL would cost a look at all pods of the node.
+        if self.is_stale && !(is_idle && self.phase == Phase::Open) {
             self.read_wiring();
         }
         if self.felix == Felix::Filtering {
@@ -482,8 +485,6 @@ impl Worker {
         if !kinds.iter().filter(|kind| kind.is_always_watched()).all(is_listed) {
             return self.keep();
         }
-        // A host endpoint without a policy denies.
-        let is_idle = self.policies.is_empty() && !self.hosts.is_any();
         if is_idle && self.phase != Phase::Enforcing {
             self.unguard_hosts();
             return self.stop(Phase::Open);

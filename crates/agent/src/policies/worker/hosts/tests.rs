@@ -69,12 +69,15 @@ fn the_table_is_there_while_a_host_endpoint_names_this_node_and_felix_is_away() 
         worker.take(Change::Put(HOSTS, host("n2")));
         step(&mut worker);
         assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire), "another node");
+        worker.is_stale = true;
+        step(&mut worker);
+        assert!(worker.is_stale, "nothing depends on what is wired");
 
         // Nothing is decided before everything is listed that decisions depend on.
         worker.take(Change::Put(HOSTS, host("n1")));
         step(&mut worker);
         assert!(!has_table() && !worker.shared.in_force.load(Ordering::Acquire));
-        assert!(worker.shared.wants.borrow().peers);
+        assert!(worker.shared.wants.borrow().peers && !worker.is_stale);
         list(&mut worker, |kind| !kind.is_always_watched());
         assert!(has_table() && worker.shared.in_force.load(Ordering::Acquire));
         assert!(run("nft", &["list map inet russet-hosts others"]).contains("elements"));
