@@ -170,10 +170,12 @@ impl Bench {
         let socket = self.socket();
         let talk = move || {
             let mut stream = UnixStream::connect(socket).ok()?;
-            // A server that refuses a request early stops reading.
+            // A server that refuses a request early stops reading; the rest of the request then resets the
+            // connection behind the answer.
             let _ = stream.write_all(&request);
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).ok()?;
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            let answer = String::from_utf8(answer).ok()?;
             let (head, body) = answer.split_once("\r\n\r\n")?;
             Some((head.to_owned(), body.to_owned()))
         };
