@@ -155,26 +155,28 @@ fn flows_are_followed_and_without_an_agent_or_policies_there_is_an_error() {
     setup.apply(&deny_all());
     eventually(TIMEOUT, || !setup.ping(0, 1));
     let (process, file) = followed(&setup.node);
-    let next_from = |name: String, verdict: &str| {
+    let next_from = |name: String, test: &dyn Fn(&Value) -> bool| {
         eventually_some(TIMEOUT, || {
             let text = std::fs::read_to_string(file.path()).unwrap();
             // The last line may not be complete.
             let mut flows = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            flows.find(|flow| flow["source"]["name"] == name.as_str() && flow["verdict"] == verdict)
+            flows.find(|flow| flow["source"]["name"] == name.as_str() && test(flow))
         })
     };
-    next_from(setup.name(0), "denied");
+    let denied = |flow: &Value| flow["verdict"] == "denied";
+    next_from(setup.name(0), &denied);
     assert!(!setup.ping(1, 0));
-    let flow = next_from(setup.name(1), "denied");
+    let flow = next_from(setup.name(1), &denied);
     assert_eq!(flow["destination"]["name"], setup.name(0).as_str(), "{flow:#}");
-    // Flows that pass are seen while they are followed.
+    // Flows that pass are seen while they are followed, at each end.
     setup.apply(&json!({ "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": { "name": "allow-all", "namespace": "default" },
         "spec": { "podSelector": {}, "ingress": [{}] } }));
     eventually(TIMEOUT, || setup.ping(1, 0));
-    let flow = next_from(setup.name(1), "allowed");
-    assert_eq!((&flow["direction"], &flow["icmp"]), (&"ingress".into(), &"8/0".into()), "{flow:#}");
-    assert_eq!(flow["policies"][0]["name"], "allow-all", "{flow:#}");
+    for (direction, policy) in [("egress", Value::Null), ("ingress", "allow-all".into())] {
+        let flow = next_from(setup.name(1), &|flow| !denied(flow) && flow["direction"] == direction);
+        assert_eq!((&flow["icmp"], &flow["policies"][0]["name"]), (&"8/0".into(), &policy), "{flow:#}");
+    }
     drop(process);
 
     // Text, and filters.
