@@ -168,12 +168,13 @@ fn flows_are_followed_and_without_an_agent_or_policies_there_is_an_error() {
     assert!(!setup.ping(1, 0));
     let flow = next_from(setup.name(1), &denied);
     assert_eq!(flow["destination"]["name"], setup.name(0).as_str(), "{flow:#}");
-    // Flows that pass are seen while they are followed, at each end.
+    // Flows that pass are seen while they are followed, at each end of a pod that policies keep from others.
+    let from = format!("{}/32", setup.addresses[1]);
     setup.apply(&json!({ "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
-        "metadata": { "name": "allow-all", "namespace": "default" },
-        "spec": { "podSelector": {}, "ingress": [{}] } }));
+        "metadata": { "name": "allow-one", "namespace": "default" },
+        "spec": { "podSelector": {}, "ingress": [{ "from": [{ "ipBlock": { "cidr": from } }] }] } }));
     eventually(TIMEOUT, || setup.ping(1, 0));
-    for (direction, policy) in [("egress", Value::Null), ("ingress", "allow-all".into())] {
+    for (direction, policy) in [("egress", Value::Null), ("ingress", "allow-one".into())] {
         let flow = next_from(setup.name(1), &|flow| !denied(flow) && flow["direction"] == direction);
         assert_eq!((&flow["icmp"], &flow["policies"][0]["name"]), (&"8/0".into(), &policy), "{flow:#}");
     }
