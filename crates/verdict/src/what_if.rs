@@ -114,13 +114,23 @@ fn affected(
         || before.services != after.services
         || before.nodes != after.nodes
         || before.egress_firewalls != after.egress_firewalls;
+    let changed = |of: &Snapshot, other: &Snapshot| -> Vec<Arc<Policy>> {
+        let policies = of.policies.iter().filter(|(id, policy)| other.policies.get(*id) != Some(*policy));
+        policies.map(|(_, policy)| policy.clone()).collect()
+    };
+    let changed = [(before, changed(before, after)), (after, changed(after, before))];
+    let differ = |pod: &Endpoint, direction| {
+        changed.iter().any(|(snapshot, policies)| {
+            let mut policies = policies.iter().filter(|policy| policy.directions.has(direction));
+            policies.any(|policy| snapshot.selects(&policy.subject, pod))
+        })
+    };
     let mut found = BTreeMap::new();
     for (key, pod) in pods {
         for direction in [Direction::Ingress, Direction::Egress] {
-            let [before, after] = [old, new].map(|it| it.policies_of(pod, direction));
-            if others_differ || before != after {
-                let end = AffectedEnd { before: Arc::new(before), after: Arc::new(after) };
-                found.insert(((*key).clone(), direction), end);
+            if others_differ || differ(pod, direction) {
+                let [before, after] = [old, new].map(|it| Arc::new(it.policies_of(pod, direction)));
+                found.insert(((*key).clone(), direction), AffectedEnd { before, after });
             }
         }
     }
