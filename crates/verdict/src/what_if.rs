@@ -38,7 +38,7 @@ pub struct TooManyPairs {
     pub pods: usize,
 }
 
-/// Limit of judged pairs.
+/// Limit of judged pairs: each takes 6 us (docs/performance.md), so that so many take half a minute.
 pub const PAIRS_MAX: usize = 4_000_000;
 const PING: Probe = Probe { protocol: Protocol::ICMP, port: 0 };
 
@@ -87,13 +87,17 @@ pub fn changed_pairs(
             }
         }
     };
+    let egress: BTreeMap<&EndpointKey, &Arc<Endpoint>> = affected
+        .keys()
+        .filter(|(_, direction)| *direction == Direction::Egress)
+        .filter_map(|(key, _)| pods.get_key_value(key))
+        .map(|(key, endpoint)| (*key, *endpoint))
+        .collect();
     for (to, destination) in &pods {
-        let is_affected = |key: &EndpointKey, direction| affected.contains_key(&(key.clone(), direction));
-        let is_to = is_affected(to, Direction::Ingress);
-        for (from, source) in pods.iter().filter(|(from, _)| *from != to) {
-            if is_to || is_affected(from, Direction::Egress) {
-                judge([(from, source), (to, destination)]);
-            }
+        let sources =
+            if affected.contains_key(&((*to).clone(), Direction::Ingress)) { &pods } else { &egress };
+        for (from, source) in sources.iter().filter(|(from, _)| *from != to) {
+            judge([(from, source), (to, destination)]);
         }
     }
     changed.sort();

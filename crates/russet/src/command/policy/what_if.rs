@@ -39,6 +39,8 @@ enum WhatIfError {
     TooMany(usize),
 }
 
+/// With more endpoints the answer may take longer than a second.
+const QUIET_MAX: usize = 400;
 /// More changes are counted, and not printed as text.
 const SHOWN_MAX: usize = 200;
 
@@ -58,6 +60,12 @@ pub async fn run(args: WhatIfArgs) -> Result<ExitCode, Failure> {
         after.snapshot.apply(Update::Policy(id, None));
     }
     let (before, after_snapshot) = (&data.cluster.snapshot, &after.snapshot);
+    let endpoints = after_snapshot.endpoints.len();
+    if endpoints > QUIET_MAX {
+        output::progress(&format!(
+            "comparing what {endpoints} endpoints may do before and after; at most half a minute"
+        ));
+    }
     let changed = differences(before, after_snapshot, &args.ports)?;
     let staged = staged_note(after_snapshot);
     let json = json!({"schema": 1, "changes": changed, "problems": after.problems, "notes": staged});
