@@ -131,16 +131,7 @@ impl Policies {
         (metrics, readiness): (PolicyMetrics, Readiness),
     ) -> std::io::Result<Self> {
         let (changes, receiver) = sync_channel(QUEUE_MAX);
-        let shared = Shared {
-            source,
-            holds: AtomicBool::new(true),
-            in_force: AtomicBool::new(false),
-            requests: Mutex::default(),
-            wants: watch::Sender::new(Wants::default()),
-            logged: Mutex::default(),
-            flows: FlowLog::default(),
-        };
-        let policies = Self { shared: Arc::new(shared), changes };
+        let policies = Self { shared: Arc::new(Shared::new(source)), changes };
         let shared = Arc::clone(&policies.shared);
         let worker =
             worker::Worker::new(node.as_str(), endpoints, marker, shared, (metrics.clone(), readiness));
@@ -230,6 +221,18 @@ impl Policies {
 // === impl Shared ===
 
 impl Shared {
+    fn new(source: Source) -> Self {
+        Self {
+            source,
+            holds: AtomicBool::new(true),
+            in_force: AtomicBool::new(false),
+            requests: Mutex::default(),
+            wants: watch::Sender::new(Wants::default()),
+            logged: Mutex::default(),
+            flows: FlowLog::default(),
+        }
+    }
+
     fn take_requests(&self) -> VecDeque<Request> {
         std::mem::take(&mut *self.requests.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -20,6 +20,12 @@ use russet_addr::NodeName;
 use crate::json::{DecodeError, Fields, Object};
 use crate::key::{Key, Prefix};
 
+/// The annotation that requests a change of a NetNamespace in the Kubernetes API, where one writer assigns
+/// IDs: `global`, `isolate`, or [`JOIN`] and a namespace (kubernetes.md section 6.1).
+pub const CHANGE_ANNOTATION: &str = "pod.network.openshift.io/multitenant.change-network";
+/// What precedes the namespace whose ID is requested.
+pub const JOIN: &str = "join:";
+
 const ROOT: &str = "/russet/openshift/v1/";
 const NETNAMESPACES: &str = "netnamespaces/";
 const NETIDS: &str = "netids/";

@@ -83,11 +83,6 @@ pub enum TenantError {
     Busy(Namespace),
 }
 
-/// The annotation that requests a change of a NetNamespace in the Kubernetes API, where one writer assigns
-/// IDs: `global`, `isolate`, or [`JOIN`] and a namespace (kubernetes.md section 6.1).
-pub const CHANGE_ANNOTATION: &str = "pod.network.openshift.io/multitenant.change-network";
-pub const JOIN: &str = "join:";
-
 /// Attempts of one change. Each failure means that another writer succeeded.
 const TRIES_MAX: u32 = 64;
 

@@ -51,9 +51,7 @@ type Result<T, E = PolicyError> = std::result::Result<T, E>;
 impl Hosts {
     /// Opens nf_tables in the calling thread's network namespace; changes nothing.
     pub fn open() -> Result<Self> {
-        let tos = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward_update_priority");
-        let priority_by_tos = tos.is_ok_and(|text| text.trim() != "0");
-        Ok(Self { nft: Nft::open()?, priority_by_tos })
+        Ok(Self { nft: Nft::open()?, priority_by_tos: crate::priority::is_by_tos() })
     }
 
     /// Makes the kernel hold exactly `wanted`; writes nothing if it does. `tunnels` are the UDP ports of the

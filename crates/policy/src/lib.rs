@@ -20,6 +20,7 @@ mod hosts;
 mod keeper;
 mod policies;
 mod ports;
+mod priority;
 mod ruleset;
 mod table_spec;
 mod verdicts;

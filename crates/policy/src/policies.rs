@@ -35,6 +35,7 @@ use skeleton::{DECISIONS_TABLE, Place, Shape};
 pub use content::Decisions;
 pub use epoch::{Epoch, MarkBits};
 pub use log::{DeniedPackets, LoggedFlow};
+pub(crate) use skeleton::of;
 pub use skeleton::{LOG_GROUP, LOGGED_BURST, LOGGED_PER_S, table as decisions_table};
 
 /// The decisions of one network namespace, in the kernel.
@@ -113,11 +114,10 @@ impl Policies {
     /// Opens nf_tables in the calling thread's network namespace and reads what it holds; changes
     /// nothing.
     pub fn open(settings: Settings) -> Result<Self> {
-        let tos = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward_update_priority");
         let mut policies = Self {
             nft: Nft::open()?,
             settings,
-            priority_by_tos: tos.is_ok_and(|text| text.trim() != "0"),
+            priority_by_tos: crate::priority::is_by_tos(),
             priority: skeleton::CHAIN_PRIORITIES.start,
             content: Decisions::default(),
             lists: Lists::default(),

@@ -98,7 +98,8 @@ const ROUTER_TYPES: [u8; 2] = [134, 137];
 const DHCP_PORTS: [(u16, u16); 2] = [(67, 68), (547, 546)];
 
 /// `fe80::/10`
-const LINK_LOCAL: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10));
+pub(crate) const LINK_LOCAL: IpNet =
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10));
 
 /// The direction of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,14 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use russet_model::openshift::{IsolationMode, Namespace, NetId, NetNamespace};
+use russet_model::openshift::{CHANGE_ANNOTATION, IsolationMode, JOIN, Namespace, NetId, NetNamespace};
 use serde_json::{Value, json};
 
 use super::{Kind, Plan, Write, annotation, name_of};
 
-/// The request for a change: `global`, `join:NAMESPACE` or `isolate` (kubernetes.md section 6.1).
-const CHANGE: &str = "pod.network.openshift.io/multitenant.change-network";
-const JOIN: &str = "join:";
 /// Limit of the part of a refused request that the log repeats.
 const SHOWN_MAX_CHARS: usize = 80;
 
@@ -34,8 +31,8 @@ pub(super) fn plan(mode: IsolationMode, tenants: &[Value], namespaces: &BTreeMap
         listed.insert(name);
         match NetNamespace::decode(object.to_string().as_bytes()) {
             Ok(tenant) if namespaces.contains_key(name) => {
-                let request =
-                    annotation(object, CHANGE).map(|change| (object, tenant.netname.clone(), change));
+                let request = annotation(object, CHANGE_ANNOTATION)
+                    .map(|change| (object, tenant.netname.clone(), change));
                 requests.extend(request);
                 ids.give(tenant.netname, tenant.netid);
             }
@@ -88,7 +85,7 @@ fn changed(object: &Value, netid: NetId) -> Value {
         members.insert("netid".to_owned(), json!(netid.number()));
     }
     if let Some(annotations) = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
-        annotations.remove(CHANGE);
+        annotations.remove(CHANGE_ANNOTATION);
     }
     object
 }
@@ -154,7 +151,7 @@ mod tests {
         object["metadata"]["resourceVersion"] = json!("7");
         object["metadata"]["annotations"] = json!({ "mine": "kept" });
         if let Some(change) = change {
-            object["metadata"]["annotations"][CHANGE] = json!(change);
+            object["metadata"]["annotations"][CHANGE_ANNOTATION] = json!(change);
         }
         object
     }

@@ -37,7 +37,7 @@
 //! port is accepted before anything else is asked. A state travels in the packet's priority, as
 //! identities do in the table of decisions.
 
-use russet_addr::{Family, IfName, Ipv6Net};
+use russet_addr::{Family, IfName};
 use russet_nft::{
     Chain, ChainKind, Element, Field, Hook, KeyPart, KeyType, L4, Rule, Set, Table, Verdict, ct_state,
     priority,
@@ -47,8 +47,9 @@ use russet_verdict::hosts::{Entrance, Side, State};
 use russet_verdict::ir::Direction;
 use russet_verdict::table::Word;
 
-use crate::policies::words;
-use crate::ruleset::{CALICO_PREFIX, PREFIX};
+use crate::policies::{of, words};
+use crate::priority::restored;
+use crate::ruleset::{CALICO_PREFIX, LINK_LOCAL, PREFIX};
 use crate::table_spec::TableSpec;
 
 /// The table's name in commands and errors.
@@ -95,9 +96,6 @@ const UDPLITE: u8 = 136;
 const LISTENERS: [u8; 4] = [130, 131, 132, 143];
 /// The number that stands for all other interfaces in the first of the chains; each has its own.
 const OTHERS: u32 = 4;
-/// Priorities by the bits 0x18 of the type of service, and their values (`rt_tos2priority`).
-const PRIORITIES: [(u8, u32); 3] = [(0x08, 2), (0x10, 6), (0x18, 4)];
-const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
 // === impl Place ===
 
@@ -245,7 +243,7 @@ fn rules(shape: &Shape) -> Vec<Rule> {
     }
     rules.push(rule("postrouting").from_this_machine().goto("output"));
     // A router does not forward these, so they are the node's own.
-    rules.push(rule("postrouting").saddr(LINK_LOCAL.into()).goto("output"));
+    rules.push(rule("postrouting").saddr(LINK_LOCAL).goto("output"));
     rules.extend(common("output", FAILSAFE_OUT));
     for family in Family::BOTH {
         rules.push(enter("output", Entrance::Output, family));
@@ -338,23 +336,11 @@ fn judge(family: Family) -> Vec<Rule> {
 /// The chain of packets that pass: they get the priority that forwarding gives them.
 fn passed(family: Family, shape: &Shape) -> Vec<Rule> {
     let chain = of("passed", family);
-    let mut rules = vec![rule(&chain).set_priority(0)];
-    if family == Family::V4 && shape.priority_by_tos {
-        rules.extend(PRIORITIES.map(|(bits, priority)| rule(&chain).tos(bits, 0x18).set_priority(priority)));
-    }
-    rules
+    restored(|| rule(&chain), family, shape.priority_by_tos)
 }
 
 fn rule(chain: &str) -> Rule {
     Rule::in_chain(&table(), chain)
-}
-
-fn of(name: &str, family: Family) -> String {
-    let digit = match family {
-        Family::V4 => 4,
-        Family::V6 => 6,
-    };
-    format!("{name}{digit}")
 }
 
 const fn name_of(entrance: Entrance) -> &'static str {

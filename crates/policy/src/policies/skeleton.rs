@@ -38,7 +38,7 @@
 //! from a map, so identities and words travel in the packet's priority, which the last chain sets to
 //! what the kernel's forwarding sets it to.
 
-use russet_addr::{Family, Ipv6Net};
+use russet_addr::Family;
 use russet_nft::{
     Chain, ChainKind, Element, Field, Hook, KeyPart, KeyType, L4, Rule, Set, Table, Verdict, ct_state,
     priority,
@@ -48,6 +48,8 @@ use russet_verdict::table::{Identity, Word};
 
 use super::epoch::{Epoch, MarkBits};
 use super::words;
+use crate::priority::restored;
+use crate::ruleset::LINK_LOCAL;
 use crate::table_spec::TableSpec;
 
 /// The table's name in commands and errors.
@@ -113,8 +115,6 @@ const FRESH: &str = "fresh";
 const PORTED: &str = "ported";
 /// The protocols whose new connections are logged when they pass; empty while nothing asks for them.
 const SAMPLED: &str = "sampled";
-/// Priorities by the bits 0x18 of the type of service, and their values (`rt_tos2priority`).
-const PRIORITIES: [(u8, u32); 3] = [(0x08, 2), (0x10, 6), (0x18, 4)];
 /// The priorities that the base chains may have: before the translation of sources.
 pub(super) const CHAIN_PRIORITIES: std::ops::Range<i32> = priority::FILTER..priority::SRCNAT;
 
@@ -401,7 +401,7 @@ fn judge(direction: Direction, reply: bool, family: Family) -> Vec<Rule> {
         rules.push(rule(&chain).from_this_machine().return_());
         if family == Family::V6 {
             // A router does not forward these, so they are the node's own.
-            rules.push(rule(&chain).saddr(Ipv6Net::new_assert(LINK_LOCAL, 10).into()).return_());
+            rules.push(rule(&chain).saddr(LINK_LOCAL).return_());
         }
     }
     rules.extend([
@@ -455,21 +455,17 @@ fn by_source(judge: &str) -> String {
 /// The chain of packets that pass: their connection need not be judged again in this epoch.
 fn judged(family: Family, shape: Shape) -> Vec<Rule> {
     let chain = of("judged", family);
-    let mut rules = vec![rule(&chain).set_priority(0)];
-    if family == Family::V4 && shape.priority_by_tos {
-        rules.extend(PRIORITIES.map(|(bits, priority)| rule(&chain).tos(bits, 0x18).set_priority(priority)));
-    }
+    let mut rules = restored(|| rule(&chain), family, shape.priority_by_tos);
     rules.extend([rule(&chain).jump(EPOCH_CHAIN), rule(&chain).accept()]);
     rules
 }
-
-const LINK_LOCAL: std::net::Ipv6Addr = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
 
 fn rule(chain: &str) -> Rule {
     Rule::in_chain(&table(), chain)
 }
 
-fn of(name: &str, family: Family) -> String {
+/// A name with the family's digit.
+pub(crate) fn of(name: &str, family: Family) -> String {
     format!("{name}{}", digit(family))
 }
 

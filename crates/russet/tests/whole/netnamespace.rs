@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use russet_kube::testing::Server;
-use russet_openshift::tenants::CHANGE_ANNOTATION;
+use russet_model::openshift::CHANGE_ANNOTATION;
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 use tempfile::TempDir;

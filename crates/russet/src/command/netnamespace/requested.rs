@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use russet_kube::{Client, Request, Verb};
-use russet_model::openshift::{Namespace, NetNamespace};
-use russet_openshift::tenants::{Action, CHANGE_ANNOTATION, JOIN, Tenants};
+use russet_model::openshift::{CHANGE_ANNOTATION, JOIN, Namespace, NetNamespace};
+use russet_openshift::tenants::{Action, Tenants};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 

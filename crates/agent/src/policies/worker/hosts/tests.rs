@@ -1,36 +1,25 @@
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use russet_journal::EndpointTable;
 use russet_model::ResourceKind;
 use russet_testkit::{in_netns_with_loopback, run, succeeds};
 use serde_json::{Value, json};
-use tokio::sync::watch;
 
 use super::*;
 use crate::config::Paths;
-use crate::flows::FlowLog;
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 use crate::policies::alone::Marker;
 use crate::policies::felix::Felix;
-use crate::policies::{Change, Kind, Shared, Source, Wants};
+use crate::policies::{Change, Kind, Shared, Source};
 
 /// A worker of the node `n1`, in the calling thread's network namespace, without its thread.
 fn worker(dir: &std::path::Path) -> Worker {
-    let shared = Shared {
-        source: Source::Records,
-        holds: AtomicBool::new(true),
-        in_force: AtomicBool::new(false),
-        requests: Mutex::default(),
-        wants: watch::Sender::new(Wants::default()),
-        logged: Mutex::new(VecDeque::new()),
-        flows: FlowLog::default(),
-    };
+    let shared = Arc::new(Shared::new(Source::Records));
     let marker = Marker::new(&Paths::new(dir));
     let metrics = (PolicyMetrics::default(), Readiness::pending());
-    let mut worker = Worker::new("n1", EndpointTable::default(), marker, Arc::new(shared), metrics);
+    let mut worker = Worker::new("n1", EndpointTable::default(), marker, shared, metrics);
     worker.begin();
     worker
 }

@@ -1,7 +1,3 @@
-use std::collections::VecDeque;
-use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
-
 use russet_journal::EndpointTable;
 use russet_verdict::explain::Explanation;
 use russet_verdict::flow::Flow;
@@ -9,15 +5,14 @@ use russet_verdict::table::Delta;
 use russet_verdict::translate::{built_in_tiers, document};
 use russet_verdict::world::{Config, Endpoint, EndpointKey, EndpointKind};
 use serde_json::{Value, json};
-use tokio::sync::watch;
 
 use super::*;
 use crate::config::Paths;
-use crate::flows::{FlowLog, FlowRecord, FlowsRequest};
+use crate::flows::{FlowRecord, FlowsRequest};
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 use crate::policies::alone::Marker;
-use crate::policies::{Shared, Source, Wants};
+use crate::policies::{Shared, Source};
 
 /// A thread's state without the thread, and everything that it was given.
 struct Setup {
@@ -30,19 +25,11 @@ impl Setup {
     /// The pods `shop/web` and, on this node, `shop/db`.
     fn new(documents: &[Value]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let shared = Shared {
-            source: Source::Records,
-            holds: AtomicBool::new(true),
-            in_force: AtomicBool::new(false),
-            requests: Mutex::default(),
-            wants: watch::Sender::new(Wants::default()),
-            logged: Mutex::new(VecDeque::new()),
-            flows: FlowLog::default(),
-        };
+        let shared = Arc::new(Shared::new(Source::Records));
         let marker = Marker::new(&Paths::new(dir.path()));
         let (endpoints, metrics) = (EndpointTable::default(), PolicyMetrics::default());
         let metrics = (metrics, Readiness::pending());
-        let mut worker = Worker::new("n1", endpoints, marker, Arc::new(shared), metrics);
+        let mut worker = Worker::new("n1", endpoints, marker, shared, metrics);
         worker.phase = Phase::Enforcing;
         let mut setup = Self { worker, snapshot: Snapshot::default(), _dir: dir };
         let config = Config { node: "n1".into(), allow_without_profile: true, ..Config::default() };
