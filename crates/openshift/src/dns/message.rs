@@ -1,8 +1,16 @@
 //! The messages of DNS that ask for addresses of IPv4, and their answers (RFC 1035 section 4). Answers are untrusted.
+//!
+//! `simple-dns` writes and reads them: one package, without `unsafe`. `hickory-proto` 0.26 would bring 42 others, most of
+//! them Unicode's tables for names that are not ASCII, which nothing here asks for.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::time::Duration;
+
+use simple_dns::rdata::RData;
+use simple_dns::{
+    CLASS, Name, OPCODE, Packet, PacketFlag, Question, RCODE, ResourceRecord, TYPE, header_buffer,
+};
 
 /// Addresses, and how long they hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,101 +34,87 @@ pub enum Reply {
 pub enum Failure {
     #[error("the name has no address of IPv4")]
     NoAddress,
-    #[error("the server failed with code {0}")]
-    Server(u8),
+    #[error("the server answered {0:?}")]
+    Server(RCODE),
     #[error("the answer is malformed")]
     Malformed,
 }
 
 const HEADER_BYTES: usize = 12;
-const LABEL_MAX_BYTES: usize = 63;
-const NAME_MAX_BYTES: usize = 255;
-/// The type of records with an address of IPv4, and the class of the internet.
-const A: u16 = 1;
-const IN: u16 = 1;
-/// Recursion is desired.
-const FLAGS: u16 = 0x0100;
-const IS_REPLY: u16 = 0x8000;
-const OPCODE: u16 = 0x7800;
-const IS_TRUNCATED: u16 = 0x0200;
-const NO_SUCH_NAME: u16 = 3;
-/// The two bits that mark a reference to a name elsewhere in the message.
-const REFERENCE: u8 = 0xc0;
+/// The counts of the records behind the answers, in the header.
+const COUNTS_BEHIND_ANSWERS: std::ops::Range<usize> = 8..HEADER_BYTES;
+/// The shortest record: the name of the root, type, class, time and length.
+const RECORD_MIN_BYTES: usize = 11;
+/// Limit of the aliases that are followed from the name that was asked for.
+const ALIASES_MAX: usize = 16;
 
 /// A query; none if the name is not one of DNS.
 pub fn query(id: u16, name: &str) -> Option<Vec<u8>> {
-    let mut message = Vec::with_capacity(HEADER_BYTES + NAME_MAX_BYTES + 4);
-    for word in [id, FLAGS, 1, 0, 0, 0] {
-        message.extend(word.to_be_bytes());
-    }
-    for label in name.strip_suffix('.').unwrap_or(name).split('.') {
-        let is_label = !label.is_empty() && label.len() <= LABEL_MAX_BYTES && label.is_ascii();
-        message.push(u8::try_from(label.len()).ok().filter(|_| is_label)?);
-        message.extend(label.bytes());
-    }
-    message.push(0);
-    (message.len() - HEADER_BYTES <= NAME_MAX_BYTES).then_some(())?;
-    message.extend([A.to_be_bytes(), IN.to_be_bytes()].concat());
-    Some(message)
+    let text = name.strip_suffix('.').unwrap_or(name);
+    // The library skips empty labels, takes bytes that are not ASCII, and reads a backslash as an escape.
+    let is_plain = text.is_ascii() && !text.contains('\\') && text.split('.').all(|label| !label.is_empty());
+    let name = is_plain.then(|| Name::new(text).ok()).flatten()?;
+    let mut packet = Packet::new_query(id);
+    packet.set_flags(PacketFlag::RECURSION_DESIRED);
+    packet.questions.push(Question::new(name, TYPE::A.into(), CLASS::IN.into(), false));
+    packet.build_bytes_vec().ok()
 }
 
-/// What a message says; none if it does not answer the query.
+/// What a message says; none if it does not answer the query. A truncated message may end anywhere behind its question.
 pub fn reply(id: u16, query: &[u8], message: &[u8]) -> Option<Reply> {
-    let word = |index: usize| word_at(message, index * 2);
-    let flags = word(1)?;
-    let answers = word(0)? == id && flags & IS_REPLY != 0 && flags & OPCODE == 0 && word(2)? == 1;
+    let has = |flags| header_buffer::has_flags(message, flags).ok();
+    let answers = header_buffer::id(message).ok()? == id
+        && has(PacketFlag::RESPONSE)?
+        && header_buffer::opcode(message).ok()? == OPCODE::StandardQuery
+        && header_buffer::questions(message).ok()? == 1;
     let question = query.get(HEADER_BYTES..)?;
     let asked = message.get(HEADER_BYTES..HEADER_BYTES + question.len())?;
     if !answers || !asked.eq_ignore_ascii_case(question) {
         return None;
     }
-    Some(match flags & 0xf {
-        _ if flags & IS_TRUNCATED != 0 => Reply::Truncated,
-        0 => match records(message, HEADER_BYTES + question.len(), word(3)?) {
+    Some(match header_buffer::rcode(message).ok()? {
+        _ if has(PacketFlag::TRUNCATION)? => Reply::Truncated,
+        RCODE::NoError => match answer(message) {
             Some(answer) if answer.addresses.is_empty() => Reply::Failed(Failure::NoAddress),
             Some(answer) => Reply::Answer(answer),
             None => Reply::Failed(Failure::Malformed),
         },
-        NO_SUCH_NAME => Reply::Failed(Failure::NoAddress),
-        code => Reply::Failed(Failure::Server(u8::try_from(code).unwrap_or(u8::MAX))),
+        RCODE::NameError => Reply::Failed(Failure::NoAddress),
+        code => Reply::Failed(Failure::Server(code)),
     })
 }
 
-/// The addresses of so many records. Others lead to them: aliases.
-fn records(message: &[u8], mut at: usize, count: u16) -> Option<Answer> {
-    let mut addresses = BTreeSet::new();
-    let mut ttl = u32::MAX;
-    for _ in 0..count {
-        at = behind_name(message, at)?;
-        let (kind, class) = (word_at(message, at)?, word_at(message, at + 2)?);
-        let time = message.get(at + 4..at + 8)?;
-        let length = usize::from(word_at(message, at + 8)?);
-        let data = message.get(at + 10..at + 10 + length)?;
-        at += 10 + length;
-        if class != IN {
-            continue;
-        }
-        ttl = ttl.min(u32::from_be_bytes(time.try_into().ok()?));
-        if kind == A {
-            addresses.insert(Ipv4Addr::from(<[u8; 4]>::try_from(data).ok()?));
-        }
-    }
-    Some(Answer { addresses, ttl: Duration::from_secs(ttl.into()) })
+/// The addresses in a message; none if it is malformed.
+fn answer(message: &[u8]) -> Option<Answer> {
+    // The library allocates for as many records as the header says.
+    let count = usize::from(header_buffer::answers(message).ok()?);
+    (count * RECORD_MIN_BYTES <= message.len()).then_some(())?;
+    // A record that it cannot read among those behind the answers says nothing about these.
+    let mut message = message.to_vec();
+    message.get_mut(COUNTS_BEHIND_ANSWERS)?.fill(0);
+    let packet = Packet::parse(&message).ok()?;
+    // With this bit, the class is another one outside of multicast DNS.
+    let is_internet = |record: &&ResourceRecord<'_>| record.class == CLASS::IN && !record.cache_flush;
+    let records: Vec<_> = packet.answers.iter().filter(is_internet).collect();
+    addresses(&packet.questions.first()?.qname, &records)
 }
 
-/// The position behind a name, which ends with an empty label or with a reference.
-fn behind_name(message: &[u8], mut at: usize) -> Option<usize> {
-    loop {
-        let length = *message.get(at)?;
-        match length & REFERENCE {
-            0 if length == 0 => return Some(at + 1),
-            0 => at += 1 + usize::from(length),
-            REFERENCE => return Some(at + 2),
-            _ => return None,
+/// The addresses of a name and of those to which aliases lead from it. Other names' records do not count: nothing asked
+/// for them.
+fn addresses(asked: &Name<'_>, records: &[&ResourceRecord<'_>]) -> Option<Answer> {
+    let mut answer = Answer { addresses: BTreeSet::new(), ttl: Duration::MAX };
+    let mut next = Some(asked);
+    for _ in 0..=ALIASES_MAX {
+        let Some(name) = next.take() else { break };
+        for record in records.iter().filter(|record| record.name == *name) {
+            match &record.rdata {
+                RData::A(address) => _ = answer.addresses.insert(Ipv4Addr::from_bits(address.address)),
+                RData::CNAME(target) => next = Some(&target.0),
+                RData::Empty(TYPE::A) => return None,
+                _ => continue,
+            }
+            answer.ttl = answer.ttl.min(Duration::from_secs(record.ttl.into()));
         }
     }
-}
-
-fn word_at(message: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes(message.get(at..at + 2)?.try_into().ok()?))
+    Some(answer)
 }

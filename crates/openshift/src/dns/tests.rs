@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use russet_store::sim::Rng;
+use simple_dns::RCODE;
 use tokio::net::TcpListener;
 
 use super::*;
@@ -9,7 +10,12 @@ const NAME: &str = "www.example.com";
 
 /// A record: owner as a reference to the question, type, time, data.
 fn record(kind: u16, ttl: u32, data: &[u8]) -> Vec<u8> {
-    let mut record = vec![0xc0, 12];
+    owned(&[0xc0, 12], kind, ttl, data)
+}
+
+/// A record: owner, type, time, data.
+fn owned(owner: &[u8], kind: u16, ttl: u32, data: &[u8]) -> Vec<u8> {
+    let mut record = owner.to_vec();
     record.extend([kind.to_be_bytes(), 1_u16.to_be_bytes()].concat());
     record.extend(ttl.to_be_bytes());
     record.extend(u16::try_from(data.len()).unwrap().to_be_bytes());
@@ -46,7 +52,7 @@ fn all_addresses_of_an_answer_count_with_the_shortest_time() {
     let said = |flags, records: &[Vec<u8>]| message::reply(7, &query, &answer(&query, flags, records));
     assert_eq!(said(0x8183, &[]), Some(Reply::Failed(Failure::NoAddress)));
     assert_eq!(said(0x8180, &[]), Some(Reply::Failed(Failure::NoAddress)));
-    assert_eq!(said(0x8182, &[]), Some(Reply::Failed(Failure::Server(2))));
+    assert_eq!(said(0x8182, &[]), Some(Reply::Failed(Failure::Server(RCODE::ServerFailure))));
     assert_eq!(said(0x8380, &[record(1, 60, &[192, 0, 2, 1])]), Some(Reply::Truncated));
     assert_eq!(said(0x8180, &[record(1, 60, &[192, 0, 2])]), Some(Reply::Failed(Failure::Malformed)));
     assert_eq!(said(0x0100, &[]), None, "a query");
@@ -56,10 +62,46 @@ fn all_addresses_of_an_answer_count_with_the_shortest_time() {
 }
 
 #[test]
+fn only_the_name_that_was_asked_for_and_its_aliases_have_addresses() {
+    let query = query(7, NAME).unwrap();
+    let said = |records: &[Vec<u8>]| message::reply(7, &query, &answer(&query, 0x8180, records));
+    // 0xc010 refers to `example.com` in the question.
+    let alias = |owner, time, target: &[u8]| owned(owner, 5, time, &[target, b"\xc0\x10"].concat());
+    let address = |owner, time, last| owned(owner, 1, time, &[192, 0, 2, last]);
+    let (b, c) = (b"\x01b\xc0\x10", b"\x01c\xc0\x10");
+    let foreign = address(b"\x04evil\xc0\x10", 1, 66);
+    // In any order, and whatever the case of letters.
+    let chain = [address(c, 40, 1), alias(b"\x01B\xc0\x10", 30, b"\x01C"), alias(b"\xc0\x0c", 50, b"\x01b")];
+    let addresses = BTreeSet::from([Ipv4Addr::new(192, 0, 2, 1)]);
+    let found = Reply::Answer(Answer { addresses, ttl: Duration::from_secs(30) });
+    assert_eq!(said(&chain), Some(found.clone()));
+    assert_eq!(said(&[&chain[..], std::slice::from_ref(&foreign)].concat()), Some(found));
+    let none = Some(Reply::Failed(Failure::NoAddress));
+    assert_eq!(said(std::slice::from_ref(&foreign)), none);
+    assert_eq!(said(&[alias(b"\xc0\x0c", 50, b"\x01b"), foreign]), none);
+    assert_eq!(said(&[alias(b"\xc0\x0c", 50, b"\x01b"), alias(b, 50, b"\x03www")]), none, "a loop");
+    let endless = [alias(b"\xc0\x0c", 9, b"\x01b"), alias(b, 9, b"\x01c"), alias(c, 9, b"\x01b")];
+    assert_eq!(said(&endless), none);
+}
+
+#[test]
+fn records_behind_the_answers_and_counts_without_records_change_nothing() {
+    let query = query(7, NAME).unwrap();
+    let mut message = good(&query);
+    // Authority and additional records that no library can read.
+    message[8..12].fill(0xff);
+    message.extend([0xff; 40]);
+    assert_eq!(message::reply(7, &query, &message), Some(Reply::Answer(expected())));
+    message[6..8].fill(0xff);
+    assert_eq!(message::reply(7, &query, &message), Some(Reply::Failed(Failure::Malformed)));
+}
+
+#[test]
 fn what_is_no_name_is_not_asked_for() {
     let long = "a.".repeat(127);
     assert!(message::query(1, &long).is_some());
-    for name in ["", ".", "a..b", &"a".repeat(64), &format!("{long}b.c"), "\u{e4}.example"] {
+    for name in ["", ".", "a..b", &"a".repeat(64), &format!("{long}b.c"), "\u{e4}.example", "a\\.b", "\\097"]
+    {
         assert_eq!(message::query(1, name), None, "{name}");
     }
 }
