@@ -11,6 +11,7 @@
 mod alias;
 mod device;
 mod egress;
+mod held;
 mod peers;
 mod port;
 mod programs;
@@ -33,6 +34,7 @@ use russet_overlay::{ReconcileReport, controller};
 use verdicts::Verdicts;
 
 pub use egress::{Denied, Egress, Range, open_to_global};
+pub use held::{Held, HeldPod};
 pub use reconcile::SdnState;
 pub use rules::{TABLE, table};
 pub use steps::Difference;

@@ -14,7 +14,7 @@ mod server;
 pub mod tenants;
 
 pub use controller::{DataPathController, DriftRepair};
-pub use server::{LISTENER, NetworkDefault, Node, Served, Server, Settings};
+pub use server::{LISTENER, NetworkDefault, Node, Served, Server, Settings, recorded_pods};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -47,6 +47,7 @@ use start::{NodeNetwork, StartError};
 use state::{Component, NetworkState, Publish};
 
 pub use network::NetworkDefault;
+pub use records::recorded_pods;
 pub use served::Served;
 pub use socket::LISTENER;
 

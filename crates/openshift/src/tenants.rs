@@ -26,9 +26,9 @@ use russet_store::{Record, Revision, Store, StoreError};
 
 use change::{Held, Plan, Wish};
 
-pub use egress::Override;
+pub use egress::{Override, RULES_MAX};
 pub use follow::{RoundReport, follow};
-pub use names::{Notices, follow_names};
+pub use names::{Notices, follow_names, resolve_names};
 pub use objects::follow_objects;
 pub use view::{Changed, View};
 

@@ -143,10 +143,15 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging, Effective), SettingsEr
     };
     let variables = args.node.variables.clone();
     let openshift_origin = origin("openshift", args.openshift.openshift, &variables, &file);
+    let kubeconfig_given = args.openshift.openshift_kubeconfig.is_some();
     let openshift = openshift::read(args.openshift, &file)?;
     let own_pools = openshift.is_none();
     let (mut config, logging, mut effective) = node_with(args.node, &file, own_pools)?;
     effective.set("openshift", openshift.is_some(), &openshift_origin);
+    if let Some(path) = openshift.as_ref().and_then(|it| it.kubeconfig.as_ref()) {
+        let from = origin("openshift_kubeconfig", kubeconfig_given, &variables, &file);
+        effective.set("openshift_kubeconfig", absolute(path).display().to_string(), &from);
+    }
     config.openshift = openshift;
     let caches_given = args.leaks.caches.cni_cache_dirs;
     let caches_origin = origin("cni_cache_dirs", !caches_given.is_empty(), &variables, &file);

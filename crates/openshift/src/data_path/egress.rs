@@ -234,24 +234,35 @@ pub(super) fn delete(transaction: &mut Transaction, was: &Outside<'_>, wanted: &
 /// What an earlier run left in force, of the links with these network IDs. The table of a version that restricted
 /// nothing keeps to that until the policies are known; without a table nothing is known.
 pub(super) fn read(nft: &mut Nft, netids: &BTreeMap<IfName, NetId>) -> Result<Egress, NetlinkError> {
-    let sets = nft.sets(&table())?;
     let mut egress = open_to_global();
+    match by_link(nft)? {
+        None => egress.extend(netids.values().map(|netid| (*netid, Arc::default()))),
+        Some(links) => egress.extend(
+            links.into_iter().filter_map(|(link, denied)| Some((*netids.get(&link)?, Arc::new(denied)))),
+        ),
+    }
+    Ok(egress)
+}
+
+/// What the table denies to each link; none if it is not there, or is one that restricts nothing. A link that is
+/// missing reaches nothing outside of the cluster.
+pub(super) fn by_link(nft: &mut Nft) -> Result<Option<BTreeMap<IfName, Denied>>, NetlinkError> {
+    let sets = nft.sets(&table())?;
     let map = Name::Egress.set();
     if !sets.iter().any(|info| info.set.name == map.name) {
-        egress.extend(netids.values().map(|netid| (*netid, Arc::default())));
-        return Ok(egress);
+        return Ok(None);
     }
+    let mut links = BTreeMap::new();
     for element in nft.elements(&map)? {
-        let link = element.key.first().and_then(link_of);
-        let Some(netid) = link.and_then(|link| netids.get(&link)) else { continue };
+        let Some(link) = element.key.first().and_then(link_of) else { continue };
         let denied = match element.value {
             Some(Value::Verdict(Verdict::Return)) => Denied::default(),
             Some(Value::Verdict(verdict)) => read_set(nft, &sets, &verdict)?,
             _ => Denied::everything(),
         };
-        egress.insert(*netid, Arc::new(denied));
+        links.insert(link, denied);
     }
-    Ok(egress)
+    Ok(Some(links))
 }
 
 /// What the chain of a verdict denies.

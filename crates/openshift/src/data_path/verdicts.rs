@@ -218,7 +218,8 @@ fn gathered(elements: impl Iterator<Item = (Name, Vec<Element>)>) -> Elements {
     all
 }
 
-fn netids(nft: &mut Nft) -> Result<BTreeMap<IfName, NetId>, NetlinkError> {
+/// The network ID of every link that has one.
+pub(super) fn netids(nft: &mut Nft) -> Result<BTreeMap<IfName, NetId>, NetlinkError> {
     let found = elements(nft, &Name::Netids.set())?;
     Ok(found.iter().filter_map(netid_of).collect())
 }

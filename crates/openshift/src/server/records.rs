@@ -3,6 +3,7 @@
 //! be undone. The records are kept below `/run`, because no sandbox outlives the boot. Addresses
 //! do, which is why the boot ID is written beside them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -118,6 +119,16 @@ impl Records {
     fn path(&self, sandbox: &ContainerId) -> PathBuf {
         self.dir.join(sandbox.as_str())
     }
+}
+
+/// The namespace and the name of each sandbox's pod, for verbs that name pods.
+pub fn recorded_pods(
+    run_dir: &Path,
+    state_dir: &Path,
+) -> io::Result<BTreeMap<ContainerId, (String, String)>> {
+    let pods = Records::new(run_dir, state_dir).all()?;
+    let named = pods.into_iter().filter(|pod| !pod.name.is_empty());
+    Ok(named.map(|pod| (pod.sandbox, (pod.namespace, pod.name))).collect())
 }
 
 fn read(path: &Path) -> io::Result<String> {

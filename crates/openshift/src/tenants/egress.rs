@@ -4,6 +4,7 @@
 //! What cannot be read, and what this node cannot enforce, never opens anything.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use russet_addr::{IpNet, Ipv4Net};
@@ -29,6 +30,9 @@ pub struct EgressPolicy {
 
 /// Limit of the names of one policy that are resolved. Others have no address.
 const NAMES_MAX: usize = 100;
+
+/// Limit of the rules of one policy. One with more denies everything.
+pub const RULES_MAX: usize = RULES_PER_POLICY_MAX;
 
 /// The EgressNetworkPolicies of a cluster, by namespace and name.
 pub type EgressPolicies = BTreeMap<Namespace, BTreeMap<String, EgressPolicy>>;
@@ -130,8 +134,8 @@ fn rules(
     });
     let rules = firewall.map(|firewall| firewall.rules.clone()).unwrap_or_default();
     match rules.len() {
-        0..=RULES_PER_POLICY_MAX => Ok((rules, translated.problems)),
-        _ => Err(problem("spec.egress", format!("more than {RULES_PER_POLICY_MAX} rules"))),
+        0..=RULES_MAX => Ok((rules, translated.problems)),
+        _ => Err(problem("spec.egress", format!("more than {RULES_MAX} rules"))),
     }
 }
 
@@ -199,7 +203,34 @@ pub fn egress<'a>(
 
 // === impl Override ===
 
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shared(netid, namespace) => write!(
+                f,
+                "several namespaces have network ID {netid}, and {namespace}, one of them, has an EgressNetworkPolicy: everything outside of the cluster is denied to all of them"
+            ),
+            Self::Several(namespace) => write!(
+                f,
+                "namespace {namespace} has several EgressNetworkPolicies: everything outside of the cluster is denied to it"
+            ),
+            Self::Global(namespace) => write!(
+                f,
+                "the network ID of namespace {namespace} is global: its EgressNetworkPolicies are not enforced"
+            ),
+        }
+    }
+}
+
 impl Override {
+    /// Whether it concerns the pods of a namespace that has this network ID.
+    pub fn concerns(&self, namespace: &Namespace, netid: Option<NetId>) -> bool {
+        match self {
+            Self::Shared(shared, _) => netid == Some(*shared),
+            Self::Several(of) | Self::Global(of) => of == namespace,
+        }
+    }
+
     /// Logs it, once for a while.
     pub fn report(&self) {
         const DENIED: &str = "everything outside of the cluster is denied to a namespace";

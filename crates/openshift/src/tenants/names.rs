@@ -76,6 +76,26 @@ pub async fn follow_names(resolv_conf: PathBuf, view: Rc<RefCell<View>>, notices
     }
 }
 
+/// Resolves all names in `view` once, for a verb that shows what they mean. Returns those that could not be, and why.
+pub async fn resolve_names(resolv_conf: &Path, view: &mut View) -> BTreeMap<Arc<str>, String> {
+    let wanted = view.names().unwrap_or_default();
+    let late = || format!("no answer within {} s", FIRST_TIMEOUT.as_secs());
+    let mut failed: BTreeMap<_, _> = wanted.iter().map(|name| (Arc::clone(name), late())).collect();
+    let work = resolve_all(resolv_conf, wanted.into_iter().collect(), |(name, resolved)| {
+        match resolved {
+            Ok(answer) => {
+                failed.remove(&name);
+                view.set_name(name, answer.addresses);
+            }
+            Err(error) => _ = failed.insert(name, error),
+        };
+    });
+    // What came until then counts.
+    let _ = timeout(FIRST_TIMEOUT, work).await;
+    view.set_names_tried();
+    failed
+}
+
 /// Resolves names, a few at once, and hands over each as it comes.
 async fn resolve_all(resolv_conf: &Path, names: Vec<Arc<str>>, mut take: impl FnMut(Resolved)) {
     if names.is_empty() {

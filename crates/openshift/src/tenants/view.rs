@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use russet_addr::NodeName;
+use russet_addr::{Ipv4Net, NodeName};
 use russet_kube::ObjectEvent;
 use russet_model::openshift::{
     ClusterNetwork, HostSubnet, IsolationMode, Namespace, NetId, NetNamespace, OpenshiftKey, parse_key,
@@ -78,6 +78,23 @@ impl View {
     pub fn peers(&self, own: &NodeName) -> Vec<Peer> {
         let others = self.subnets.values().filter(|subnet| subnet.host != *own);
         others.map(|subnet| Peer { host_ip: subnet.host_ip, subnet: subnet.subnet }).collect()
+    }
+
+    /// The cluster's networks of pods and services. EgressNetworkPolicies are about everything else.
+    pub fn cluster_nets(&self) -> impl Iterator<Item = Ipv4Net> {
+        let pods = |network: &ClusterNetwork| network.networks.iter().map(|it| it.cidr).collect::<Vec<_>>();
+        let of_pods = self.network.iter().flat_map(pods);
+        of_pods.chain(self.network.iter().filter_map(|network| network.service_network))
+    }
+
+    /// The address of a node, by its subnet.
+    pub fn host_ip(&self, node: &NodeName) -> Option<Ipv4Addr> {
+        self.subnets.get(node).map(|subnet| subnet.host_ip)
+    }
+
+    /// The addresses of a name, if it was resolved.
+    pub fn addresses(&self, name: &str) -> Option<&BTreeSet<Ipv4Addr>> {
+        self.resolved.get(name)
     }
 
     pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {

@@ -2,6 +2,7 @@
 //! what this node's kernel holds.
 
 mod decisions;
+mod egress;
 mod path;
 mod reachable;
 mod report;
@@ -67,7 +68,8 @@ pub fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
 
 async fn of_cluster(mut args: ExplainArgs, mut question: Question) -> Result<ExitCode, Failure> {
     let place = Place::open_cluster(std::mem::take(&mut args.place)).await?;
-    let data = Datastore::read(&place).await?;
+    let mut data = Datastore::read(&place).await?;
+    data.resolve_names(&place).await;
     let (mut report, family) = (Report::default(), question.family);
     data.notes.iter().for_each(|text| report.note("datastore", text.clone()));
     for peer in [&mut question.from, &mut question.to] {
@@ -100,6 +102,7 @@ async fn of_cluster(mut args: ExplainArgs, mut question: Question) -> Result<Exi
     if let Some(node) = &mut node {
         node.compare(snapshot, &flows, &mut report);
     }
+    egress::explain(&data, &flows, &mut report);
     Ok(print(&args, snapshot, &flows, &report))
 }
 

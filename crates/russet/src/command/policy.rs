@@ -1,6 +1,7 @@
 //! `russet policy`: the policies of a cluster, what a change would do, and tables of expectations.
 
 pub mod datastore;
+pub mod egress;
 pub mod files;
 mod list;
 mod what_if;

@@ -247,6 +247,12 @@ impl Recorded {
         Ok(recorded)
     }
 
+    /// On a node in OpenShift's place, the access to the Kubernetes API that its agent has, if any.
+    pub fn openshift(&self) -> Result<Option<Option<PathBuf>>, SettingsError> {
+        let kubeconfig = self.file.parsed::<String>("openshift_kubeconfig")?.map(Into::into);
+        Ok(self.file.flag("openshift")?.then_some(kubeconfig))
+    }
+
     /// Path of the record.
     pub fn path(&self) -> &str {
         &self.file.path

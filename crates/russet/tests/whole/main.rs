@@ -48,6 +48,7 @@ mod migrate_host_local;
 mod netnamespace;
 mod node;
 mod openshift_drift;
+mod openshift_egress;
 mod openshift_tenants;
 mod pinging;
 mod policy;

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use russet_kube::testing::Server;
 use russet_linux::NetNs;
-use russet_model::openshift::{Namespace, egressnetworkpolicy_key};
-use russet_store::Step;
+use russet_model::openshift::{Namespace, egressnetworkpolicy_key, everything};
+use russet_store::{Event, Step};
 use russet_testkit::forged::socket;
 use russet_testkit::sh;
 use serde_json::{Value, json};
 
 use super::bench::{Bench, on_a_node, pings};
+use crate::tenants::{View, resolve_names};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Addresses of the machine outside, which is the node's default gateway.
@@ -218,6 +219,14 @@ fn names_in_policies_are_resolved_again_and_keep_their_addresses_while_that_fail
         let life = bench.serve().await;
         bench.add("ns1", "a").await;
         assert_eq!(reached("a").await, [ONE], "it was resolved before a pod was attached");
+        // A verb that shows policies finds the same.
+        let mut view = View::default();
+        view.take(Event::Snapshot(bench.store.list(&everything()).await.unwrap()));
+        let failed = resolve_names(&bench.path("etc/resolv.conf"), &mut view).await;
+        assert!(failed.is_empty(), "{failed:?}");
+        assert_eq!(view.addresses("www.example.com"), Some(&[ONE.parse().unwrap()].into()));
+        let failed = resolve_names(&bench.path("etc/none"), &mut view).await;
+        assert!(failed.get("www.example.com").is_some_and(|why| why.contains("etc/none")), "{failed:?}");
         dns.set(Some(OTHER));
         until("the other address is allowed", async || reached("a").await == [OTHER]).await;
         dns.set(None);

@@ -15,6 +15,7 @@ use russet_netlink::{Link, NetlinkError, RouteKind, RouteLookup, Socket};
 use russet_overlay::{Desired, Inputs, Observed, desired, observe};
 use russet_verdict::snapshot::Snapshot;
 
+use super::egress;
 use super::path::node_at;
 use super::report::Report;
 use crate::command::Failure;
@@ -99,6 +100,7 @@ impl ThisNode {
         }
         for (end, here) in ends.iter().zip(&here) {
             match here {
+                true if egress::is_pod(data, end.address) => {}
                 true if end.is_pod => self.local_pod(end, report)?,
                 true => report.fact(format!("{} is this node", end.address)),
                 false => self.towards(data, end, report)?,

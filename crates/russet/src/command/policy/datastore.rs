@@ -10,11 +10,13 @@ use russet_agent::{record_document, wired_endpoint};
 use russet_ipam::audit::Holder;
 use russet_kube::{Client, ListQuery};
 use russet_model::{self as model, Block, KeyKind, Prefix, ResourceKind};
+use russet_openshift::data_path::Port;
 use russet_store::StoreError;
 use russet_verdict::world::{Config, Endpoint, EndpointKey, Node, Update};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use super::egress::EgressPolicies;
 use super::files::Cluster;
 use crate::command::Failure;
 use crate::command::place::Place;
@@ -30,6 +32,8 @@ pub struct Datastore {
     pub others: BTreeMap<String, OtherPod>,
     /// Nodes that the API server calls not ready, and its reason.
     pub not_ready: BTreeMap<String, String>,
+    /// OpenShift's EgressNetworkPolicies, where they are enforced.
+    pub egress: Option<EgressPolicies>,
     /// What could not be read.
     pub notes: Vec<String>,
 }
@@ -108,6 +112,7 @@ impl Datastore {
             node: settings::node_name(&place.paths).ok(),
             others: BTreeMap::new(),
             not_ready: BTreeMap::new(),
+            egress: None,
             notes: Vec::new(),
         };
         for kind in RECORDS {
@@ -128,11 +133,28 @@ impl Datastore {
             }
         }
         found.cluster.add_policy_problems();
+        found.egress = EgressPolicies::read(place, &mut found.cluster, &mut found.notes).await?;
         found.add_wired(place);
-        let node = found.node.as_ref().map(|name| name.as_str().into()).unwrap_or_default();
-        let config = Config { node, allow_without_profile: place.is_kubernetes, ..Config::default() };
-        found.cluster.snapshot.apply(Update::Config(config));
+        found.add_config(place);
         Ok(found)
+    }
+
+    fn add_config(&mut self, place: &Place) {
+        let address = self.egress.as_ref().zip(self.node.as_ref()).and_then(|(it, node)| it.address_of(node));
+        let config = Config {
+            node: self.node.as_ref().map(|name| name.as_str().into()).unwrap_or_default(),
+            own_addresses: address.into_iter().collect(),
+            cluster_nets: self.egress.as_ref().map(EgressPolicies::cluster_nets).unwrap_or_default(),
+            allow_without_profile: place.is_kubernetes,
+        };
+        self.cluster.snapshot.apply(Update::Config(config));
+    }
+
+    /// Resolves the names in EgressNetworkPolicies, for a verb that judges or shows their rules.
+    pub async fn resolve_names(&mut self, place: &Place) {
+        if let Some(egress) = &mut self.egress {
+            egress.resolve(place, &mut self.cluster).await;
+        }
     }
 
     async fn list(&mut self, client: &Client, collection: &Collection) -> Result<(), Failure> {
@@ -271,6 +293,9 @@ impl Datastore {
                 wired.entry(name).or_default().extend(attachment.addresses);
             }
         }
+        for (name, address) in self.openshifts_pods(place) {
+            wired.entry(name).or_default().insert(address);
+        }
         for (name, addresses) in wired {
             let mut endpoints = self.cluster.snapshot.endpoints.iter();
             let found = endpoints.find(|(_, it)| pod_name(it) == name && *it.node == *node.as_str());
@@ -290,6 +315,18 @@ impl Datastore {
             self.others.remove(&name);
             self.cluster.snapshot.apply(Update::Endpoint(key, Some(Arc::new(endpoint))));
         }
+    }
+
+    /// The pods that OpenShift's server has attached on this node. One without a record is named by its sandbox.
+    fn openshifts_pods(&self, place: &Place) -> Vec<(String, IpAddr)> {
+        let Some(held) = self.egress.as_ref().and_then(|it| it.held.as_ref()) else { return Vec::new() };
+        let names = russet_openshift::recorded_pods(&place.paths.run_dir(), &place.paths.state_dir());
+        let names = names.unwrap_or_default();
+        let name = |port: &Port| match names.get(&port.sandbox) {
+            Some((namespace, pod)) => format!("{namespace}/{pod}"),
+            None => format!("{}/{}", port.namespace, port.sandbox),
+        };
+        held.pods.iter().map(|pod| (name(&pod.port), pod.port.address.into())).collect()
     }
 }
 

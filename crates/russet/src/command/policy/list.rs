@@ -1,6 +1,8 @@
 //! `russet policy ls` and `russet policy show`: the cluster's policies in their order of evaluation,
 //! whom they select, and whether this node enforces them.
 
+mod egress;
+
 use std::process::ExitCode;
 
 use russet_agent::PolicyMode;
@@ -25,6 +27,7 @@ struct Row {
     kind: &'static str,
     namespace: Option<String>,
     name: String,
+    /// Empty for an EgressNetworkPolicy, which is asked after all tiers.
     tier: String,
     /// None is after all numbers.
     order: Option<f64>,
@@ -38,6 +41,15 @@ struct Row {
     enforced: Enforced,
     /// Why not, or what of it is not enforced as it is written.
     reasons: Vec<String>,
+}
+
+/// One policy with its pods and rules.
+#[derive(Debug, Serialize)]
+struct Shown {
+    policy: Row,
+    selected: Vec<String>,
+    ingress: Vec<String>,
+    egress: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -65,8 +77,8 @@ pub async fn list(args: LsArgs) -> Result<ExitCode, Failure> {
     let data = Datastore::read(&place).await?;
     let unenforced = unenforced(&place);
     let snapshot = &data.cluster.snapshot;
-    let rows: Vec<Row> =
-        sorted(snapshot).into_iter().map(|it| Row::new(&data, it, unenforced.as_deref())).collect();
+    let rows = sorted(snapshot).into_iter().map(|it| Row::new(&data, it, unenforced.as_deref()));
+    let rows: Vec<Row> = rows.chain(egress::rows(&data)).collect();
     data.notes.iter().chain(&data.cluster.problems).for_each(|note| output::progress(&output::visible(note)));
     output::print_as(args.output.format, &json!({"schema": 1, "policies": rows}), || {
         let heading = ["TIER", "ORDER", "NAME", "KIND", "DIRECTIONS", "PODS", "HERE", "ENFORCED"];
@@ -79,7 +91,8 @@ pub async fn list(args: LsArgs) -> Result<ExitCode, Failure> {
 /// Shows all policies of a name.
 pub async fn show(args: ShowArgs) -> Result<ExitCode, Failure> {
     let place = Place::open_cluster(args.place).await?;
-    let data = Datastore::read(&place).await?;
+    let mut data = Datastore::read(&place).await?;
+    data.resolve_names(&place).await;
     let unenforced = unenforced(&place);
     let (namespace, name) = match args.name.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
@@ -89,25 +102,19 @@ pub async fn show(args: ShowArgs) -> Result<ExitCode, Failure> {
         (*policy.name == *name || *policy.id.name == *name)
             && namespace.is_none_or(|namespace| policy.id.namespace.as_deref() == Some(namespace))
     };
-    let found: Vec<&Policy> = sorted(&data.cluster.snapshot).into_iter().filter(is_it).collect();
-    if found.is_empty() {
+    let found = sorted(&data.cluster.snapshot).into_iter().filter(is_it);
+    let found = found.map(|it| shown(&data, it, Row::new(&data, it, unenforced.as_deref())));
+    let is_it =
+        |row: &Row| row.name == name && namespace.is_none_or(|it| row.namespace.as_deref() == Some(it));
+    let egress = egress::rows(&data).filter(is_it).map(|row| egress::shown(&data, row));
+    let all: Vec<Shown> = found.chain(egress).collect();
+    if all.is_empty() {
         return Err(Unknown(args.name).into());
     }
-    let rows: Vec<Row> = found.iter().map(|it| Row::new(&data, it, unenforced.as_deref())).collect();
-    let shown = || {
-        found.iter().zip(&rows).map(|(policy, row)| json!({
-        "policy": row, "selected": selected(&data, policy).iter().map(|it| pod_name(it)).collect::<Vec<_>>(),
-        "ingress": lines(policy, Direction::Ingress), "egress": lines(policy, Direction::Egress),
-    }))
-    };
-    let json = json!({"schema": 1, "policies": shown().collect::<Vec<_>>()});
-    output::print_as(args.output.format, &json, || {
-        let texts: Vec<String> =
-            found.iter().zip(&rows).map(|(policy, row)| text(&data, policy, row)).collect();
-        texts.join("\n")
-    });
-    let is_bad = |row: &Row| matches!(row.enforced, Enforced::Partly | Enforced::No);
-    Ok(if rows.iter().any(is_bad) { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
+    let json = json!({"schema": 1, "policies": all});
+    output::print_as(args.output.format, &json, || all.iter().map(text).collect::<Vec<_>>().join("\n"));
+    let is_bad = |it: &Shown| matches!(it.policy.enforced, Enforced::Partly | Enforced::No);
+    Ok(if all.iter().any(is_bad) { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }
 
 /// Why this node enforces no policy at all; none if it does.
@@ -149,24 +156,28 @@ fn selected<'a>(data: &'a Datastore, policy: &Policy) -> Vec<&'a Endpoint> {
     pods.filter(|it| it.kind == EndpointKind::Workload && snapshot.selects(&policy.subject, it)).collect()
 }
 
-fn text(data: &Datastore, policy: &Policy, row: &Row) -> String {
+fn shown(data: &Datastore, policy: &Policy, row: Row) -> Shown {
+    let selected = selected(data, policy).iter().map(|it| pod_name(it)).collect();
+    let rules = |direction| lines(policy, direction);
+    Shown { policy: row, selected, ingress: rules(Direction::Ingress), egress: rules(Direction::Egress) }
+}
+
+fn text(shown: &Shown) -> String {
+    let Shown { policy: row, selected, ingress, egress } = shown;
     let name = row.full_name();
     let order = row.order.map_or_else(|| "last".to_owned(), |order| order.to_string());
-    let mut all = vec![
-        format!("{} {name}, tier {}, order {order}", row.kind, row.tier),
-        format!("selects   {}", row.selector),
-    ];
-    let pods: Vec<String> = selected(data, policy).iter().map(|it| pod_name(it)).collect();
-    let more = pods.len().saturating_sub(PODS_SHOWN);
+    let place =
+        if row.tier.is_empty() { String::new() } else { format!(", tier {}, order {order}", row.tier) };
+    let mut all = vec![format!("{} {name}{place}", row.kind), format!("selects   {}", row.selector)];
+    let more = selected.len().saturating_sub(PODS_SHOWN);
     let more = if more > 0 { format!(", and {more} more") } else { String::new() };
-    let names = pods.iter().take(PODS_SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    let names = selected.iter().take(PODS_SHOWN).cloned().collect::<Vec<_>>().join(", ");
     all.push(format!("pods      {} ({} on this node): {names}{more}", row.pods, row.pods_here));
     all.push(format!("enforced  {}", row.enforcement()));
-    for (direction, word) in [(Direction::Ingress, "ingress"), (Direction::Egress, "egress")] {
-        if policy.directions.has(direction) {
-            let rules = lines(policy, direction);
+    for (word, rules) in [("ingress", ingress), ("egress", egress)] {
+        if row.directions.contains(&word) {
             all.push(format!("{word}: {} rules", rules.len()));
-            all.extend(rules.into_iter().map(|rule| format!("  {rule}")));
+            all.extend(rules.iter().map(|rule| format!("  {rule}")));
         }
     }
     all.iter().map(|line| output::visible(line) + "\n").collect()
@@ -258,7 +269,7 @@ impl Row {
     fn cells(&self) -> Vec<String> {
         let order = self.order.map_or_else(|| "-".to_owned(), |order| order.to_string());
         vec![
-            self.tier.clone(),
+            if self.tier.is_empty() { "-".to_owned() } else { self.tier.clone() },
             order,
             self.full_name(),
             self.kind.to_owned(),

@@ -67,9 +67,9 @@ pub async fn run(args: WhatIfArgs) -> Result<ExitCode, Failure> {
         ));
     }
     let changed = differences(before, after_snapshot, &args.ports)?;
-    let staged = staged_note(after_snapshot);
-    let json = json!({"schema": 1, "changes": changed, "problems": after.problems, "notes": staged});
-    output::print_as(args.output.format, &json, || text(&changed, &after.problems, &staged));
+    let notes = [staged_note(after_snapshot), egress_note(before, after_snapshot)].concat();
+    let json = json!({"schema": 1, "changes": changed, "problems": after.problems, "notes": notes});
+    output::print_as(args.output.format, &json, || text(&changed, &after.problems, &notes));
     Ok(if changed.is_empty() && after.problems.is_empty() {
         ExitCode::SUCCESS
     } else {
@@ -103,6 +103,13 @@ fn text(changed: &[Changed], problems: &[String], notes: &[String]) -> String {
 fn staged_note(after: &Snapshot) -> Vec<String> {
     let staged = after.policies.values().filter(|policy| policy.staged.is_some()).count();
     if staged == 0 { Vec::new() } else { vec![format!("{staged} policies are staged, and change nothing")] }
+}
+
+/// What OpenShift's policies deny is outside of the cluster, where there are no pods to make pairs of.
+fn egress_note(before: &Snapshot, after: &Snapshot) -> Vec<String> {
+    let is_same = before.egress_firewalls == after.egress_firewalls;
+    let text = "EgressNetworkPolicies would change; they are about addresses outside of the cluster, which are not compared: `russet explain POD ADDRESS -f FILE` judges them";
+    if is_same { Vec::new() } else { vec![text.to_owned()] }
 }
 
 /// The policy with a name such as `GlobalNetworkPolicy/deny` or `NetworkPolicy/shop/db-in`. A
