@@ -29,12 +29,18 @@ struct Heard {
 }
 
 /// A packet as a rule saw it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LoggedPacket {
     /// The text of the rule.
     pub prefix: String,
     /// Its first bytes, from the network header on.
     pub bytes: Vec<u8>,
+    /// The number of the hook whose rule logged it (`enum nf_inet_hooks`).
+    pub hook: Option<u8>,
+    /// The index of the interface by which it came in, if that is known at the hook.
+    pub in_index: Option<u32>,
+    /// The index of the interface by which it goes out, if that is known at the hook.
+    pub out_index: Option<u32>,
 }
 
 /// Enough for the packets of some seconds at the limits that rules have.
@@ -48,6 +54,8 @@ const COLLECT_MAX: u32 = 32;
 const COPIED_MAX_BYTES: u32 = 256;
 /// The kernel answers before the request is sent.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Where the hook's number is in `struct nfulnl_msg_packet_hdr`, behind the protocol.
+const HOOK_AT: usize = 2;
 /// `NLMSG_ERROR`, which is also the acknowledgement.
 const ERROR: u16 = 2;
 
@@ -172,7 +180,11 @@ impl Heard {
 impl LoggedPacket {
     fn decode(message: &Message<'_>) -> Option<Self> {
         let attributes = message.attributes(NFGENMSG_BYTES);
+        let number = |attribute| attributes.find(attribute).and_then(|number| number.be32());
         Some(Self {
+            hook: attributes.find(NFULA_PACKET_HDR).and_then(|header| header.payload.get(HOOK_AT).copied()),
+            in_index: number(NFULA_IFINDEX_INDEV),
+            out_index: number(NFULA_IFINDEX_OUTDEV),
             prefix: attributes.find(NFULA_PREFIX).map(|prefix| prefix.text()).unwrap_or_default(),
             bytes: attributes.find(NFULA_PAYLOAD)?.payload.to_vec(),
         })

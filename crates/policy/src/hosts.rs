@@ -24,6 +24,7 @@ use content::{Elements, Steps};
 use skeleton::{HOSTS_TABLE, Place, Shape};
 
 pub use skeleton::table as hosts_table;
+pub(crate) use skeleton::{DENYING, logged};
 
 /// The table of host endpoints of one network namespace, in the kernel.
 #[derive(Debug)]

@@ -24,10 +24,11 @@ struct Reader {
     lost: u64,
 }
 
-/// The counters of the table's rules, which begin again when rules are written anew.
+/// The counters of the rules of the tables of decisions and of host endpoints, which begin again when rules are written
+/// anew.
 #[derive(Debug, Default)]
 struct Counters {
-    seen: Option<DeniedPackets>,
+    seen: [Option<DeniedPackets>; 2],
     total: Packets,
 }
 
@@ -114,7 +115,9 @@ impl Reader {
     }
 
     fn count(&mut self) {
-        let read = Nft::open().map_err(PolicyError::from).and_then(|mut nft| DeniedPackets::read(&mut nft));
+        let read = Nft::open()
+            .map_err(PolicyError::from)
+            .and_then(|mut nft| Ok([DeniedPackets::read(&mut nft)?, DeniedPackets::read_hosts(&mut nft)?]));
         match read {
             Ok(packets) => {
                 let new = self.counters.add(packets);
@@ -140,14 +143,20 @@ fn rest() {
 impl Counters {
     /// Adds what has been counted since the last time. What was counted before the first time is not
     /// this agent's.
-    fn add(&mut self, now: DeniedPackets) -> Packets {
-        let seen = self.seen.replace(now).unwrap_or(now);
-        let is_anew = now.dropped < seen.dropped || now.logged < seen.logged;
-        let before = if is_anew { DeniedPackets::default() } else { seen };
-        let new = DeniedPackets { dropped: now.dropped - before.dropped, logged: now.logged - before.logged };
-        self.total.denied += new.dropped;
-        self.total.suppressed += new.suppressed();
-        Packets { denied: new.dropped, suppressed: new.suppressed(), lost: 0 }
+    fn add(&mut self, tables: [DeniedPackets; 2]) -> Packets {
+        let mut sum = Packets::default();
+        for (seen, now) in self.seen.iter_mut().zip(tables) {
+            let seen = seen.replace(now).unwrap_or(now);
+            let is_anew = now.dropped < seen.dropped || now.logged < seen.logged;
+            let before = if is_anew { DeniedPackets::default() } else { seen };
+            let new =
+                DeniedPackets { dropped: now.dropped - before.dropped, logged: now.logged - before.logged };
+            sum.denied += new.dropped;
+            sum.suppressed += new.suppressed();
+        }
+        self.total.denied += sum.denied;
+        self.total.suppressed += sum.suppressed;
+        sum
     }
 }
 
@@ -159,6 +168,12 @@ mod tests {
     fn counters_go_on_when_the_rules_begin_again_at_zero() {
         let mut counters = Counters::default();
         let packets = |dropped, logged| DeniedPackets { dropped, logged };
+        // The other table goes with the last host endpoint, and says nothing of this one then.
+        let mut both = Counters::default();
+        both.add([packets(10, 10), packets(0, 0)]);
+        both.add([packets(10, 10), packets(7, 5)]);
+        both.add([packets(11, 11), packets(0, 0)]);
+        assert_eq!((both.total.denied, both.total.suppressed), (8, 2));
         for (now, total) in [
             // Of an earlier agent.
             (packets(1000, 100), (0, 0)),
@@ -169,7 +184,7 @@ mod tests {
             (packets(0, 0), (130, 80)),
             (packets(50, 10), (180, 120)),
         ] {
-            counters.add(now);
+            counters.add([now, DeniedPackets::default()]);
             assert_eq!((counters.total.denied, counters.total.suppressed), total, "{now:?}");
         }
     }

@@ -5,6 +5,7 @@ mod naming;
 mod unlisted;
 mod unrecorded;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use russet_verdict::world::{Config, Endpoint, EndpointKey, Update};
 use serde_json::{Value, json};
 
 use hosts::Hosts;
+use naming::AtHosts;
 
 use super::alone::Marker;
 use super::felix::Felix;
@@ -71,6 +73,8 @@ pub struct Worker {
     is_stale: bool,
     kernel: Kernel,
     hosts: Hosts,
+    /// What names the flows that host endpoints deny.
+    at_hosts: RefCell<AtHosts>,
     /// What the kernel has to hold: before decisions are made, what an earlier agent left.
     wanted: Decisions,
     /// Addresses that were held before this agent started, also by plugins without an agent.
@@ -166,6 +170,7 @@ impl Worker {
             is_stale: true,
             kernel: Kernel { table: None, restore_at: None },
             hosts: Hosts::new(),
+            at_hosts: RefCell::default(),
             wanted: Decisions::default(),
             inherited: BTreeSet::new(),
             phase: Phase::Waiting,

@@ -28,7 +28,9 @@
 //!     goto denied
 //! }
 //! chain passed4     { restore the priority }
-//! chain denied      { counter drop }
+//! chain denied      { limit rate 100/second burst 100 packets counter log prefix "russet|D|host" group 7273 snaplen 96; counter drop }
+//! chain log-denied  { the same, for what a rule asks to log }
+//! chain log-allowed { limit rate 100/second burst 100 packets counter log prefix "russet|A|host" group 7273 snaplen 96 }
 //! ```
 //!
 //! Packets of the node's own processes are judged behind the translation of destinations, where the
@@ -47,7 +49,7 @@ use russet_verdict::hosts::{Entrance, Side, State};
 use russet_verdict::ir::Direction;
 use russet_verdict::table::Word;
 
-use crate::policies::{of, words};
+use crate::policies::{limited_log, of, words};
 use crate::priority::restored;
 use crate::ruleset::{CALICO_PREFIX, LINK_LOCAL, PREFIX};
 use crate::table_spec::TableSpec;
@@ -89,6 +91,12 @@ const FAILSAFE_IN: &str = "failsafe-in";
 const FAILSAFE_OUT: &str = "failsafe-out";
 const WORDS: &str = "words";
 const DENIED: &str = "denied";
+const LOG_DENIED: &str = "log-denied";
+const LOG_ALLOWED: &str = "log-allowed";
+/// The chains that drop. What a rule asks to log has a limit of its own.
+pub(crate) const DENYING: [&str; 2] = [DENIED, LOG_DENIED];
+/// The texts by which a logged packet is known again, with whether it passes.
+const LOG_PREFIXES: [(&str, bool); 2] = [("russet|D|host", false), ("russet|A|host", true)];
 /// IP in IP and IPv6 in IP, whose other ends the overlay knows and guards.
 const ENCAPSULATED: [u8; 2] = [4, 41];
 const UDPLITE: u8 = 136;
@@ -190,12 +198,11 @@ pub(super) fn constants(shape: &Shape) -> Vec<(Set, Vec<Element>)> {
         ports.into_iter().map(|it| port(it.protocol.0, it.port)).collect()
     };
     let word = |word: Word, verdict| Element::new(KeyPart::class_id(words::number(word))).verdict(verdict);
-    let deny = || Verdict::goto(DENIED);
     let words = vec![
         word(Word::ALLOW, Verdict::Return),
-        word(Word::DENY, deny()),
-        word(Word { log: true, ..Word::ALLOW }, Verdict::Return),
-        word(Word { log: true, ..Word::DENY }, deny()),
+        word(Word::DENY, Verdict::goto(DENIED)),
+        word(Word { log: true, ..Word::ALLOW }, Verdict::goto(LOG_ALLOWED)),
+        word(Word { log: true, ..Word::DENY }, Verdict::goto(LOG_DENIED)),
     ];
     let Failsafe { inbound, outbound } = Failsafe::default();
     let set = |name: &str, key: &[KeyType]| Set::new(&table(), name, key);
@@ -213,7 +220,7 @@ pub(super) fn constants(shape: &Shape) -> Vec<(Set, Vec<Element>)> {
 
 fn chains() -> Vec<Chain> {
     let base = |name, hook, at| Chain::base(&table(), name, ChainKind::Filter, hook, at);
-    let mut names = vec!["output".to_owned(), DENIED.to_owned()];
+    let mut names = ["output", DENIED, LOG_DENIED, LOG_ALLOWED].map(str::to_owned).to_vec();
     for family in Family::BOTH {
         names.extend(Entrance::EACH.map(|entrance| of(name_of(entrance), family)));
         names.extend(["judge", "passed"].map(|it| of(it, family)));
@@ -254,8 +261,26 @@ fn rules(shape: &Shape) -> Vec<Rule> {
         rules.extend(judge(family));
         rules.extend(passed(family, shape));
     }
-    rules.push(rule(DENIED).counter().drop().comment("no policy of a host endpoint allows it"));
+    rules.extend(ends());
     rules
+}
+
+/// What becomes of a packet that is denied, or whose rule asks to log it. The difference of a chain's counters is what
+/// the limit suppressed.
+fn ends() -> Vec<Rule> {
+    let [(denied, _), (allowed, _)] = LOG_PREFIXES;
+    let drop = |chain| rule(chain).counter().drop().comment("no policy of a host endpoint allows it");
+    let mut rules: Vec<Rule> = DENYING
+        .into_iter()
+        .flat_map(|chain| [limited_log(rule(chain), denied.to_owned()), drop(chain)])
+        .collect();
+    rules.push(limited_log(rule(LOG_ALLOWED), allowed.to_owned()));
+    rules
+}
+
+/// Whether a packet that this table has logged passes; none for other packets.
+pub(crate) fn logged(prefix: &str) -> Option<bool> {
+    LOG_PREFIXES.iter().find(|(known, _)| *known == prefix).map(|(_, passes)| *passes)
 }
 
 /// What passes at the node itself whatever policies say.

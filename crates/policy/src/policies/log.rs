@@ -1,17 +1,19 @@
-//! What the table's rules log: the packet, read as the first of a flow, and how many the kernel's limit
+//! What the rules of the tables of decisions and of host endpoints log: the packet, read as the first of a flow, and how many the kernel's limit
 //! suppressed. A packet is of another machine, so any bytes are possible.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use russet_nft::{LoggedPacket, Nft};
+use russet_nft::{LoggedPacket, Nft, Table};
 use russet_verdict::flow::Flow;
+use russet_verdict::hosts::Entrance;
 use russet_verdict::ir::{Direction, Protocol};
 
 use super::skeleton::{DIRECTIONS, Logged, denying_chains, log_prefix, table};
 use crate::error::PolicyError;
+use crate::hosts;
 
 /// A packet that a rule logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoggedFlow {
     /// The end whose policies decided: the destination's ingress, or the source's egress.
     pub direction: Direction,
@@ -20,6 +22,9 @@ pub struct LoggedFlow {
     pub allowed: bool,
     /// What began the flow: of a reply, the request that it answers.
     pub flow: Flow,
+    /// Of a packet at the node's own interfaces, where a host endpoint may have decided, with the index of the
+    /// interface: what is forwarded is at two. The direction is that of the first.
+    pub host: Option<Vec<(Entrance, u32)>>,
 }
 
 /// Packets of the chains that deny, since the table, or its rules, were created.
@@ -46,13 +51,24 @@ const EXTENSIONS_MAX: usize = 8;
 impl LoggedFlow {
     /// Reads a packet; `None` if it is none of this table's, or none of IP.
     pub fn read(packet: &LoggedPacket) -> Option<Self> {
+        if let Some(allowed) = hosts::logged(&packet.prefix) {
+            let flow = Header::read(&packet.bytes)?.flow();
+            let host = entrances(packet);
+            let direction = host.first().map_or(Direction::Ingress, |(entrance, _)| entrance.direction());
+            return Some(Self { direction, allowed, flow, host: Some(host) });
+        }
         let (logged, direction) = [Logged::Denied, Logged::DeniedReply, Logged::Allowed, Logged::Sampled]
             .into_iter()
             .flat_map(|logged| DIRECTIONS.map(|direction| (logged, direction)))
             .find(|(logged, direction)| packet.prefix == log_prefix(*logged, *direction))?;
         let flow = Header::read(&packet.bytes)?.flow();
         let flow = if logged == Logged::DeniedReply { answered(flow) } else { flow };
-        Some(Self { direction, allowed: matches!(logged, Logged::Allowed | Logged::Sampled), flow })
+        Some(Self {
+            direction,
+            allowed: matches!(logged, Logged::Allowed | Logged::Sampled),
+            flow,
+            host: None,
+        })
     }
 
     /// The address of the end whose policies decided.
@@ -62,6 +78,20 @@ impl LoggedFlow {
             Direction::Egress => self.flow.source,
         }
     }
+}
+
+/// Where a packet at an interface of the node may have been judged.
+fn entrances(packet: &LoggedPacket) -> Vec<(Entrance, u32)> {
+    let (came, goes) = (packet.in_index, packet.out_index);
+    // The numbers of `enum nf_inet_hooks`.
+    let at = match packet.hook {
+        Some(0) => vec![(Entrance::PreDnat, came)],
+        Some(1) => vec![(Entrance::Input, came)],
+        Some(2) => vec![(Entrance::ForwardIn, came), (Entrance::ForwardOut, goes)],
+        Some(3 | 4) => vec![(Entrance::Output, goes)],
+        _ => Vec::new(),
+    };
+    at.into_iter().filter_map(|(entrance, index)| Some((entrance, index?))).collect()
 }
 
 /// The flow to which a packet like the first one of `flow` is a reply. Replies of ICMP are never judged.
@@ -145,11 +175,24 @@ fn behind_extension(protocol: u8, bytes: &[u8]) -> Option<(u8, &[u8])> {
 // === impl DeniedPackets ===
 
 impl DeniedPackets {
-    /// Reads the counters of the table; none without it.
+    /// Reads the counters of the table of decisions; none without it.
     pub fn read(nft: &mut Nft) -> Result<Self, PolicyError> {
+        Self::of(nft, &table(), DIRECTIONS.into_iter().flat_map(denying_chains))
+    }
+
+    /// Reads those of the table of host endpoints.
+    pub fn read_hosts(nft: &mut Nft) -> Result<Self, PolicyError> {
+        Self::of(nft, &hosts::hosts_table(), hosts::DENYING.map(str::to_owned))
+    }
+
+    fn of(
+        nft: &mut Nft,
+        table: &Table,
+        chains: impl IntoIterator<Item = String>,
+    ) -> Result<Self, PolicyError> {
         let mut sum = Self::default();
-        for chain in DIRECTIONS.into_iter().flat_map(denying_chains) {
-            for rule in nft.rules_of(&table(), &chain)? {
+        for chain in chains {
+            for rule in nft.rules_of(table, &chain)? {
                 let packets = rule.packets.unwrap_or(0);
                 match rule.expressions.iter().any(|name| name == "log") {
                     true => sum.logged += packets,

@@ -301,10 +301,7 @@ fn rules(shape: Shape) -> Vec<Rule> {
 /// difference of a chain's counters is what the limit suppressed.
 fn ends(direction: Direction) -> Vec<Rule> {
     let word = word_of(direction);
-    let log = |chain: &str, logged| {
-        let limited = rule(chain).limit_with_burst(LOGGED_PER_S, LOGGED_BURST).counter();
-        limited.log_to(log_prefix(logged, direction), LOG_GROUP, Some(LOGGED_BYTES))
-    };
+    let log = |chain: &str, logged| limited_log(rule(chain), log_prefix(logged, direction));
     let [denied, asked, replies] = denying_chains(direction);
     let mut rules = Vec::new();
     for (chain, logged) in
@@ -319,6 +316,12 @@ fn ends(direction: Direction) -> Vec<Rule> {
     rules.push(log(&format!("log-allowed-{word}"), Logged::Allowed));
     rules.push(log(&sampling_chain(direction), Logged::Sampled));
     rules
+}
+
+/// Logs a packet, as far as the limit allows. The counter has those that were logged.
+pub(crate) fn limited_log(rule: Rule, prefix: String) -> Rule {
+    let limited = rule.limit_with_burst(LOGGED_PER_S, LOGGED_BURST).counter();
+    limited.log_to(prefix, LOG_GROUP, Some(LOGGED_BYTES))
 }
 
 /// The chains that log and drop: packets, those that a rule asks to log, and replies, whose ends are

@@ -2,12 +2,13 @@
 //! `eth0`; objects are as `calicoctl` writes them.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use russet_addr::IfName;
-use russet_nft::Nft;
-use russet_policy::{HostReport, Hosts};
+use russet_nft::{Nft, PacketLog};
+use russet_policy::{DeniedPackets, HostReport, Hosts, LOG_GROUP, LOGGED_BURST, LOGGED_PER_S, LoggedFlow};
 use russet_testkit::forged::{dropped, routed_pod};
-use russet_testkit::{in_netns_with_loopback, nft_json, run};
+use russet_testkit::{eventually, in_netns_with_loopback, nft_json, run};
 use russet_verdict::engine::{Engine, Interfaces};
 use russet_verdict::flow::Flow;
 use russet_verdict::hosts::{Entrance, HostTable};
@@ -17,6 +18,7 @@ use russet_verdict::translate::{Translator, built_in_tiers};
 use russet_verdict::world::{Config, Update};
 use serde_json::{Value, json};
 
+use crate::log::{flow, logged, next};
 use crate::traffic::in_a_flood_of_denied_packets;
 use crate::world::*;
 
@@ -237,6 +239,82 @@ fn an_interface_is_found_by_its_name_or_address_before_all_others() {
     });
 }
 
+fn index(interface: &str) -> u32 {
+    let shown: Value = serde_json::from_str(&run("ip", &["-j", "link", "show", interface])).unwrap();
+    shown[0]["ifindex"].as_u64().unwrap().try_into().unwrap()
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, nfnetlink_log, veth, root; tools: ip, nft"]
+fn what_host_endpoints_deny_is_logged_with_its_entrance() {
+    at_an_uplink(|| {
+        let mut hosts = Hosts::open().unwrap();
+        let mut log = PacketLog::open(LOG_GROUP).unwrap();
+        let eth0 = index("eth0");
+        let rules = json!([{ "action": "Log", "protocol": "TCP" }, allow_tcp(80)]);
+        let ingress = policy(json!({ "selector": "all()", "types": ["Ingress"], "ingress": rules }));
+        guard(&mut hosts, &[host("eth0"), ingress.clone()]);
+        let server = listen(None, NODE[0], 80);
+        connect(Some("out"), NODE[0], 81, false);
+        let seen = |allowed, flow, host: &[(Entrance, u32)]| LoggedFlow {
+            direction: host[0].0.direction(),
+            allowed,
+            flow,
+            host: Some(host.to_vec()),
+        };
+        let to_node = |port| flow(OUT[0], NODE[0], Protocol::TCP, port);
+        assert_eq!(next(&mut log), seen(false, to_node(81), &[(Entrance::Input, eth0)]));
+        logged(&mut log);
+        // A rule that asks to log what another one allows.
+        connected(Some("out"), NODE[0], &server);
+        assert_eq!(next(&mut log), seen(true, to_node(80), &[(Entrance::Input, eth0)]));
+        logged(&mut log);
+        connect(None, OUT[0], 80, false);
+        // The node's address on that link.
+        let leaving = flow("169.254.1.1", OUT[0], Protocol::TCP, 80);
+        assert_eq!(next(&mut log), seen(false, leaving, &[(Entrance::Output, eth0)]));
+        // What is forwarded may have been judged at both interfaces, and before the translation at one.
+        let deny = json!([{ "action": "Deny" }]);
+        let both =
+            json!({ "selector": "all()", "applyOnForward": true, "types": ["Ingress"], "ingress": deny });
+        guard(&mut hosts, &[host("eth0"), policy(both.clone())]);
+        logged(&mut log);
+        connect(Some("out"), "10.9.1.2", 80, false);
+        let to_pod = flow(OUT[0], "10.9.1.2", Protocol::TCP, 80);
+        let found = next(&mut log);
+        let entrances = found.host.clone().unwrap();
+        assert_eq!((entrances[0], entrances.len()), ((Entrance::ForwardIn, eth0), 2));
+        assert_eq!(found, seen(false, to_pod, &entrances));
+        let mut early = both;
+        early["preDNAT"] = true.into();
+        guard(&mut hosts, &[host("eth0"), policy(early)]);
+        logged(&mut log);
+        connect(Some("out"), "10.9.1.2", 80, false);
+        assert_eq!(next(&mut log), seen(false, to_pod, &[(Entrance::PreDnat, eth0)]));
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, nfnetlink_log, veth, root; tools: ip, nft"]
+fn in_a_storm_at_a_host_endpoint_the_log_is_limited_and_what_it_suppressed_is_counted() {
+    const STORM: u64 = 5_000;
+    at_an_uplink(|| {
+        let count = || DeniedPackets::read_hosts(&mut Nft::open().unwrap()).unwrap();
+        assert_eq!(count(), DeniedPackets::default());
+        let mut log = PacketLog::open(LOG_GROUP).unwrap();
+        guard(&mut Hosts::open().unwrap(), &[host("eth0")]);
+        let began = Instant::now();
+        let client = udp(Some("out"), OUT[0], 5000);
+        (0..STORM).for_each(|_| _ = client.send_to(b"x", (NODE[0], 9)).unwrap());
+        eventually(Duration::from_secs(10), || count().dropped >= STORM);
+        let (seconds, counted) = (began.elapsed().as_secs() + 1, count());
+        let limit = u64::from(LOGGED_BURST) + LOGGED_PER_S * seconds;
+        let seen = logged(&mut log).iter().filter(|it| it.flow.destination_port == 9).count() as u64;
+        assert!(seen > 0 && counted.logged <= limit, "{counted:?}, {seen} seen");
+        assert_eq!(counted.suppressed(), counted.dropped - counted.logged);
+    });
+}
+
 /// A policy that asks for everything that a rule can ask for: of both ends, in both directions.
 fn everything() -> [Value; 4] {
     let udp = |action: &str, source: Value, destination: Value| json!({ "action": action, "protocol": "UDP", "source": source, "destination": destination });
@@ -345,22 +423,78 @@ fn what_nft_lists_of_host_endpoints_loads_again_and_is_the_same() {
     });
 }
 
-#[test]
-#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
-fn nothing_that_both_forbid_passes_while_one_table_of_host_endpoints_replaces_another() {
+/// Runs a test on a node that forwards what machines outside send each other.
+fn between_machines_outside(body: impl FnOnce() + Send) {
     in_netns_with_loopback(|| {
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
         for (host_end, (netns, _, addresses)) in ["eth1", "eth2", "eth3"].into_iter().zip(PODS) {
-            // They are machines outside here.
             routed_pod(None, host_end, netns, addresses);
         }
-        let mut hosts = Hosts::open().unwrap();
-        let of = |net: &str| {
-            let spec = json!({ "selector": "all()", "applyOnForward": true, "types": ["Ingress"],
-                "ingress": [{ "action": "Allow", "source": { "nets": [net] } }] });
-            table(&[host("*"), policy(spec)])
+        body();
+    });
+}
+
+/// What forwards nothing but what a network sends.
+fn only_from(net: &str) -> HostTable {
+    let spec = json!({ "selector": "all()", "applyOnForward": true, "types": ["Ingress"],
+        "ingress": [{ "action": "Allow", "source": { "nets": [net] } }] });
+    table(&[host("*"), policy(spec)])
+}
+
+/// Makes the table that of the version before, which logged nothing.
+fn make_as_before() {
+    let listed = nft_json(&["list", "map", "inet", "russet-hosts", "words"]);
+    let elements = listed["nftables"].as_array().unwrap().iter().find_map(|it| it["map"]["elem"].as_array());
+    let key = |chain: &str| {
+        let leads = |pair: &&Value| pair[1]["goto"]["target"] == chain;
+        let key = &elements.unwrap().iter().find(leads).unwrap()[0];
+        key.as_str().map_or_else(|| key.to_string(), str::to_owned)
+    };
+    let (denied, allowed) = (key("log-denied"), key("log-allowed"));
+    let chains = ["log-denied", "log-allowed"]
+        .map(|chain| format!("flush chain {TABLE} {chain}; delete chain {TABLE} {chain};"));
+    run(
+        "nft",
+        &[&format!(
+            "delete element {TABLE} words {{ {denied}, {allowed} }}; \
+             add element {TABLE} words {{ {denied} : goto denied, {allowed} : return }}; {} \
+             flush chain {TABLE} denied; \
+             add rule {TABLE} denied counter drop comment \"no policy of a host endpoint allows it\"",
+            chains.concat()
+        )],
+    );
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn a_table_of_host_endpoints_without_a_log_is_taken_over_and_nothing_denied_passes_meanwhile() {
+    between_machines_outside(|| {
+        let table = only_from("198.51.100.0/24");
+        Hosts::open().unwrap().apply(&table, &BTreeSet::new()).unwrap();
+        let good = ruleset();
+        let failed = in_a_flood_of_denied_packets(20, |_| {
+            make_as_before();
+            let report = Hosts::open().unwrap().apply(&table, &BTreeSet::new());
+            let is_repaired =
+                |it: &HostReport| it.structure.as_deref() == Some("chain log-denied was missing");
+            report.as_ref().is_ok_and(is_repaired).then_some(()).ok_or(report)
+        });
+        assert!(failed.is_none(), "{failed:?}");
+        let sorted = |text: &str| {
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            lines.sort();
+            lines
         };
-        let tables = [of("198.51.100.0/24"), of("198.51.100.0/25"), of("198.18.0.0/15")];
+        assert_eq!(sorted(&ruleset()), sorted(&good));
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn nothing_that_both_forbid_passes_while_one_table_of_host_endpoints_replaces_another() {
+    between_machines_outside(|| {
+        let mut hosts = Hosts::open().unwrap();
+        let tables = ["198.51.100.0/24", "198.51.100.0/25", "198.18.0.0/15"].map(only_from);
         hosts.apply(&tables[0], &BTreeSet::new()).unwrap();
         let failed = in_a_flood_of_denied_packets(60, |round| {
             let report = hosts.apply(&tables[(round + 1) % 3], &BTreeSet::new());

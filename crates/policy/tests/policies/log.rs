@@ -18,7 +18,7 @@ use crate::world::*;
 const SOON: Duration = Duration::from_secs(5);
 
 /// What is logged until nothing more comes.
-fn logged(log: &mut PacketLog) -> Vec<LoggedFlow> {
+pub fn logged(log: &mut PacketLog) -> Vec<LoggedFlow> {
     let mut all = Vec::new();
     while let Some(packet) = log.next(Duration::from_millis(500)).unwrap() {
         assert!(packet.bytes.len() <= 96 && packet.prefix.len() <= 64, "{packet:?}");
@@ -28,13 +28,13 @@ fn logged(log: &mut PacketLog) -> Vec<LoggedFlow> {
 }
 
 /// The next packets that are logged, as far as they matter: without source ports.
-fn next(log: &mut PacketLog) -> LoggedFlow {
+pub fn next(log: &mut PacketLog) -> LoggedFlow {
     let packet = log.next(SOON).unwrap().expect("nothing was logged");
     let flow = LoggedFlow::read(&packet).unwrap_or_else(|| panic!("{packet:?}"));
     LoggedFlow { flow: Flow { source_port: 0, ..flow.flow }, ..flow }
 }
 
-fn flow(source: &str, destination: &str, protocol: Protocol, port: u16) -> Flow {
+pub fn flow(source: &str, destination: &str, protocol: Protocol, port: u16) -> Flow {
     let (source, destination) = (ip(source), ip(destination));
     Flow { source, destination, protocol, source_port: 0, destination_port: port }
 }
@@ -56,7 +56,7 @@ fn a_denied_flow_is_logged_with_its_direction_and_one_that_passes_is_not() {
         let (client, accepted) = connected(Some("b"), "10.9.1.2", &servers[0]);
         assert!(carries(&client, &accepted, true) && carries(&accepted, &client, true));
         connect(Some("b"), "10.9.1.2", 81, false);
-        let denied = |direction, flow| LoggedFlow { direction, allowed: false, flow };
+        let denied = |direction, flow| LoggedFlow { direction, allowed: false, flow, host: None };
         // What passed before it was not logged.
         let request = flow("10.9.2.2", "10.9.1.2", Protocol::TCP, 81);
         assert_eq!(next(&mut log), denied(Ingress, request));
@@ -93,7 +93,7 @@ fn new_connections_that_pass_are_logged_at_each_end_while_they_are_sampled() {
         let request = flow("10.9.2.2", "10.9.1.2", Protocol::TCP, 80);
         // What passed before, and goes on, is not new.
         for direction in [Egress, Ingress] {
-            assert_eq!(next(&mut log), LoggedFlow { direction, allowed: true, flow: request });
+            assert_eq!(next(&mut log), LoggedFlow { direction, allowed: true, flow: request, host: None });
         }
         // It is no difference from what is wanted, and what another program took is put back.
         assert_eq!(policies.faults().unwrap(), PolicyReport::default());

@@ -236,6 +236,18 @@ fn a_host_endpoint_of_etcd_guards_its_node_and_not_the_nodes_way_to_etcd_or_pods
     setup.apply(&[host("n2", "h2")]);
     eventually(TIMEOUT, || has_table(&setup) && !reaches(&setup));
     setup.expect(true, true);
+    let named = |policies: &[&str], reason: &str| {
+        reaches(&setup);
+        let answer = setup.two.russet(&["flows", "--denied", "--pod", "10.77.0.11", "-o", "json"]);
+        let report: Value = serde_json::from_str(&answer.stdout).unwrap_or_else(|_| panic!("{answer:?}"));
+        report["flows"].as_array().unwrap().iter().any(|flow| {
+            let names =
+                flow["policies"].as_array().unwrap().iter().map(|policy| policy["name"].as_str().unwrap());
+            names.eq(policies.iter().copied()) && flow["reason"].as_str().unwrap().contains(reason)
+        })
+    };
+    let nothing = "HostEndpoint h2 at eth0: no policy selects it; no rule of its profiles allows it";
+    eventually(TIMEOUT, || named(&[], nothing));
     // What the node hears from etcd still counts.
     let rule = json!([{ "action": "Allow", "protocol": "ICMP" }]);
     let policy = resource("GlobalNetworkPolicy", "ping", json!({ "selector": "has(host)", "ingress": rule }));

@@ -8,7 +8,7 @@ use super::{Engine, Store};
 use crate::flow::Flow;
 use crate::ir::PolicyId;
 use crate::snapshot::Snapshot;
-use crate::world::{Endpoint, EndpointKey, NetworkSet, SetId};
+use crate::world::{Endpoint, EndpointKey, NetworkSet, SetId, Update};
 
 impl Engine {
     /// A snapshot of the last flush that has what is at the two addresses of a flow, and the enforced
@@ -47,6 +47,26 @@ impl Engine {
             network_sets: Arc::new(sets),
             endpoints: Arc::new(endpoints),
         }
+    }
+}
+
+impl Engine {
+    /// Host endpoints with the enforced policies that select them and their profiles. With what is [around](Self::around) a
+    /// flow, that judges it at an interface of the node as everything would.
+    pub fn host_endpoints<'a>(&self, keys: impl IntoIterator<Item = &'a EndpointKey>) -> Vec<Update> {
+        let store = &self.store;
+        let mut updates = Vec::new();
+        for (key, stored) in keys.into_iter().filter_map(|key| Some((key, store.endpoints.get(key)?))) {
+            let (endpoint, labels) = (stored.endpoint(), store.endpoint_labels(stored));
+            let selecting = store.policies.iter().filter(|(_, policy)| policy.selects(&labels));
+            let enforced = selecting.filter_map(|(id, policy)| Some((id, policy.enforced(id)?)));
+            updates.extend(enforced.map(|(id, it)| Update::Policy(id.clone(), Some(Arc::new(it)))));
+            let profiles = endpoint.profiles.iter();
+            let profiles = profiles.filter_map(|name| Some((name, store.profiles.get(name)?)));
+            updates.extend(profiles.map(|(name, it)| Update::Profile(name.clone(), Some(it.clone()))));
+            updates.push(Update::Endpoint(key.clone(), Some(Arc::new(endpoint))));
+        }
+        updates
     }
 }
 

@@ -56,6 +56,16 @@ impl Hosts {
         !self.own.is_empty()
     }
 
+    /// The keys of the host endpoints of this node.
+    pub(super) fn own(&self) -> &BTreeSet<EndpointKey> {
+        &self.own
+    }
+
+    /// The addresses of an interface, as they were found last.
+    pub(super) fn addresses(&self, interface: &IfName) -> BTreeSet<IpAddr> {
+        self.links.interfaces.get(interface).cloned().unwrap_or_default()
+    }
+
     /// Whether what host endpoints say is in force.
     pub(super) fn are_in_force(&self) -> bool {
         if self.own.is_empty() { !self.may_exist } else { self.in_force.is_some() }

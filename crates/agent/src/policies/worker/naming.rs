@@ -1,5 +1,7 @@
 //! Says of a flow that the kernel logged what decided, by the evaluator and the policies in force now.
 
+mod at_host;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,13 +15,28 @@ use russet_verdict::world::Update;
 use super::{Phase, Worker};
 use crate::flows::{Decision, FlowEnd, Pending, PolicyName, verdict};
 
+pub(super) use at_host::AtHosts;
+
 /// As many flows are named before changes of objects are looked at again.
 const NAMED_MAX: usize = 64;
+
+/// What is said of a logged flow.
+struct Judged {
+    /// What is at its ends.
+    snapshot: Snapshot,
+    direction: Direction,
+    decided: Decider,
+    pending: Option<Pending>,
+}
 
 impl Worker {
     /// Names what the kernel has logged.
     pub(super) fn name_flows(&self) {
-        for logged in self.shared.take_logged(NAMED_MAX) {
+        let all = self.shared.take_logged(NAMED_MAX);
+        if all.iter().any(|logged| logged.host.is_some()) {
+            self.look_at_hosts();
+        }
+        for logged in all {
             let decision = self.decision(&logged);
             let (policies, pending) = (decision.policies.last().cloned(), decision.pending.clone());
             if !self.shared.flows.add(logged.allowed, &logged.flow, decision, Instant::now()) {
@@ -35,12 +52,13 @@ impl Worker {
     }
 
     fn decision(&self, logged: &LoggedFlow) -> Decision {
-        let LoggedFlow { direction, flow, .. } = logged;
-        let snapshot = self.engine.around(flow);
+        let flow = &logged.flow;
+        let judged = match &logged.host {
+            Some(entrances) => self.judged_at_host(logged, entrances),
+            None => self.judged_at_pod(logged),
+        };
+        let Judged { snapshot, direction, decided, pending } = judged;
         let end = |address| FlowEnd { name: name_at(&snapshot, address), address };
-        let trace = judge(&snapshot, logged);
-        let decided = self.decided(logged, trace.as_ref());
-        let pending = trace.and_then(|trace| self.pending(&snapshot, logged, &trace));
         let [kind, code] = flow.destination_port.to_be_bytes();
         let is_icmp = matches!(flow.protocol, Protocol::ICMP | Protocol::ICMPV6);
         Decision {
@@ -60,18 +78,25 @@ impl Worker {
         }
     }
 
+    fn judged_at_pod(&self, logged: &LoggedFlow) -> Judged {
+        let snapshot = self.engine.around(&logged.flow);
+        let trace = judge(&snapshot, logged);
+        let decided = self.decided(logged, trace.as_ref());
+        let pending = trace.and_then(|trace| self.pending(&snapshot, logged, &trace));
+        Judged { snapshot, direction: logged.direction, decided, pending }
+    }
+
     /// What decided; as text only, if it was no policy.
     fn decided(&self, logged: &LoggedFlow, trace: Option<&EndTrace>) -> Decider {
         let local = logged.local();
-        let because = |text: String| Decider { policies: Vec::new(), rule: None, text };
         if self.wanted.held.contains(&local) && !logged.allowed {
             return because("decisions about this pod are not in force yet".to_owned());
         }
         match trace {
-            _ if self.phase != Phase::Enforcing => because("the policies are not known yet".to_owned()),
+            _ if self.phase != Phase::Enforcing => because(UNKNOWN.to_owned()),
             None => because(format!("no pod is known at {local}")),
             Some(trace) if trace.allowed == logged.allowed => Decider::of(trace),
-            Some(_) => because("the policies have changed since, or a limit is exceeded".to_owned()),
+            Some(_) => because(CHANGED.to_owned()),
         }
     }
 
@@ -100,6 +125,15 @@ impl Worker {
         let verdict = verdict(then.allowed).to_owned();
         (then.allowed != now.allowed || !policies.is_empty()).then_some(Pending { verdict, policies })
     }
+}
+
+/// Why no policy is named.
+const CHANGED: &str = "the policies have changed since, or a limit is exceeded";
+const UNKNOWN: &str = "the policies are not known yet";
+
+/// A text in the place of a policy.
+fn because(text: String) -> Decider {
+    Decider { policies: Vec::new(), rule: None, text }
 }
 
 /// What the policies of the end that decided say.

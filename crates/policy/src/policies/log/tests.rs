@@ -1,7 +1,7 @@
 use super::*;
 
 fn logged(prefix: &str, bytes: &[u8]) -> LoggedPacket {
-    LoggedPacket { prefix: prefix.to_owned(), bytes: bytes.to_vec() }
+    LoggedPacket { prefix: prefix.to_owned(), bytes: bytes.to_vec(), ..LoggedPacket::default() }
 }
 
 /// A packet of TCP from 10.1.0.2:4000 to 10.1.0.3:80, with options in both headers.
@@ -38,11 +38,11 @@ fn flow(source: &str, destination: &str, protocol: Protocol, ports: (u16, u16)) 
 fn a_packet_is_the_first_of_its_flow() {
     let request = flow("10.1.0.2", "10.1.0.3", Protocol::TCP, (4000, 80));
     let read = LoggedFlow::read(&logged("russet|D|in", &v4(6))).unwrap();
-    assert_eq!(read, LoggedFlow { direction: Direction::Ingress, allowed: false, flow: request });
+    assert_eq!(read, LoggedFlow { direction: Direction::Ingress, allowed: false, flow: request, host: None });
     assert_eq!(read.local(), request.destination);
     let read = LoggedFlow::read(&logged("russet|A|out", &v6(17))).unwrap();
     let request = flow("fd00::2", "fd00::3", Protocol::UDP, (4000, 80));
-    assert_eq!(read, LoggedFlow { direction: Direction::Egress, allowed: true, flow: request });
+    assert_eq!(read, LoggedFlow { direction: Direction::Egress, allowed: true, flow: request, host: None });
     assert_eq!(read.local(), request.source);
     // A reply is that of the request that it answers.
     let read = LoggedFlow::read(&logged("russet|D|out|reply", &v4(6))).unwrap();
@@ -52,6 +52,32 @@ fn a_packet_is_the_first_of_its_flow() {
         let read = LoggedFlow::read(&logged("russet|D|in", &v4(protocol))).unwrap();
         assert_eq!(read.flow, flow("10.1.0.2", "10.1.0.3", Protocol(protocol), (0, port)));
     }
+}
+
+#[test]
+fn a_packet_at_an_interface_of_the_node_is_at_the_entrances_of_its_hook() {
+    let at = |hook, interfaces: [Option<u32>; 2]| {
+        let [in_index, out_index] = interfaces;
+        let packet = LoggedPacket { hook, in_index, out_index, ..logged("russet|D|host", &v4(6)) };
+        let flow = LoggedFlow::read(&packet).unwrap();
+        assert!(!flow.allowed);
+        (flow.direction, flow.host.unwrap())
+    };
+    let (comes, goes) = (Direction::Ingress, Direction::Egress);
+    assert_eq!(at(Some(0), [Some(7), None]), (comes, vec![(Entrance::PreDnat, 7)]));
+    assert_eq!(at(Some(1), [Some(7), None]), (comes, vec![(Entrance::Input, 7)]));
+    let both = vec![(Entrance::ForwardIn, 7), (Entrance::ForwardOut, 8)];
+    assert_eq!(at(Some(2), [Some(7), Some(8)]), (comes, both));
+    for hook in [3, 4] {
+        assert_eq!(at(Some(hook), [None, Some(8)]), (goes, vec![(Entrance::Output, 8)]));
+    }
+    // What the kernel does not say leaves nothing to ask about.
+    for (hook, interfaces) in
+        [(None, [Some(7), Some(8)]), (Some(9), [Some(7), None]), (Some(1), [None, Some(8)])]
+    {
+        assert_eq!(at(hook, interfaces).1, []);
+    }
+    assert!(LoggedFlow::read(&logged("russet|A|host", &v4(6))).unwrap().allowed);
 }
 
 #[test]

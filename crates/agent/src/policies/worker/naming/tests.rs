@@ -1,6 +1,7 @@
 use russet_journal::EndpointTable;
 use russet_verdict::explain::Explanation;
 use russet_verdict::flow::Flow;
+use russet_verdict::hosts::Entrance;
 use russet_verdict::table::Delta;
 use russet_verdict::translate::{built_in_tiers, document};
 use russet_verdict::world::{Config, Endpoint, EndpointKey, EndpointKind};
@@ -55,7 +56,10 @@ impl Setup {
 
     /// The last flow, after the kernel has logged this one.
     fn logged(&self, direction: Direction, flow: Flow) -> FlowRecord {
-        let logged = LoggedFlow { direction, allowed: false, flow };
+        self.named(LoggedFlow { direction, allowed: false, flow, host: None })
+    }
+
+    fn named(&self, logged: LoggedFlow) -> FlowRecord {
         self.worker.shared.logged.lock().unwrap().push_back(logged);
         self.worker.name_flows();
         let request = FlowsRequest { limit: 1, ..FlowsRequest::default() };
@@ -130,6 +134,56 @@ fn a_flow_is_named_with_its_pods_and_what_decides_as_explain_says() {
 }
 
 #[test]
+fn a_flow_at_an_interface_of_the_node_is_named_with_its_host_endpoint_and_what_decides() {
+    // The loopback interface, which every network namespace has with this index.
+    const LO: u32 = 1;
+    let mut host = calico("HostEndpoint", "h", 1, &json!({}));
+    host["spec"] = json!({ "node": "n1", "interfaceName": "lo" });
+    host["metadata"]["labels"] = json!({ "app": "db" });
+    let mut setup = Setup::new(&[host]);
+    let at = |setup: &Setup, allowed, entrances: &[(Entrance, u32)]| {
+        let host = Some(entrances.to_vec());
+        let (direction, flow) = (Direction::Ingress, to_db("203.0.113.9", 5432));
+        let named = setup.named(LoggedFlow { direction, allowed, flow, host });
+        assert_eq!(named.verdict, if allowed { "allowed" } else { "denied" });
+        (named.decision.direction.clone(), policies(&named.decision.policies), named.decision)
+    };
+    let input = [(Entrance::Input, LO)];
+    let (_, named, decision) = at(&setup, false, &input);
+    let reason = "HostEndpoint h at lo: no policy selects it; no rule of its profiles allows it";
+    assert_eq!((named, decision.reason.as_str()), (Vec::<String>::new(), reason));
+    setup.put(&calico(
+        "GlobalNetworkPolicy",
+        "web",
+        5,
+        &json!({ "ingress": [{ "action": "Allow", "protocol": "UDP" }] }),
+    ));
+    let (direction, named, decision) = at(&setup, false, &input);
+    assert_eq!((direction.as_str(), named), ("ingress", vec!["GlobalNetworkPolicy web".to_owned()]));
+    assert_eq!(decision.reason, "HostEndpoint h at lo: no rule matches, and tier default denies at its end");
+    // What is forwarded is denied at the interface by which it leaves.
+    let out = json!({ "types": ["Egress"], "applyOnForward": true, "egress": [{ "action": "Deny" }] });
+    setup.put(&calico("GlobalNetworkPolicy", "out", 6, &out));
+    let (direction, named, decision) =
+        at(&setup, false, &[(Entrance::ForwardIn, LO), (Entrance::ForwardOut, LO)]);
+    assert_eq!((direction.as_str(), named), ("egress", vec!["GlobalNetworkPolicy out".to_owned()]));
+    assert_eq!(decision.rule.as_deref(), Some("spec.egress[0]"));
+    // Before the translation.
+    let early = json!({ "preDNAT": true, "applyOnForward": true, "ingress": [{ "action": "Deny" }] });
+    setup.put(&calico("GlobalNetworkPolicy", "early", 1, &early));
+    assert_eq!(at(&setup, false, &[(Entrance::PreDnat, LO)]).1, ["GlobalNetworkPolicy early"]);
+    // A rule that asks to log, of what passes.
+    let log = json!({ "ingress": [{ "action": "Log" }, { "action": "Allow" }] });
+    assert!(at(&setup, true, &input).2.reason.contains(CHANGED));
+    setup.put(&calico("GlobalNetworkPolicy", "seen", 0, &log));
+    assert_eq!(at(&setup, true, &input).1, ["GlobalNetworkPolicy seen"]);
+    // An interface that is gone, and policies that are not known.
+    assert!(at(&setup, false, &[(Entrance::Input, u32::MAX)]).2.reason.contains(CHANGED));
+    setup.worker.phase = Phase::Waiting;
+    assert_eq!(at(&setup, false, &input).2.reason, UNKNOWN);
+}
+
+#[test]
 fn what_no_policy_decided_is_said() {
     let mut setup = Setup::new(&[db_in()]);
     let reason = |setup: &Setup, direction, flow| {
@@ -190,6 +244,7 @@ fn a_flood_is_named_in_parts() {
         direction: Direction::Ingress,
         allowed: false,
         flow: to_db("10.1.0.2", port),
+        host: None,
     });
     setup.worker.shared.logged.lock().unwrap().extend(flows);
     for named in [NAMED_MAX, 2 * NAMED_MAX, 2 * NAMED_MAX + 1] {
