@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,14 +75,26 @@ fn in_force(wanted: &[&str]) -> Verdicts {
 }
 
 #[test]
-#[ignore = "kernel: nf_tables, veth, root; tool: ip"]
+#[ignore = "kernel: nf_tables, bridge, veth, root; tool: ip"]
 fn a_pod_sends_from_no_address_but_its_own() {
+    // policy.md P116
     node(|| {
         let (thief, honest, victim) = (pod("russ1", 1), pod("russ2", 2), pod("russ3", 3));
         let _verdicts = in_force(&["russ1", "russ2", "russ3"]);
+        // As the plugin does: else its questions for the gateway are dropped, and none of its packets leaves.
+        for gateway in ["169.254.1.1", "fe80::1"] {
+            sh(&format!(
+                "ip -n {thief} neigh replace {gateway} lladdr ee:ee:ee:ee:ee:ee dev eth0 nud permanent"
+            ));
+        }
+        // kube-proxy's mode ipvs gives the node all addresses of Services.
+        sh("ip link add kube-ipvs0 type bridge");
+        sh("ip addr add 10.96.0.2/32 dev kube-ipvs0");
+        sh("ip addr add fd96::2/128 dev kube-ipvs0 nodad");
+        // A neighbour's, the node's, those of Services without and with that mode, and one of the outside.
         let families = [
-            ("10.9.3.2", "10.9.2.2", ["10.9.2.2", "192.0.2.1", "198.51.100.7"]),
-            ("fd09:3::2", "fd09:2::2", ["fd09:2::2", "fd77::1", "2001:db8::7"]),
+            ("10.9.3.2", "10.9.2.2", ["10.9.2.2", "192.0.2.1", "10.96.0.1", "10.96.0.2", "198.51.100.7"]),
+            ("fd09:3::2", "fd09:2::2", ["fd09:2::2", "fd77::1", "fd96::1", "fd96::2", "2001:db8::7"]),
         ];
         for (to, own, all_stolen) in families {
             for stolen in all_stolen {
@@ -92,6 +104,7 @@ fn a_pod_sends_from_no_address_but_its_own() {
                 ));
                 let thief = socket(&thief, ip(stolen), PORT);
                 let honest = socket(&honest, ip(own), PORT + 1);
+                let before = dropped(Guard::Source);
                 // Another pod, and the node itself.
                 let node = if to.contains(':') { "fd77::1" } else { "192.0.2.1" };
                 for receiver in [socket(&victim, ip(to), PORT + 2), listener(node, PORT + 2)] {
@@ -101,9 +114,10 @@ fn a_pod_sends_from_no_address_but_its_own() {
                         assert!(first_is_honest(&attack, &honest, &receiver), "{stolen} to {target}");
                     }
                 }
+                // At least those to the other pod: a pod that has the node's address sends to itself.
+                assert!(dropped(Guard::Source) >= before + 5, "{stolen}");
             }
         }
-        assert!(dropped(Guard::Source) > 0);
     });
 }
 
@@ -151,25 +165,34 @@ fn what_pods_must_send_passes_the_guards() {
     });
 }
 
+/// A message of neighbour discovery: its type, code and checksum, and what follows.
+fn neighbour_discovery(from: &str, to: &str, kind: u8, rest: &[u8]) -> Vec<u8> {
+    let octets = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
+    let mut message = [&[kind, 0, 0, 0], rest].concat();
+    let length = u16::try_from(message.len()).unwrap().to_be_bytes();
+    let ends = [octets(from), octets(to)].concat();
+    let sum = frame::checksum(&[&ends[..], &[0, 0], &length, &[0, 0, 0, 58], &message].concat());
+    message[2..4].copy_from_slice(&sum);
+    // The limit of hops says that no router has forwarded it.
+    [&[0x60, 0, 0, 0][..], &length, &[58, 255], &ends, &message].concat()
+}
+
 /// A router advertisement that offers a default route for half an hour.
 fn router_advertisement(from: &str) -> Vec<u8> {
-    let script = "import socket, struct, sys
-src = socket.inet_pton(socket.AF_INET6, sys.argv[1])
-dst = socket.inet_pton(socket.AF_INET6, 'ff02::1')
-icmp = bytes([134, 0, 0, 0, 64, 0]) + struct.pack('!HII', 1800, 0, 0)
-data = src + dst + struct.pack('!II', len(icmp), 58) + icmp
-total = sum(struct.unpack('!%dH' % (len(data) // 2), data))
-while total >> 16: total = (total & 0xffff) + (total >> 16)
-icmp = icmp[:2] + struct.pack('!H', ~total & 0xffff) + icmp[4:]
-print((struct.pack('!IHBB', 0x60000000, len(icmp), 58, 255) + src + dst + icmp).hex())";
-    let hex = run("python3", &["-c", script, from]);
-    let hex = hex.trim();
-    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+    let lifetime_s = 1800_u16.to_be_bytes();
+    neighbour_discovery(from, "ff02::1", 134, &[&[64, 0][..], &lifetime_s, &[0; 8]].concat())
+}
+
+/// A redirect that claims to be of the router `from`: `target` is a better next hop for `destination`.
+fn redirect(from: &str, to: &str, target: &str, destination: &str) -> Vec<u8> {
+    let octets = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
+    neighbour_discovery(from, to, 137, &[&[0; 4][..], &octets(target), &octets(destination)].concat())
 }
 
 #[test]
-#[ignore = "kernel: nf_tables, veth, root; tools: ip, python3"]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft, python3"]
 fn a_pod_is_no_router_and_no_dhcp_server() {
+    // policy.md P116
     node(|| {
         let attacker = pod("russ1", 1);
         // An operator who switched this on for all interfaces.
@@ -187,6 +210,27 @@ fn a_pod_is_no_router_and_no_dhcp_server() {
             dropped(Guard::Router) > 0
         });
         assert!(!offered());
+        // What the node would make of a redirect depends on its routes; here nothing of it arrives.
+        let seen = "add table ip6 seen; add chain ip6 seen input { type filter hook input priority 0; };
+            add rule ip6 seen input icmpv6 type nd-redirect counter comment seen";
+        run("nft", &[seen]);
+        let redirected = || forged::dropped(None, "ip6 seen", "seen");
+        let misdirect = || {
+            let packet = redirect("fe80::66", "fe80::1", "fe80::66", "2001:db8::7");
+            send_packet(&attacker, "eeeeeeeeeeee", "86dd", &packet);
+        };
+        let before = dropped(Guard::Router);
+        eventually(DEADLINE, || {
+            misdirect();
+            dropped(Guard::Router) > before
+        });
+        assert_eq!(redirected(), 0);
+        run("nft", &["delete table inet russet-policy"]);
+        eventually(DEADLINE, || {
+            misdirect();
+            redirected() > 0
+        });
+        let _verdicts = in_force(&["russ1"]);
         for (own, node, server, client) in
             [("10.9.1.2", "192.0.2.1", 67, 68), ("fd09:1::2", "fd77::1", 547, 546)]
         {

@@ -78,6 +78,7 @@ fn tunnel_packets_from_a_machine_that_is_no_peer_reach_no_pod() {
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, vxlan, root"]
 fn a_pod_sends_no_tunnel_packets_to_its_own_node_and_none_to_others() {
+    // policy.md P118
     for host_end in ["russ1", "cali1"] {
         with_nodes(Encapsulation::Vxlan, |nodes| {
             let pod = pod(host_end);
@@ -219,6 +220,7 @@ fn dropped_on_node_1(comment: &str) -> u64 {
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tools: nft, python3"]
 fn a_pod_sends_nodes_no_ip_in_ip_unless_the_operator_allows_it() {
+    // policy.md P118
     // A pool whose tunnels are another program's: this node has no device, but node 2 may take IP in IP from every node.
     with_nodes(Encapsulation::Ipip, |nodes| {
         let pod = pod("russ1");
