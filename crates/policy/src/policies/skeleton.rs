@@ -3,7 +3,7 @@
 //! ```text
 //! chain postrouting { type filter hook postrouting priority filter + N; ct mark & MASK == @fresh accept
 //!                     meta nfproto ipv4 goto forwarded4; meta nfproto ipv6 goto forwarded6 }
-//! chain input       { type filter hook input priority filter + N; the same, with local4 and local6 }
+//! chain input       { type filter hook input priority 101 + N; the same, with local4 and local6 }
 //! chain forwarded4  {
 //!     ip saddr != @pods4 ip daddr != @pods4 accept
 //!     ct state related accept; ct state invalid counter drop; ct direction reply goto reply4
@@ -31,6 +31,9 @@
 //! chain judged4     { restore the priority; jump epoch; accept }
 //! chain epoch       { ct mark set ct mark & ~MASK | EPOCH }
 //! ```
+//!
+//! What is for a process of the node is judged at the end of the hook input: where kube-proxy uses IPVS, the node has the
+//! addresses of Services itself, and IPVS takes their packets away there and sends them on from output.
 //!
 //! Behind postrouting's address translation of destinations and before that of sources, a request
 //! has its real client and its real server, and so has a reply. The chains `rout4` and `rin4` judge
@@ -117,6 +120,9 @@ const PORTED: &str = "ported";
 const SAMPLED: &str = "sampled";
 /// The priorities that the base chains may have: before the translation of sources.
 pub(super) const CHAIN_PRIORITIES: std::ops::Range<i32> = priority::FILTER..priority::SRCNAT;
+/// How much later the chain of the hook input is called: behind IPVS (`NF_IP_PRI_NAT_SRC` - 2 and - 1). What IPVS takes
+/// away has its real server at postrouting, and is judged there; what it leaves is for the node, whatever the address.
+const BEHIND_IPVS: i32 = priority::SRCNAT + 1;
 
 // === impl Place ===
 
@@ -257,7 +263,7 @@ pub(super) fn next_priority(old: i32) -> i32 {
 }
 
 fn chains(shape: Shape) -> Vec<Chain> {
-    let base = |name, hook| Chain::base(&table(), name, ChainKind::Filter, hook, shape.priority);
+    let base = |name, hook, priority| Chain::base(&table(), name, ChainKind::Filter, hook, priority);
     let mut names = vec![EPOCH_CHAIN.to_owned()];
     for direction in DIRECTIONS {
         names.extend(
@@ -273,7 +279,11 @@ fn chains(shape: Shape) -> Vec<Chain> {
         names.extend(["judged", "reply", "forwarded", "local"].map(|it| of(it, family)));
     }
     let regular = names.into_iter().map(|name| Chain::new(&table(), name));
-    regular.chain([base("postrouting", Hook::Postrouting), base("input", Hook::Input)]).collect()
+    let base = [
+        base("postrouting", Hook::Postrouting, shape.priority),
+        base("input", Hook::Input, shape.priority + BEHIND_IPVS),
+    ];
+    regular.chain(base).collect()
 }
 
 fn rules(shape: Shape) -> Vec<Rule> {

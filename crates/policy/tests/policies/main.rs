@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod documents;
+mod foreign_tables;
 mod hosts;
 mod kernel;
 mod log;
