@@ -29,6 +29,7 @@ use crate::ruleset;
 use crate::table_spec::{Fault, elements, replace};
 use crate::verdicts::next_generation;
 use content::{Changes, Steps};
+use epoch::Half;
 use lists::Lists;
 use skeleton::{DECISIONS_TABLE, Place, Shape};
 
@@ -358,7 +359,7 @@ impl Policies {
             self.priority = skeleton::next_priority(self.priority);
         }
         if fault.is_some() || constants > 0 || is_first {
-            self.write_structure(&mut work.structure, self.shape(epoch))?;
+            self.write_structure(&mut work.structure, self.shape(epoch), is_first)?;
         }
         work.lock = self.content.defaults.keys().map(|(_, address)| *address).collect();
         let addresses =
@@ -372,10 +373,15 @@ impl Policies {
         Ok((work, PolicyReport { structure, elements, advanced }))
     }
 
-    /// Adds what repairs the table besides decisions.
-    fn write_structure(&mut self, transaction: &mut Transaction, shape: Shape) -> Result<()> {
+    /// Adds what repairs the table besides decisions. For the first epoch nothing counts as judged yet; see
+    /// [`begin_epochs`](Self::begin_epochs).
+    fn write_structure(&mut self, transaction: &mut Transaction, shape: Shape, is_first: bool) -> Result<()> {
         let fault = skeleton::spec(shape).repair(&mut self.nft, transaction)?;
-        for (set, wanted) in skeleton::constants(shape) {
+        let fresh = skeleton::fresh();
+        for (set, mut wanted) in skeleton::constants(shape) {
+            if is_first && set == fresh {
+                wanted.clear();
+            }
             let found = match fault {
                 Some(Fault::Wrong(_)) => Vec::new(),
                 _ => elements(&mut self.nft, &set)?.unwrap_or_default(),
@@ -391,9 +397,19 @@ impl Policies {
         self.epoch.filter(|_| self.is_due && !is_early).map(Epoch::next)
     }
 
-    /// Commits everything, in one transaction if it is not too large.
+    /// Commits everything. Epochs have not begun as long as anything of the first one is missing.
     fn perform(&mut self, work: Work, now: Instant) -> Result<()> {
-        if let Some(epoch) = work.epoch {
+        let is_first = self.epoch.is_none();
+        let done = self.try_perform(work, now, is_first);
+        if is_first && done.is_err() {
+            self.epoch = None;
+        }
+        done
+    }
+
+    /// Commits everything, in one transaction if it is not too large.
+    fn try_perform(&mut self, work: Work, now: Instant, is_first: bool) -> Result<()> {
+        if let Some(epoch) = work.epoch.filter(|_| !is_first) {
             self.sweep(epoch)?;
         }
         let Work {
@@ -434,8 +450,21 @@ impl Policies {
         }
         if let Some(epoch) = epoch {
             (self.epoch, self.advanced, self.is_due) = (Some(epoch), Some(now), false);
+            if is_first {
+                self.begin_epochs(epoch)?;
+            }
         }
         self.commit_parts(behind)
+    }
+
+    /// Begins the first epoch of a table, once it judges every packet. Another version's table, whose epoch is not known,
+    /// may have had the same: it lets a packet pass that is under way when its sets go, with its epoch as the mark.
+    fn begin_epochs(&mut self, epoch: Epoch) -> Result<()> {
+        let bits = self.settings.bits;
+        self.clear_marks([bits.half(Epoch::FIRST), bits.half(Epoch::FIRST.opposite())])?;
+        let mut transaction = Transaction::new();
+        transaction.add_elements(&skeleton::fresh(), &[skeleton::fresh_element(self.shape(epoch))]);
+        self.commit(transaction)
     }
 
     /// Commits changes in as many transactions as they need.
@@ -462,16 +491,18 @@ impl Policies {
     /// Clears the marks of connections that were judged when the numbers of the next epochs were in
     /// use before.
     fn sweep(&self, epoch: Epoch) -> Result<()> {
-        let bits = self.settings.bits;
-        let halves = match self.epoch {
-            // Of an earlier table, or of another program: not known to be judged.
-            None => vec![bits.half(Epoch::FIRST), bits.half(Epoch::FIRST.opposite())],
-            Some(_) if epoch.begins_a_half() => vec![bits.half(epoch)],
-            Some(_) => return Ok(()),
-        };
+        let half = epoch.begins_a_half().then(|| self.settings.bits.half(epoch));
+        self.clear_marks(half)
+    }
+
+    fn clear_marks(&self, halves: impl IntoIterator<Item = Half>) -> Result<()> {
+        let mut halves = halves.into_iter().peekable();
+        if halves.peek().is_none() {
+            return Ok(());
+        }
         let mut conntrack = Conntrack::open()?;
         for half in halves {
-            conntrack.clear_mark(bits.mask(), half.value, half.selector)?;
+            conntrack.clear_mark(self.settings.bits.mask(), half.value, half.selector)?;
         }
         Ok(())
     }

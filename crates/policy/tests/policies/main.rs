@@ -13,4 +13,5 @@ mod random;
 mod sources;
 mod traffic;
 mod truth;
+mod upgrade;
 mod world;
