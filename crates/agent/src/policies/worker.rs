@@ -1,6 +1,7 @@
 //! The thread that decides: objects in, decisions in the kernel out.
 
 mod hosts;
+mod namespaces;
 mod naming;
 mod unlisted;
 mod unrecorded;
@@ -66,6 +67,8 @@ pub struct Worker {
     unnamed: Vec<LocalPod>,
     /// Interfaces that are being wired; the endpoint table does not list them yet.
     in_progress: BTreeMap<EndpointId, BTreeSet<IpAddr>>,
+    /// Namespaces that are deleted, while there are pods of them.
+    ending: BTreeSet<String>,
     /// Addresses of pods that are being removed, and until when they are held: their interfaces may
     /// still carry packets.
     leaving: BTreeMap<IpAddr, Instant>,
@@ -166,6 +169,7 @@ impl Worker {
             wired: BTreeMap::new(),
             unnamed: Vec::new(),
             in_progress: BTreeMap::new(),
+            ending: BTreeSet::new(),
             leaving: BTreeMap::new(),
             is_stale: true,
             kernel: Kernel { table: None, restore_at: None },
@@ -320,13 +324,22 @@ impl Worker {
     }
 
     fn put(&mut self, kind: Kind, object: Value) {
+        self.not_ending(kind, &object);
         let translated = self.translator.put(&typed(kind, object));
         self.apply(translated);
     }
 
     fn remove(&mut self, kind: Kind, object: Value) {
+        if self.outlasts(kind, &object) {
+            return;
+        }
+        let ended = self.ended_with(kind, &object);
         let translated = self.translator.remove(&typed(kind, object));
         self.apply(translated);
+        if let Some(namespace) = ended {
+            let translated = self.translator.remove(&typed(Kind::Namespaces, namespace));
+            self.apply(translated);
+        }
     }
 
     fn apply(&mut self, translated: Translated) {

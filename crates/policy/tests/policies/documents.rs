@@ -2,6 +2,7 @@
 
 mod addresses;
 mod client;
+mod namespace;
 mod unreadable;
 
 use russet_policy::Policies;

@@ -3,6 +3,7 @@
 mod generated;
 mod hosts;
 mod model;
+mod namespace;
 mod oracles;
 pub(super) mod random;
 
