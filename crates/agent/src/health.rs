@@ -22,6 +22,9 @@ pub enum Condition {
     Underlay,
     /// OpenShift's data path is in force. Only where the agent serves OpenShift's plugin.
     Openshift,
+    /// The kernel judges what bridges carry for pods that policies are about. Only where it did not at some time. Pods can be
+    /// attached without this.
+    Policies,
     /// Health and metrics are served as configured. Pods can be attached without this.
     Health,
 }
@@ -49,6 +52,7 @@ impl Condition {
             Self::Verdicts => "verdicts",
             Self::Underlay => "underlay",
             Self::Openshift => "openshift",
+            Self::Policies => "policies",
             Self::Health => "health",
         }
     }
@@ -56,7 +60,7 @@ impl Condition {
     /// Whether plugin `russet` cannot attach pods without it. The OpenShift server answers STATUS
     /// of its own plugin.
     fn is_needed_by_pods(self) -> bool {
-        !matches!(self, Self::Openshift | Self::Health)
+        !matches!(self, Self::Openshift | Self::Policies | Self::Health)
     }
 }
 

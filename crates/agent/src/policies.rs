@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use russet_addr::{EndpointId, NodeName};
+use russet_attach::{Dialect, Wired};
 use russet_journal::EndpointTable;
 use russet_kube::Client;
 use russet_policy::LoggedFlow;
@@ -106,6 +107,14 @@ const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// How long an ADD waits until its addresses are held. A start with thousands of policies takes a
 /// second or two.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Whether policies are about a pod's interface: those of the plugin `russet`, and those behind bridges.
+fn is_policed(wired: &Wired) -> bool {
+    match wired {
+        Wired::Routed(attachment) => attachment.dialect == Dialect::Native,
+        Wired::Port(port) => !port.addresses.is_empty(),
+    }
+}
 
 /// Removes what an agent that enforced policies has left for the node's own interfaces, so that nothing
 /// guards them that no agent keeps up to date.

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::rc::Rc;
 
 use russet_addr::EndpointId;
-use russet_attach::{Attached, Dialect, Wired};
+use russet_attach::{Attached, Wired};
 use russet_cni_spec::CniError;
 use russet_plugins::InterfaceObserver;
 
-use super::Policies;
+use super::{Policies, is_policed};
 
 /// The observer.
 pub struct HoldsNewPods {
@@ -27,10 +27,8 @@ impl HoldsNewPods {
 
 impl InterfaceObserver for HoldsNewPods {
     fn wiring(&self, wired: &Wired, netns: &Path) -> Result<(), CniError> {
-        if let Wired::Routed(attachment) = wired
-            && attachment.dialect == Dialect::Native
-        {
-            let addresses = attachment.addresses.iter().copied().collect();
+        if is_policed(wired) {
+            let addresses = wired.addresses().into_iter().collect();
             let held = self.policies.hold(wired.id(), addresses);
             held.map_err(|error| CniError::try_again_later("policies are not ready for a new pod", error))?;
         }

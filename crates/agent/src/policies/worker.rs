@@ -1,5 +1,6 @@
 //! The thread that decides: objects in, decisions in the kernel out.
 
+mod bridges;
 mod hosts;
 mod namespaces;
 mod naming;
@@ -15,7 +16,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use russet_addr::{EndpointId, IfName};
-use russet_attach::{Dialect, Wired};
+use russet_attach::Wired;
 use russet_journal::EndpointTable;
 use russet_policy::{Decisions, PolicyError, PolicySettings};
 use russet_verdict::engine::Engine;
@@ -30,7 +31,7 @@ use naming::AtHosts;
 
 use super::alone::Marker;
 use super::felix::Felix;
-use super::{Change, Kind, Request, Shared, Source, Wants};
+use super::{Change, Kind, Request, Shared, Source, Wants, is_policed};
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 
@@ -69,6 +70,8 @@ pub struct Worker {
     in_progress: BTreeMap<EndpointId, BTreeSet<IpAddr>>,
     /// Namespaces that are deleted, while there are pods of them.
     ending: BTreeSet<String>,
+    /// When it is looked whether the kernel judges what bridges carry; none while no pod is behind one.
+    bridges_at: Option<Instant>,
     /// Addresses of pods that are being removed, and until when they are held: their interfaces may
     /// still carry packets.
     leaving: BTreeMap<IpAddr, Instant>,
@@ -126,6 +129,8 @@ struct LocalPod {
     /// Whether it is a pod, and not another container.
     is_pod: bool,
     host_name: IfName,
+    /// The bridge that it is behind.
+    bridge: Option<IfName>,
     addresses: BTreeSet<IpAddr>,
 }
 
@@ -170,6 +175,7 @@ impl Worker {
             unnamed: Vec::new(),
             in_progress: BTreeMap::new(),
             ending: BTreeSet::new(),
+            bridges_at: None,
             leaving: BTreeMap::new(),
             is_stale: true,
             kernel: Kernel { table: None, restore_at: None },
@@ -233,7 +239,7 @@ impl Worker {
         let sampled = sampled.map(|_| self.sampled_until().max(Instant::now() + RETRY));
         // Before everything is listed they have nothing to do.
         let hosts = self.hosts.due().filter(|_| self.phase != Phase::Waiting);
-        let due = [advance, sampled, self.kernel.restore_at, hosts].into_iter().flatten();
+        let due = [advance, sampled, self.kernel.restore_at, hosts, self.bridges_at].into_iter().flatten();
         let due = due.chain(self.leaving.values().copied()).min();
         due.map_or(IDLE, |due| due.saturating_duration_since(Instant::now()))
     }
@@ -420,29 +426,13 @@ impl Worker {
     /// Reads the endpoint table, and applies the endpoints whose wiring has changed.
     fn read_wiring(&mut self) {
         self.is_stale = false;
-        let (mut wired, mut unnamed) = (BTreeMap::<PodName, LocalPod>::new(), Vec::new());
-        for endpoint in self.endpoints.attached() {
-            let Some(Wired::Routed(attachment)) = endpoint.wired.as_deref() else { continue };
-            if attachment.dialect != Dialect::Native {
-                continue;
-            }
-            let is_pod = endpoint.pod.is_some();
-            let addresses = attachment.addresses.iter().copied();
-            let host_name = attachment.host_name.clone();
-            let mut local = LocalPod { is_pod, host_name, addresses: BTreeSet::new() };
-            match endpoint.pod.or_else(|| self.container_name(&endpoint.subject.id)) {
-                Some(name) => wired.entry(name).or_insert(local).addresses.extend(addresses),
-                None => {
-                    local.addresses.extend(addresses);
-                    unnamed.push(local);
-                }
-            }
-        }
+        let (wired, unnamed) = self.wiring();
         let wiring = |endpoint| self.wiring_of(endpoint).cloned();
         let known_before: BTreeMap<EndpointKey, Option<LocalPod>> =
             self.pods.iter().map(|(key, endpoint)| (key.clone(), wiring(endpoint))).collect();
         let before = std::mem::replace(&mut self.wired, wired);
         self.unnamed = unnamed;
+        self.look_at_bridges();
         self.hold_leaving(&before);
         let changed: Vec<(EndpointKey, Arc<Endpoint>)> = self
             .pods
@@ -459,6 +449,31 @@ impl Worker {
         if self.shared.source == Source::Records {
             self.apply_unrecorded();
         }
+    }
+
+    /// The interfaces of pods with a name, and those of others. Of a pod with interfaces of both kinds, policies are about
+    /// those that the node routes, and not about those behind bridges.
+    fn wiring(&self) -> (BTreeMap<PodName, LocalPod>, Vec<LocalPod>) {
+        let (mut wired, mut unnamed) = (BTreeMap::<PodName, LocalPod>::new(), Vec::new());
+        let mut attached = self.endpoints.attached();
+        attached.retain(|endpoint| endpoint.wired.as_deref().is_some_and(is_policed));
+        attached.sort_by_key(|endpoint| matches!(endpoint.wired.as_deref(), Some(Wired::Port(_))));
+        for endpoint in attached {
+            let Some(interface) = endpoint.wired.as_deref() else { continue };
+            let local = LocalPod::new(interface, endpoint.pod.is_some());
+            let Some(name) = endpoint.pod.or_else(|| self.container_name(&endpoint.subject.id)) else {
+                unnamed.push(local);
+                continue;
+            };
+            match wired.get_mut(&name) {
+                Some(known) if known.bridge.is_some() == local.bridge.is_some() => {
+                    known.addresses.extend(local.addresses);
+                }
+                Some(_) => {}
+                None => _ = wired.insert(name, local),
+            }
+        }
+        (wired, unnamed)
     }
 
     /// Holds what pods that are not wired any more had, before the decisions about it go.
@@ -618,6 +633,9 @@ impl Worker {
             self.wanted.held.iter().copied().filter(|address| self.is_decided(*address)).collect();
         self.wanted.apply(&delta, &decided);
         self.inherited.retain(|address| !decided.contains(address));
+        if is_first {
+            self.look_at_bridges();
+        }
         let is_due = self.kernel.restore_at.is_some_and(|at| at <= began);
         let done = if is_first || is_due {
             self.kernel.restore_at = None;
@@ -670,7 +688,8 @@ impl Worker {
             && !self.pods.values().any(|pod| pod.addresses.contains(&address))
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        self.check_bridges();
         let in_force = match self.phase {
             Phase::Open => true,
             Phase::Enforcing => self.kernel.restore_at.is_none(),
@@ -691,6 +710,19 @@ impl Worker {
         self.metrics.identities.set(held(self.wanted.identities.len()));
         self.metrics.decisions.set(held(self.wanted.decisions.len()));
         self.metrics.held.set(count(self.wanted.held.len()));
+    }
+}
+
+// === impl LocalPod ===
+
+impl LocalPod {
+    fn new(interface: &Wired, is_pod: bool) -> Self {
+        let bridge = match interface {
+            Wired::Routed(_) => None,
+            Wired::Port(port) => Some(port.bridge.name.clone()),
+        };
+        let addresses = interface.addresses().into_iter().collect();
+        Self { is_pod, host_name: interface.host_name().clone(), bridge, addresses }
     }
 }
 
