@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use russet_http::health::Ready;
+use russet_linux::sysctl;
 use russet_plugins::NotReady;
 
 /// A condition for attaching pods.
@@ -159,6 +160,13 @@ impl Readiness {
         for (subject, remark) in self.remarks.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             text.push_str(&format!("[!] {subject}: {remark}\n"));
         }
+        let connections =
+            ["count", "max"].map(|name| sysctl::read(&format!("net/netfilter/nf_conntrack_{name}")));
+        if let [Ok(count), Ok(max)] = connections
+            && let Some(remark) = crowded(&count, &max)
+        {
+            text.push_str(&format!("[!] conntrack: {remark}\n"));
+        }
         text
     }
 }
@@ -180,12 +188,36 @@ impl Ready for Readiness {
     }
 }
 
+/// What is said where the kernel follows nearly as many connections as it may.
+fn crowded(count: &str, max: &str) -> Option<String> {
+    let (count, max): (u64, u64) = (count.parse().ok()?, max.parse().ok()?);
+    (count >= max - max / CROWDED_PART).then(|| {
+        format!(
+            "{count} of {max} connections are followed, and the kernel drops packets of new ones when there are more: raise \
+             net.netfilter.nf_conntrack_max"
+        )
+    })
+}
+
+/// It is said while less than this part is free.
+const CROWDED_PART: u64 = 20;
 /// The reason of a condition that was not checked yet.
 const PENDING: &str = "not yet";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_of_connections_that_is_nearly_full_is_named() {
+        // policy.md P127
+        assert_eq!(crowded("249036", "262144"), None);
+        let remark = crowded("249037", "262144").unwrap();
+        assert!(remark.starts_with("249037 of 262144 connections") && remark.contains("nf_conntrack_max"));
+        assert!(crowded("262144", "262144").is_some());
+        // Not a number, and no limit.
+        assert_eq!((crowded("", "262144"), crowded("1", "unlimited")), (None, None));
+    }
 
     #[test]
     fn ready_only_when_every_condition_is_met() {

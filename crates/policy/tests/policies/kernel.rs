@@ -207,6 +207,7 @@ fn comparable(ruleset: &str) -> Vec<String> {
 #[test]
 #[ignore = "kernel: nf_tables, root; tool: nft"]
 fn commits_of_other_programs_do_not_stop_changes() {
+    // policy.md P125
     in_netns_with_loopback(|| {
         let mut policies = open();
         policies.restore(decided(&everything(1, 1)), Instant::now()).unwrap();

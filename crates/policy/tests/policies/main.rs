@@ -10,6 +10,7 @@ mod kernel;
 mod log;
 mod names;
 mod random;
+mod refusals;
 mod sources;
 mod traffic;
 mod truth;
