@@ -1,6 +1,6 @@
-//! What the node's own interfaces may carry: table `inet russet-hosts`, for host endpoints.
+//! What the node's own interfaces may carry, and what its pods may send to it: table `inet russet-hosts`.
 //!
-//! The table exists only where a host endpoint names the node ([`Hosts`] is not opened otherwise), apart
+//! The table exists only where a host endpoint names the node, or where pods may not reach it, apart
 //! from that of decisions about pods: nothing about these changes with it. Its rules never change with
 //! policies. A change is one transaction that turns interfaces to other states, with one before it that
 //! adds these states and one behind it that removes those that are not reached any more. The failsafe ports
@@ -59,8 +59,11 @@ impl Hosts {
     /// node's tunnels, which pass whatever policies say. After a failure the kernel holds what it held
     /// before, besides states to which nothing leads.
     pub fn apply(&mut self, wanted: &HostTable, tunnels: &BTreeSet<u16>) -> Result<HostReport> {
-        let shape =
-            Shape { priority_by_tos: self.priority_by_tos, tunnels: tunnels.iter().copied().collect() };
+        let shape = Shape {
+            priority_by_tos: self.priority_by_tos,
+            tunnels: tunnels.iter().copied().collect(),
+            endpoint_to_host: wanted.endpoint_to_host,
+        };
         let wanted = content::elements(wanted);
         let (mut tries, mut in_steps) = (0, true);
         loop {

@@ -36,8 +36,7 @@ use skeleton::{DECISIONS_TABLE, Place, Shape};
 pub use content::Decisions;
 pub use epoch::{Epoch, MarkBits};
 pub use log::{DeniedPackets, LoggedFlow};
-pub(crate) use skeleton::limited_log;
-pub(crate) use skeleton::of;
+pub(crate) use skeleton::{INPUT_PRIORITY_MAX, limited_log, of};
 pub use skeleton::{LOG_GROUP, LOGGED_BURST, LOGGED_PER_S, table as decisions_table};
 
 /// The decisions of one network namespace, in the kernel.

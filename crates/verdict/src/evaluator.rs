@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::flow::Flow;
 use crate::ir::{Action, Direction, HostUse, Order, Policy, PolicyId, Profile, Protocol, Rule, TierDefault};
 use crate::snapshot::Snapshot;
-use crate::world::{EgressPeer, Endpoint, EndpointKey, EndpointKind};
+use crate::world::{EgressPeer, Endpoint, EndpointKey, EndpointKind, EndpointToHost};
 
 pub use host::{Failsafe, FailsafePort, HostInterface, Stage, host_endpoint, judge_host};
 pub use rule::{Asked, Mismatch, Part, Side, mismatches};
@@ -89,6 +89,13 @@ pub enum Reason {
     SeveralEgressFirewalls,
     /// A failsafe port of a host endpoint.
     Failsafe,
+    /// The source is a pod of the node that the destination is.
+    EndpointToHost {
+        /// The FelixConfiguration that says what becomes of its packets.
+        configuration: Arc<str>,
+        /// What it says.
+        action: EndpointToHost,
+    },
 }
 
 /// What a tier does with a flow.
@@ -144,6 +151,11 @@ pub fn ask(snapshot: &Snapshot, flow: &Flow) -> Trace {
     let mut ingress = end(asked.destination.workload, Direction::Ingress);
     if is_from_own_node(&asked) {
         ingress = EndTrace::new(ingress.endpoint, Direction::Ingress).decided(true, Reason::OwnNode);
+    } else if let Some((configuration, action)) = to_own_node(&asked) {
+        let is_spared = flow.protocol == Protocol::ICMPV6
+            && EndpointToHost::spares(flow.destination_port.to_be_bytes()[0]);
+        let allowed = action != EndpointToHost::Drop || is_spared;
+        ingress = ingress.decided(allowed, Reason::EndpointToHost { configuration, action });
     }
     Trace { flow: *flow, egress: end(asked.source.workload, Direction::Egress), ingress }
 }
@@ -325,6 +337,14 @@ fn is_dns_of_node(snapshot: &Snapshot, endpoint: &Endpoint, flow: &Flow) -> bool
 fn is_from_own_node(asked: &Asked<'_>) -> bool {
     let Asked { snapshot, flow, destination, .. } = asked;
     destination.workload.is_some_and(|(_, endpoint)| is_address_of(snapshot, &endpoint.node, flow.source))
+}
+
+/// What becomes of a packet of a pod to its own node, if something says it.
+fn to_own_node(asked: &Asked<'_>) -> Option<(Arc<str>, EndpointToHost)> {
+    let Asked { snapshot, flow, source, destination } = asked;
+    let (_, pod) = source.workload.filter(|_| destination.workload.is_none())?;
+    let (configuration, action) = snapshot.endpoint_to_host(&pod.node)?;
+    is_address_of(snapshot, &pod.node, flow.destination).then(|| (Arc::clone(configuration), action))
 }
 
 fn is_address_of(snapshot: &Snapshot, node: &str, address: std::net::IpAddr) -> bool {

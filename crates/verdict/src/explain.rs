@@ -18,6 +18,7 @@ use crate::evaluator::{self, Asked, EndTrace, Mismatch, Reason, Trace, mismatche
 use crate::flow::Flow;
 use crate::ir::{Action, Direction, Policy, Protocol, Rule};
 use crate::snapshot::Snapshot;
+use crate::world::EndpointToHost;
 
 pub use decider::{Decider, name_at};
 pub use names::{Peer, PeerError, Probe, ProbeError};
@@ -167,6 +168,15 @@ fn reason(end: &EndTrace) -> String {
                 .to_owned()
         }
         Reason::Failsafe => "a failsafe port".to_owned(),
+        Reason::EndpointToHost { configuration, action } => {
+            let (member, name) = (EndpointToHost::MEMBER, action.name());
+            let rest = match action {
+                EndpointToHost::Return => ": other rules of the node decide",
+                EndpointToHost::Drop if end.allowed => ", and this message of ICMPv6 passes all the same",
+                EndpointToHost::Accept | EndpointToHost::Drop => "",
+            };
+            format!("{member} of FelixConfiguration {configuration} is {name}{rest}")
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use russet_addr::{Family, IfName};
 use crate::flow::Flow;
 use crate::ir::Direction;
 use crate::table::{Part, Word};
+use crate::world::EndpointToHost;
 
 /// Where packets of an interface are judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -92,6 +93,8 @@ pub struct HostTable {
     pub parts: BTreeMap<(State, Part), Next>,
     /// Decisions by the port of the source, from a first to a last one.
     pub sources: BTreeMap<(State, u16, u16), Word>,
+    /// What becomes of packets of workloads to the node, besides what policies of workloads say.
+    pub endpoint_to_host: EndpointToHost,
 }
 
 /// The table would be larger than the kernel should hold.
@@ -144,14 +147,14 @@ impl State {
 // === impl HostTable ===
 
 impl HostTable {
-    /// How many elements it has.
+    /// How many elements its decisions have.
     pub fn len(&self) -> usize {
         self.ways.len() + self.spans.len() + self.parts.len() + self.sources.len()
     }
 
     /// Whether it guards nothing.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len() == 0 && self.endpoint_to_host != EndpointToHost::Drop
     }
 
     /// What the kernel finds for a packet; `None` if the interface is not guarded there.

@@ -9,7 +9,8 @@ use russet_model::Selector;
 
 use crate::ir::{Policy, PolicyId, Profile, ServiceId, StagedAction, Tier};
 use crate::world::{
-    Config, EgressFirewall, Endpoint, EndpointKey, EndpointKind, NetworkSet, Node, Service, SetId, Update,
+    Config, EgressFirewall, Endpoint, EndpointKey, EndpointKind, EndpointToHost, NetworkSet, Node, Service,
+    SetId, Update, endpoint_to_host,
 };
 
 /// By namespace and name.
@@ -34,6 +35,8 @@ pub struct Snapshot {
     pub nodes: Arc<BTreeMap<NodeName, Arc<Node>>>,
     /// The EgressNetworkPolicies.
     pub egress_firewalls: EgressFirewalls,
+    /// What FelixConfigurations, by their names, say of packets of pods to their own node.
+    pub endpoint_to_host: Arc<BTreeMap<Arc<str>, EndpointToHost>>,
     /// What the node is configured with.
     pub config: Arc<Config>,
 }
@@ -54,6 +57,7 @@ impl Snapshot {
             Update::EgressFirewall(namespace, name, value) => {
                 put(&mut self.egress_firewalls, (namespace, name), value);
             }
+            Update::EndpointToHost(name, value) => put(&mut self.endpoint_to_host, name, value),
             Update::Config(config) => self.config = Arc::new(config),
         }
     }
@@ -76,6 +80,11 @@ impl Snapshot {
             endpoint.kind != EndpointKind::Workload && endpoint.addresses.contains(&address)
         });
         self.workload_at(address).map(|(_, endpoint)| endpoint).into_iter().chain(hosts)
+    }
+
+    /// What becomes of packets of a node's pods to the node itself, and the FelixConfiguration that says it.
+    pub fn endpoint_to_host(&self, node: &str) -> Option<(&Arc<str>, EndpointToHost)> {
+        endpoint_to_host(&self.endpoint_to_host, node)
     }
 
     /// The network sets that contain an address.

@@ -27,6 +27,8 @@ pub enum Update {
     Node(NodeName, Option<Arc<Node>>),
     /// The EgressNetworkPolicy of a namespace; the first text is the namespace's name, the second the object's.
     EgressFirewall(Arc<str>, Arc<str>, Option<Arc<EgressFirewall>>),
+    /// What a FelixConfiguration, by its name, says of packets of pods to their own node.
+    EndpointToHost(Arc<str>, Option<EndpointToHost>),
     /// What the node is configured with.
     Config(Config),
 }
@@ -137,6 +139,20 @@ pub enum EgressPeer {
     Name(Arc<str>, BTreeSet<IpAddr>),
 }
 
+/// What becomes of packets of workloads to their own node once the egress policies of the workload allow
+/// them (`defaultEndpointToHostAction`, policy.md section 1.8). The default is that of Calico's manifests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum EndpointToHost {
+    /// They pass.
+    #[default]
+    Accept,
+    /// They are dropped.
+    Drop,
+    /// Other rules of the node decide. Policies of its host endpoints do not: they are about the node's own
+    /// interfaces.
+    Return,
+}
+
 /// What the node is configured with.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Config {
@@ -149,4 +165,43 @@ pub struct Config {
     /// What happens to an endpoint that no policy selects and that has no profile: allowed in Kubernetes' mode, denied in
     /// Calico's.
     pub allow_without_profile: bool,
+}
+
+// === impl EndpointToHost ===
+
+impl EndpointToHost {
+    /// The member of FelixConfiguration that says it.
+    pub const MEMBER: &'static str = "defaultEndpointToHostAction";
+
+    const EACH: [Self; 3] = [Self::Accept, Self::Drop, Self::Return];
+
+    /// The value with a name, in whichever case, as Felix reads it.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::EACH.into_iter().find(|it| it.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Accept => "Accept",
+            Self::Drop => "Drop",
+            Self::Return => "Return",
+        }
+    }
+
+    /// Whether a message of ICMPv6 passes whatever it is: those of multicast listeners and of neighbours,
+    /// without which the pod loses its node.
+    pub const fn spares(icmpv6_type: u8) -> bool {
+        matches!(icmpv6_type, 130..=133 | 135 | 136)
+    }
+}
+
+/// What counts on a node, and the FelixConfiguration that says it; that of the node goes before that of the
+/// cluster. `None` if neither does.
+pub fn endpoint_to_host<'a>(
+    all: &'a BTreeMap<Arc<str>, EndpointToHost>,
+    node: &str,
+) -> Option<(&'a Arc<str>, EndpointToHost)> {
+    let of_node = all.get_key_value(format!("node.{node}").as_str());
+    of_node.or_else(|| all.get_key_value("default")).map(|(name, action)| (name, *action))
 }

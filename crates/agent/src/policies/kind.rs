@@ -38,9 +38,9 @@ pub enum Source {
 
 use Kind::Records;
 use ResourceKind::{
-    GlobalNetworkPolicy, GlobalNetworkSet, HostEndpoint, KubernetesNetworkPolicy, NetworkPolicy, NetworkSet,
-    Profile, StagedGlobalNetworkPolicy, StagedKubernetesNetworkPolicy, StagedNetworkPolicy, Tier,
-    WorkloadEndpoint,
+    FelixConfiguration, GlobalNetworkPolicy, GlobalNetworkSet, HostEndpoint, KubernetesNetworkPolicy,
+    NetworkPolicy, NetworkSet, Profile, StagedGlobalNetworkPolicy, StagedKubernetesNetworkPolicy,
+    StagedNetworkPolicy, Tier, WorkloadEndpoint,
 };
 
 // === impl Wants ===
@@ -60,7 +60,7 @@ impl Wants {
         self.peers && other.peers || self.nodes && other.nodes || self.services && other.services
     }
 
-    /// Whether objects of this kind have to be watched. Policies and host endpoints always are.
+    /// Whether objects of this kind have to be watched. Some always are.
     pub fn covers(self, kind: Kind) -> bool {
         match kind {
             Kind::Nodes => self.nodes,
@@ -85,6 +85,7 @@ impl Source {
                 Records(GlobalNetworkSet),
                 Records(NetworkSet),
                 Records(HostEndpoint),
+                Records(FelixConfiguration),
                 Kind::Namespaces,
                 Kind::ServiceAccounts,
                 Kind::Pods,
@@ -99,6 +100,7 @@ impl Source {
                 Records(GlobalNetworkSet),
                 Records(NetworkSet),
                 Records(HostEndpoint),
+                Records(FelixConfiguration),
                 Records(Profile),
                 Records(WorkloadEndpoint),
                 Records(StagedGlobalNetworkPolicy),
@@ -153,9 +155,10 @@ impl Kind {
         )
     }
 
-    /// Whether its objects are watched always: policies, and host endpoints, which deny without one.
+    /// Whether its objects are watched always: policies, and what denies without one: host endpoints, and
+    /// Felix's settings, which may close the node to its pods.
     pub const fn is_always_watched(self) -> bool {
-        self.is_policy() || matches!(self, Self::Records(HostEndpoint))
+        self.is_policy() || matches!(self, Self::Records(HostEndpoint | FelixConfiguration))
     }
 
     /// Whether its objects are policies; the others are needed only if there is one.

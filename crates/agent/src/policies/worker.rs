@@ -370,7 +370,12 @@ impl Worker {
                 Update::Endpoint(key, endpoint) => self.apply_endpoint(key, endpoint),
                 Update::Tier(name, None) => self.remove_tier(name),
                 Update::Profile(name, profile) => self.apply_profile(name, profile),
-                other => self.engine.apply(other),
+                other => {
+                    if matches!(other, Update::EndpointToHost(..)) {
+                        self.hosts.renew();
+                    }
+                    self.engine.apply(other);
+                }
             }
         }
     }
@@ -519,7 +524,7 @@ impl Worker {
             return self.keep();
         }
         if is_idle && self.phase != Phase::Enforcing {
-            self.unguard_hosts();
+            self.guard_hosts();
             return self.stop(Phase::Open);
         }
         self.wants.peers = true;
@@ -695,7 +700,7 @@ impl Worker {
             Phase::Enforcing => self.kernel.restore_at.is_none(),
             Phase::Waiting | Phase::Aside => false,
         };
-        let in_force = in_force && self.hosts.are_in_force();
+        let in_force = in_force && self.hosts.are_in_force(&self.engine);
         self.shared.in_force.store(in_force, Ordering::Release);
         let denied = self.kernel.table.as_ref().map_or(0, russet_policy::Policies::denied_by_limit);
         self.metrics.denied_by_limit.set(count(denied));

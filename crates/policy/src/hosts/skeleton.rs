@@ -6,6 +6,14 @@
 //! chain forward     { type filter hook forward priority filter;     ct state related accept; ct direction reply accept
 //!                     meta nfproto ipv4 jump forward-in4; meta nfproto ipv4 jump forward-out4; meta nfproto ipv4 goto passed4; ...6 }
 //! chain postrouting { type filter hook postrouting priority filter; fib saddr type local goto output; ip6 saddr fe80::/10 goto output }
+//! chain from-pods   { type filter hook input priority 201; iifname { russ*, cali* } goto to-node, one rule each }
+//! chain to-node     { meta priority set 0:3; meta priority vmap @endpoint-to-host; goto not-to-node }
+//! chain may-to-node { meta priority set none; counter accept }
+//! chain not-to-node {
+//!     ct state related accept; ct direction reply accept
+//!     icmpv6 type { 130-133, 135, 136 } accept, one rule each
+//!     counter drop
+//! }
 //! chain output      { the common rules; meta nfproto ipv4 jump output4; meta nfproto ipv4 goto passed4; ...6 }
 //! common rules:
 //!     meta l4proto @ported meta l4proto . th dport @failsafe-in accept
@@ -38,6 +46,9 @@
 //! that no connection has to be remembered, and a change ends those that it forbids. A packet of a failsafe
 //! port is accepted before anything else is asked. A state travels in the packet's priority, as
 //! identities do in the table of decisions.
+//!
+//! What pods send to the node is decided last: behind the policies of the pods, which are what
+//! `russet flows` shows, and behind IPVS, which takes what is for a Service out of the same hook.
 
 use russet_addr::{Family, IfName};
 use russet_nft::{
@@ -48,8 +59,9 @@ use russet_verdict::evaluator::{Failsafe, FailsafePort};
 use russet_verdict::hosts::{Entrance, Side, State};
 use russet_verdict::ir::Direction;
 use russet_verdict::table::Word;
+use russet_verdict::world::EndpointToHost;
 
-use crate::policies::{limited_log, of, words};
+use crate::policies::{INPUT_PRIORITY_MAX, limited_log, of, words};
 use crate::priority::restored;
 use crate::ruleset::{CALICO_PREFIX, LINK_LOCAL, PREFIX};
 use crate::table_spec::TableSpec;
@@ -81,6 +93,8 @@ pub(super) struct Shape {
     pub priority_by_tos: bool,
     /// The UDP ports of the node's tunnels.
     pub tunnels: Vec<u16>,
+    /// What becomes of what pods send to the node.
+    pub endpoint_to_host: EndpointToHost,
 }
 
 const SIDES: [Side; 2] = [Side::Source, Side::Destination];
@@ -97,6 +111,14 @@ const LOG_ALLOWED: &str = "log-allowed";
 pub(crate) const DENYING: [&str; 2] = [DENIED, LOG_DENIED];
 /// The texts by which a logged packet is known again, with whether it passes.
 const LOG_PREFIXES: [(&str, bool); 2] = [("russet|D|host", false), ("russet|A|host", true)];
+const ENDPOINT_TO_HOST: &str = "endpoint-to-host";
+const TO_NODE: &str = "to-node";
+const MAY_TO_NODE: &str = "may-to-node";
+const NOT_TO_NODE: &str = "not-to-node";
+/// The key of the only element of the map that says what becomes of what pods send to the node.
+const TO_NODE_KEY: u32 = 3;
+/// Behind IPVS, and behind the decisions about what pods send, whatever the priority of that table.
+const LAST: i32 = INPUT_PRIORITY_MAX + 1;
 /// IP in IP and IPv6 in IP, whose other ends the overlay knows and guards.
 const ENCAPSULATED: [u8; 2] = [4, 41];
 const UDPLITE: u8 = 136;
@@ -207,6 +229,11 @@ pub(super) fn constants(shape: &Shape) -> Vec<(Set, Vec<Element>)> {
     let Failsafe { inbound, outbound } = Failsafe::default();
     let set = |name: &str, key: &[KeyType]| Set::new(&table(), name, key);
     let to_port = [KeyType::InetProto, KeyType::InetService];
+    let to_node = match shape.endpoint_to_host {
+        EndpointToHost::Accept | EndpointToHost::Return => MAY_TO_NODE,
+        EndpointToHost::Drop => NOT_TO_NODE,
+    };
+    let to_node = Element::new(KeyPart::class_id(TO_NODE_KEY)).verdict(Verdict::goto(to_node));
     let tunnels = shape.tunnels.iter().map(|number| port(L4::Udp as u8, *number)).collect();
     vec![
         (set(PORTED, &[KeyType::InetProto]), protocols(&ported)),
@@ -215,12 +242,14 @@ pub(super) fn constants(shape: &Shape) -> Vec<(Set, Vec<Element>)> {
         (set(FAILSAFE_IN, &to_port), failsafe(inbound)),
         (set(FAILSAFE_OUT, &to_port), failsafe(outbound)),
         (Set::verdict_map(&table(), WORDS, [KeyType::ClassId]), words),
+        (Set::verdict_map(&table(), ENDPOINT_TO_HOST, [KeyType::ClassId]), vec![to_node]),
     ]
 }
 
 fn chains() -> Vec<Chain> {
     let base = |name, hook, at| Chain::base(&table(), name, ChainKind::Filter, hook, at);
-    let mut names = ["output", DENIED, LOG_DENIED, LOG_ALLOWED].map(str::to_owned).to_vec();
+    let mut names =
+        ["output", DENIED, LOG_DENIED, LOG_ALLOWED, TO_NODE, MAY_TO_NODE, NOT_TO_NODE].map(str::to_owned).to_vec();
     for family in Family::BOTH {
         names.extend(Entrance::EACH.map(|entrance| of(name_of(entrance), family)));
         names.extend(["judge", "passed"].map(|it| of(it, family)));
@@ -232,6 +261,7 @@ fn chains() -> Vec<Chain> {
         ("input", Hook::Input, priority::FILTER),
         ("forward", Hook::Forward, priority::FILTER),
         ("postrouting", Hook::Postrouting, priority::FILTER),
+        ("from-pods", Hook::Input, LAST),
     ];
     regular.chain(hooks.map(|(name, hook, at)| base(name, hook, at))).collect()
 }
@@ -262,6 +292,26 @@ fn rules(shape: &Shape) -> Vec<Rule> {
         rules.extend(passed(family, shape));
     }
     rules.extend(ends());
+    rules.extend(from_pods());
+    rules
+}
+
+/// What pods send to the node itself. While the map is damaged it is dropped.
+fn from_pods() -> Vec<Rule> {
+    let prefixes = [PREFIX, CALICO_PREFIX];
+    let mut rules = prefixes.map(|prefix| rule("from-pods").iif_prefix(prefix).goto(TO_NODE)).to_vec();
+    rules.extend([
+        rule(TO_NODE).set_priority(TO_NODE_KEY),
+        rule(TO_NODE).vmap(&[Field::Priority], ENDPOINT_TO_HOST),
+        rule(TO_NODE).goto(NOT_TO_NODE),
+        rule(MAY_TO_NODE).set_priority(0),
+        rule(MAY_TO_NODE).counter().accept(),
+    ]);
+    rules.extend(tracked(NOT_TO_NODE));
+    let spared = (0..=u8::MAX).filter(|kind| EndpointToHost::spares(*kind));
+    rules.extend(spared.map(|kind| rule(NOT_TO_NODE).icmpv6_type(kind).accept()));
+    let why = format!("{} is Drop", EndpointToHost::MEMBER);
+    rules.push(rule(NOT_TO_NODE).counter().drop().comment(why));
     rules
 }
 

@@ -11,7 +11,7 @@
 //!     ip daddr @pods4 jump in4; meta l4proto @sampled ip daddr @pods4 jump sampled-in; goto judged4
 //! }
 //! chain reply4      { meta l4proto icmp accept; ip daddr @pods4 jump rout4; ip saddr @pods4 jump rin4; goto judged4 }
-//! chain local4      { ip saddr != @pods4 accept; ct direction reply accept; ct state ... ; jump out4; sampled as above; goto judged4 }
+//! chain local4      { for IPv6 icmpv6 type { 130, 131, 132 } accept; ip saddr != @pods4 accept; ct direction reply accept; ct state ... ; jump out4; sampled as above; goto judged4 }
 //! chain in4         {
 //!     fib saddr type local return
 //!     ip daddr @held4 goto denied-in
@@ -116,6 +116,8 @@ pub(super) const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Eg
 pub(super) const EPOCH_CHAIN: &str = "epoch";
 const FRESH: &str = "fresh";
 const PORTED: &str = "ported";
+/// Queries, reports and ends of multicast listeners of IPv6.
+const LISTENERS: [u8; 3] = [130, 131, 132];
 /// The protocols whose new connections are logged when they pass; empty while nothing asks for them.
 const SAMPLED: &str = "sampled";
 /// The priorities that the base chains may have: before the translation of sources.
@@ -123,6 +125,8 @@ pub(super) const CHAIN_PRIORITIES: std::ops::Range<i32> = priority::FILTER..prio
 /// How much later the chain of the hook input is called: behind IPVS (`NF_IP_PRI_NAT_SRC` - 2 and - 1). What IPVS takes
 /// away has its real server at postrouting, and is judged there; what it leaves is for the node, whatever the address.
 const BEHIND_IPVS: i32 = priority::SRCNAT + 1;
+/// The latest priority of that chain.
+pub(crate) const INPUT_PRIORITY_MAX: i32 = CHAIN_PRIORITIES.end - 1 + BEHIND_IPVS;
 
 // === impl Place ===
 
@@ -369,6 +373,8 @@ fn entrances(family: Family) -> Vec<Rule> {
     if family == Family::V6 {
         // Else every connection ends when an entry of the neighbour cache expires.
         rules.extend([&forwarded, &local].map(|chain| rule(chain).neighbour_discovery().accept()));
+        // The node is the multicast router of its pods, as with Felix.
+        rules.extend(LISTENERS.map(|kind| rule(&local).icmpv6_type(kind).accept()));
     }
     rules.extend([
         rule(&forwarded).saddr_not_in(family, &*pods).daddr_not_in(family, &*pods).accept(),

@@ -2,6 +2,7 @@
 //! `eth0`; objects are as `calicoctl` writes them.
 
 use std::collections::BTreeSet;
+use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use russet_addr::IfName;
@@ -205,6 +206,112 @@ fn p84_a_policy_before_the_translation_closes_a_port_of_the_node_that_leads_to_a
     });
 }
 
+fn felix(action: &str) -> Value {
+    object("FelixConfiguration", "default", json!({ "defaultEndpointToHostAction": action }))
+}
+
+/// Whether a message of ICMPv6 from a pod arrives at the node.
+fn message(netns: &str, kind: u8) -> bool {
+    let there = UdpSocket::from(raw(ip(NODE[1]), rustix::net::ipproto::ICMPV6));
+    there.set_nonblocking(false).unwrap();
+    there.set_read_timeout(Some(DROPPED)).unwrap();
+    let here = UdpSocket::from(inside(Some(netns), || raw(ip("::"), rustix::net::ipproto::ICMPV6)));
+    // The kernel writes the checksum.
+    let mut packet = [0x5e; 24];
+    packet[..4].copy_from_slice(&[kind, 0, 0, 0]);
+    here.send_to(&packet, (ip(NODE[1]), 0)).unwrap();
+    let mut buffer = [0; 64];
+    let is_it = |buffer: &[u8]| buffer[0] == kind && buffer[4..24] == packet[4..];
+    while let Ok(length) = there.recv(&mut buffer) {
+        if length == packet.len() && is_it(&buffer) {
+            return true;
+        }
+    }
+    false
+}
+
+// policy.md P86
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn p86_pods_reach_their_own_node_as_the_action_says_and_icmpv6_of_neighbours_passes() {
+    const WHY: &str = "defaultEndpointToHostAction is Drop";
+    at_an_uplink(|| {
+        let mut hosts = Hosts::open().unwrap();
+        let servers = NODE.map(|at| listen(None, at, 80));
+        let [in_b, outside, in_a] = [("b", "10.9.2.2"), ("out", OUT[0]), ("a", "10.9.1.2")]
+            .map(|(netns, at)| listen(Some(netns), at, 80));
+        let before = connected(Some("a"), NODE[0], &servers[0]);
+        let from_node = connected(None, "10.9.1.2", &in_a);
+        // Without a host endpoint nothing of the node's own interfaces is decided.
+        let report = guard(&mut hosts, &[felix("DROP")]);
+        assert_eq!(report.structure.as_deref(), Some("the table was missing"));
+        assert!(!carries(&before.0, &before.1, false), "a change ends connections");
+        for (at, server) in NODE.into_iter().zip(&servers) {
+            connect(Some("a"), at, 80, false);
+            connect(Some("c"), at, 80, false);
+            connected(Some("out"), at, server);
+        }
+        assert!(!pings("a", NODE[0]) && !pings("a", NODE[1]));
+        assert!(dropped(None, TABLE, WHY) >= 6);
+        // Others, replies to the node, and what a failsafe port is for others.
+        assert!(carries(&from_node.0, &from_node.1, true) && carries(&from_node.1, &from_node.0, true));
+        connected(Some("a"), "10.9.2.2", &in_b);
+        connected(Some("a"), OUT[0], &outside);
+        connected(None, "10.9.1.2", &in_a);
+        let _ssh = listen(None, NODE[0], 22);
+        connect(Some("a"), NODE[0], 22, false);
+        for (kind, passes) in
+            [(130, true), (131, true), (132, true), (133, true), (135, true), (128, false), (143, false)]
+        {
+            assert_eq!(message("a", kind), passes, "type {kind}");
+        }
+        // Policies of host endpoints are about other interfaces, whatever the action is.
+        for (action, passes) in [("Return", true), ("Drop", false), ("Accept", true)] {
+            let report = guard(&mut hosts, &[felix(action), host("*")]);
+            assert_eq!(report.structure, None);
+            for (at, server) in NODE.into_iter().zip(&servers) {
+                match passes {
+                    true => _ = connected(Some("a"), at, server),
+                    false => _ = connect(Some("a"), at, 80, false),
+                }
+                connect(Some("out"), at, 80, false);
+            }
+            assert!(message("a", 135));
+        }
+        // The node's own settings.
+        let of_node =
+            object("FelixConfiguration", "node.n1", json!({ "defaultEndpointToHostAction": "Drop" }));
+        guard(&mut hosts, &[felix("Accept"), of_node]);
+        connect(Some("a"), NODE[0], 80, false);
+        assert!(hosts.withdraw().unwrap());
+        connected(Some("a"), NODE[0], &servers[0]);
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn what_the_action_drops_stays_dropped_while_all_else_of_the_table_changes() {
+    on_a_node(|| {
+        let mut hosts = Hosts::open().unwrap();
+        let receiver = udp(None, NODE[0], 9000);
+        let sender = udp(Some("a"), "10.9.1.2", 9001);
+        let open = policy(json!({ "selector": "all()", "ingress": [{ "action": "Allow" }] }));
+        let tables = [table(&[felix("Drop"), host("*"), open]), table(&[felix("Drop")])];
+        assert!(sends(&sender, &receiver));
+        hosts.apply(&tables[1], &BTreeSet::new()).unwrap();
+        let to = receiver.local_addr().unwrap();
+        russet_testkit::forged::while_sending(&sender, to, |_| {
+            for round in 0..60 {
+                if round % 3 == 0 {
+                    run("nft", &[format!("flush map {TABLE} endpoint-to-host").as_str()]);
+                }
+                hosts.apply(&tables[round % 2], &BTreeSet::from([4789])).unwrap();
+            }
+        });
+        assert!(receiver.recv_from(&mut [0; 8]).is_err(), "a packet passed");
+    });
+}
+
 // doNotTrack is not enforced, and so without effect
 #[test]
 fn a_policy_before_connection_tracking_changes_nothing() {
@@ -394,6 +501,8 @@ fn a_restart_of_what_guards_writes_nothing_and_a_damage_is_repaired() {
             format!("flush map {TABLE} others"),
             format!("flush map {TABLE} source-ranges4"),
             format!("flush set {TABLE} failsafe-in"),
+            format!("flush map {TABLE} endpoint-to-host"),
+            format!("flush chain {TABLE} from-pods"),
             format!("flush chain {TABLE} judge4"),
             format!("add chain {TABLE} x; add rule {TABLE} x accept"),
         ] {

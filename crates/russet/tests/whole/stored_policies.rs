@@ -380,6 +380,46 @@ fn objects_that_calicoctl_writes_are_in_force_and_their_bytes_stay() {
     assert!(left.iter().all(|(key, record)| written.get(key) == Some(record)), "{left:?}");
 }
 
+// policy.md P86
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: calico, calicoctl, etcd, ping, nft"]
+fn p86_a_felix_configuration_of_calicoctl_closes_nodes_to_their_own_pods_and_outlasts_the_agent() {
+    const NODES: [&str; 2] = ["10.77.0.11", "10.77.0.12"];
+    let felix = |name: &str, action: &str| {
+        resource("FelixConfiguration", name, json!({ "defaultEndpointToHostAction": action }))
+    };
+    let mut setup = Setup::new();
+    setup.expect(true, true);
+    let own = |setup: &Setup| {
+        let pings = |pod: &Pod, at| pod.pod.pings(&["-W", "1", at]);
+        [pings(&setup.client, NODES[0]), pings(&setup.other, NODES[1])]
+    };
+    assert_eq!(own(&setup), [true, true], "nothing is said of it");
+    setup.calicoctl("apply", &felix("default", "Drop"));
+    eventually(TIMEOUT, || own(&setup) == [false, false]);
+    assert!(setup.client.reaches(&setup.server) && !setup.has_table(), "policies decide nothing");
+    let probe = format!("ping -c 1 -W 1 {}", setup.client.address);
+    assert!(setup.one.netns().with(|| succeeds(&probe)).unwrap(), "a node reaches its own pods");
+    let explain = |setup: &Setup| setup.one.russet_inside(&["explain", "default/client", NODES[0], "icmp"]);
+    let answer = explain(&setup);
+    let why = "defaultEndpointToHostAction of FelixConfiguration default is Drop";
+    assert!(answer.status == 3 && answer.stdout.contains(why), "{answer:?}");
+
+    setup.one.stop_agent();
+    assert_eq!(own(&setup), [false, false]);
+    let _agent = setup.one.spawn_agent();
+    let_pass(Duration::from_secs(2));
+    assert_eq!(own(&setup), [false, false]);
+    setup.calicoctl("apply", &felix("node.n1", "Accept"));
+    eventually(TIMEOUT, || own(&setup) == [true, false]);
+    assert_eq!(explain(&setup).status, 0);
+    setup.calicoctl("delete", &felix("default", "Drop"));
+    eventually(TIMEOUT, || own(&setup) == [true, true]);
+    let has_table =
+        |node: &TestNode| node.netns().with(|| succeeds("nft list table inet russet-hosts")).unwrap();
+    assert!(!has_table(&setup.one) && !has_table(&setup.two));
+}
+
 #[test]
 #[ignore = "root: makes network namespaces; tool: ping, nft"]
 fn policies_of_the_embedded_store_are_in_force_without_etcd_and_kubernetes() {

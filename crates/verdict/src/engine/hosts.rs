@@ -25,7 +25,7 @@ use super::stored::StoredEndpoint;
 use crate::hosts::{Entrance, HostTable, Next, Side, Span, State, TooLarge, Way};
 use crate::ir::{Direction, Entity, HostUse, Order, Policy, Port, Protocol, Rule, TierDefault};
 use crate::table::Part;
-use crate::world::{EndpointKey, EndpointKind};
+use crate::world::{EndpointKey, EndpointKind, EndpointToHost};
 use spans::{Answers, Found, Spans, address_of, ranges};
 
 /// The interfaces of a node that are not workloads', with their addresses.
@@ -67,12 +67,17 @@ impl Engine {
             questions: BTreeMap::new(),
             answers: BTreeMap::new(),
             numbers: BTreeMap::new(),
-            table: HostTable::default(),
+            table: HostTable { endpoint_to_host: self.endpoint_to_host(), ..HostTable::default() },
         };
         for (interface, endpoint) in guarded(&self.store, interfaces) {
             builder.add(interface.as_ref(), endpoint)?;
         }
         Ok(builder.table)
+    }
+
+    /// What becomes of packets of this node's workloads to the node, once their policies allow them.
+    pub fn endpoint_to_host(&self) -> EndpointToHost {
+        self.store.endpoint_to_host()
     }
 }
 

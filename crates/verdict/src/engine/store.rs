@@ -13,7 +13,8 @@ use super::packed::PackedPolicy;
 use super::stored::{StoredEndpoint, Texts};
 use crate::ir::{PolicyId, Profile, ServiceId, Tier};
 use crate::world::{
-    Config, EgressFirewall, EndpointKey, EndpointKind, NetworkSet, Node, Service, SetId, Update,
+    Config, EgressFirewall, EndpointKey, EndpointKind, EndpointToHost, NetworkSet, Node, Service, SetId,
+    Update, endpoint_to_host,
 };
 
 /// The namespace and the name of an EgressNetworkPolicy.
@@ -38,6 +39,8 @@ pub(super) struct Store {
     pub(super) nodes: Objects<NodeName, Arc<Node>>,
     pub(super) firewalls: Objects<FirewallKey, Arc<EgressFirewall>>,
     pub(super) config: Objects<(), Config>,
+    /// By the names of FelixConfigurations. Only the table of host endpoints depends on it.
+    pub(super) to_host: BTreeMap<Arc<str>, EndpointToHost>,
     /// The texts of endpoints and of the names of policies.
     texts: Texts,
     /// The endpoints that inherit from a profile.
@@ -124,6 +127,8 @@ impl Store {
             Update::Service(key, value) => self.services.put(key, value),
             Update::Node(key, value) => self.nodes.put(key, value),
             Update::EgressFirewall(namespace, name, value) => self.firewalls.put((namespace, name), value),
+            Update::EndpointToHost(name, Some(value)) => _ = self.to_host.insert(name, value),
+            Update::EndpointToHost(name, None) => _ = self.to_host.remove(&name),
             Update::Config(config) => self.config.put((), Some(config)),
         }
     }
@@ -131,6 +136,12 @@ impl Store {
     /// What the node is configured with, if anything.
     pub(super) fn config(&self) -> Option<&Config> {
         self.config.get(&())
+    }
+
+    /// What becomes of packets of this node's workloads to the node itself.
+    pub(super) fn endpoint_to_host(&self) -> EndpointToHost {
+        let node = self.config().map(|config| Arc::clone(&config.node)).unwrap_or_default();
+        endpoint_to_host(&self.to_host, &node).map(|(_, action)| action).unwrap_or_default()
     }
 
     /// Brings the indexes up to date with an endpoint that was `old`.

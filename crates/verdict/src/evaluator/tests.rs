@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::*;
 use crate::ir::{Directions, Entity, Icmp, PolicyKind, Port, StagedAction};
-use crate::world::{Config, EgressFirewall, EndpointKind, NamedPort, NetworkSet, SetId, Update};
+use crate::world::{Config, EgressFirewall, EndpointKind, NamedPort, NetworkSet, Node, SetId, Update};
 use russet_model::Selector;
 
 fn text(text: &str) -> Arc<str> {
@@ -528,6 +528,56 @@ mod hosts {
         assert!(!to(Stage::Forward, 80) && !to(Stage::Local, 80));
         // Its end of tier denies what no rule names.
         assert!(!to(Stage::Forward, 81));
+    }
+
+    fn node(name: &str, at: &str) -> Update {
+        let node = Node { addresses: BTreeSet::from([address(at)]), ..Node::default() };
+        Update::Node(russet_addr::NodeName::new(name).unwrap(), Some(Arc::new(node)))
+    }
+
+    fn to_host(configuration: &str, action: EndpointToHost) -> Update {
+        Update::EndpointToHost(text(configuration), Some(action))
+    }
+
+    // policy.md P86
+    #[test]
+    fn p86_an_action_decides_what_becomes_of_packets_of_pods_to_their_own_node() {
+        let judged = |more: Vec<Update>, to: &str| {
+            let nodes = vec![node("n1", "192.168.0.1"), node("n2", "192.168.0.2")];
+            ask(&world([nodes, more].concat()), &flow("10.0.0.1", to, Protocol::TCP, 80))
+        };
+        assert_eq!(judged(Vec::new(), "192.168.0.1").ingress.reason, Reason::NoEndpoint);
+        let own = |action| judged(vec![to_host("default", action)], "192.168.0.1").allowed();
+        let each = [EndpointToHost::Accept, EndpointToHost::Return, EndpointToHost::Drop];
+        assert_eq!(each.map(own), [true, true, false]);
+        // Egress is judged before, and in none of the cases replaced.
+        let closed = put(Policy {
+            directions: Directions { ingress: false, egress: true },
+            subject: selector("all()"),
+            ..policy("default", "p", 1.0, Vec::new())
+        });
+        let accept = to_host("default", EndpointToHost::Accept);
+        assert!(!judged(vec![closed, accept], "192.168.0.1").allowed());
+        // Another node, and another pod.
+        let drop = || to_host("default", EndpointToHost::Drop);
+        assert!(judged(vec![drop()], "192.168.0.2").allowed() && judged(vec![drop()], "10.0.0.2").allowed());
+        // What is said of the node itself goes before.
+        let of_node = to_host("node.n1", EndpointToHost::Return);
+        let trace = judged(vec![drop(), of_node, to_host("node.n2", EndpointToHost::Drop)], "192.168.0.1");
+        let reason =
+            Reason::EndpointToHost { configuration: text("node.n1"), action: EndpointToHost::Return };
+        assert_eq!((trace.allowed(), trace.ingress.reason), (true, reason));
+    }
+
+    #[test]
+    fn p86_neighbours_and_listeners_pass_whatever_the_action_is() {
+        let drop = to_host("default", EndpointToHost::Drop);
+        let snapshot = world(vec![node("n1", "fd00::1"), pod("d", "fd01::1"), drop]);
+        let passes = |kind: &u8| {
+            let message = u16::from_be_bytes([*kind, 0]);
+            ask(&snapshot, &flow("fd01::1", "fd00::1", Protocol::ICMPV6, message)).allowed()
+        };
+        assert_eq!((0..=u8::MAX).filter(passes).collect::<Vec<_>>(), [130, 131, 132, 133, 135, 136]);
     }
 
     // policy.md P84 and P85

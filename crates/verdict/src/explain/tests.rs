@@ -60,6 +60,26 @@ fn a_denied_flow_is_explained_with_the_rules_that_did_not_match() {
     assert_eq!(explanation.to_string().lines().collect::<Vec<_>>(), wanted);
 }
 
+// policy.md P86
+#[test]
+fn p86_what_a_pod_sends_to_its_own_node_is_explained_with_the_configuration_that_decides() {
+    let felix = |action: &str| {
+        json!({"apiVersion": "projectcalico.org/v3", "kind": "FelixConfiguration",
+            "metadata": {"name": "node.n1"}, "spec": {"defaultEndpointToHostAction": action}})
+    };
+    let explained = |documents: &[Value], to: &str| {
+        let snapshot = world(documents);
+        explained(&snapshot, "x/a", to, "10250").to_string()
+    };
+    let text = explained(&[felix("Drop")], "node:n1");
+    let why = "DENIED   defaultEndpointToHostAction of FelixConfiguration node.n1 is Drop";
+    assert!(text.contains(" tcp/10250: DENIED ingress of ") && text.contains(why), "{text}");
+    let text = explained(&[felix("Return")], "node:n1");
+    assert!(text.contains("node.n1 is Return: other rules of the node decide"), "{text}");
+    assert!(explained(&[felix("Drop")], "node:n2").contains(": ALLOWED"));
+    assert!(explained(&[], "node:n1").contains("it is no pod, so no policy counts"));
+}
+
 #[test]
 fn a_name_with_a_newline_stays_in_its_line() {
     let mut hostile = from_b();

@@ -13,7 +13,9 @@ use serde_json::Value;
 use super::read::Metadata;
 use crate::ir::Problem;
 
-pub(super) use objects::{host_endpoint, network_set, profile, set_id, tier, workload_endpoint};
+pub(super) use objects::{
+    endpoint_to_host, host_endpoint, network_set, profile, set_id, tier, workload_endpoint,
+};
 pub(super) use policy::{policy, read as converted_policy, staged_action};
 
 /// The annotation with the v3 metadata of an object that is a custom resource.

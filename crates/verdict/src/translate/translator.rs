@@ -46,6 +46,7 @@ pub(super) enum Kind {
     HostEndpoint,
     NetworkSet,
     GlobalNetworkSet,
+    FelixConfiguration,
     Node,
     EndpointSlice,
     EgressNetworkPolicy,
@@ -91,6 +92,7 @@ impl Kind {
             "NetworkSet" => Self::NetworkSet,
             "GlobalNetworkSet" => Self::GlobalNetworkSet,
             "HostEndpoint" => Self::HostEndpoint,
+            "FelixConfiguration" => Self::FelixConfiguration,
             "WorkloadEndpoint" => Self::WorkloadEndpoint,
             _ => return None,
         })
@@ -206,6 +208,7 @@ impl Translator {
             Kind::NetworkSet | Kind::GlobalNetworkSet => {
                 vec![Update::NetworkSet(calico::set_id(&metadata, kind == Kind::GlobalNetworkSet)?, None)]
             }
+            Kind::FelixConfiguration => vec![Update::EndpointToHost(metadata.name.into(), None)],
             Kind::Node => vec![Update::Node(metadata.node_name()?, None)],
         })
     }
@@ -287,6 +290,9 @@ fn object(
             let global = kind == Kind::GlobalNetworkSet;
             let set = calico::network_set(document, global, problems)?;
             Update::NetworkSet(calico::set_id(metadata, global)?, Some(Arc::new(set)))
+        }
+        Kind::FelixConfiguration => {
+            Update::EndpointToHost(metadata.name.into(), calico::endpoint_to_host(document, problems))
         }
         Kind::Node => Update::Node(metadata.node_name()?, Some(Arc::new(kubernetes::node(document)?))),
         _ => {

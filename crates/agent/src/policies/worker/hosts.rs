@@ -1,5 +1,6 @@
-//! Host endpoints of this node: what its own interfaces may carry (policy.md section 1.8). The kernel has
-//! a table for them only while one names this node.
+//! Host endpoints of this node: what its own interfaces may carry, and what its pods may send to it
+//! (policy.md section 1.8). The kernel has a table for that only while a host endpoint names this node, or
+//! the action for what pods send to it is Drop.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +11,7 @@ use russet_netlink::{NetlinkError, Socket};
 use russet_policy::{Hosts as Table, PolicyError, hosts_table};
 use russet_verdict::engine::{Engine, Interfaces};
 use russet_verdict::hosts::HostTable;
-use russet_verdict::world::{Endpoint, EndpointKey, EndpointKind};
+use russet_verdict::world::{Endpoint, EndpointKey, EndpointKind, EndpointToHost};
 
 use super::{RETRY, Worker};
 
@@ -66,9 +67,14 @@ impl Hosts {
         self.links.interfaces.get(interface).cloned().unwrap_or_default()
     }
 
-    /// Whether what host endpoints say is in force.
-    pub(super) fn are_in_force(&self) -> bool {
-        if self.own.is_empty() { !self.may_exist } else { self.in_force.is_some() }
+    /// Whether there is anything for a table to hold.
+    fn are_needed(&self, engine: &Engine) -> bool {
+        self.is_any() || engine.endpoint_to_host() == EndpointToHost::Drop
+    }
+
+    /// Whether what host endpoints and Felix's settings say is in force.
+    pub(super) fn are_in_force(&self, engine: &Engine) -> bool {
+        if self.are_needed(engine) { self.in_force.is_some() } else { !self.may_exist }
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
@@ -78,6 +84,11 @@ impl Hosts {
     /// The kernel may hold something else than what is known.
     pub(super) fn doubt(&mut self) {
         (self.held, self.in_force, self.due, self.may_exist) = (None, None, None, true);
+    }
+
+    /// Something is to be put into force that the engine's version does not tell.
+    pub(super) fn renew(&mut self) {
+        (self.in_force, self.due) = (None, None);
     }
 
     /// Notes an endpoint of this node, or that there is none.
@@ -102,7 +113,8 @@ impl Hosts {
             (self.held, self.may_exist) = (None, true);
             let report = self.open()?.apply(&wanted, &links.tunnels)?;
             if let Some(structure) = report.structure {
-                tracing::info!(%structure, elements = report.elements, "host endpoints are in force");
+                let to_host = wanted.endpoint_to_host.name();
+                tracing::info!(%structure, elements = report.elements, to_host, "host endpoints are in force");
             }
         }
         (self.held, self.links, self.in_force) = (Some(wanted), links, Some(engine.version()));
@@ -118,7 +130,10 @@ impl Hosts {
 
     fn withdraw(&mut self) -> Result<(), PolicyError> {
         if self.open()?.withdraw()? {
-            tracing::info!("no host endpoint counts on this node: table {} is removed", hosts_table());
+            tracing::info!(
+                "nothing is decided of the node's own packets: table {} is removed",
+                hosts_table()
+            );
         }
         (self.held, self.may_exist) = (None, false);
         Ok(())
@@ -148,7 +163,7 @@ impl Links {
 impl Worker {
     /// Has the kernel hold what host endpoints decide, as of the last flush.
     pub(super) fn guard_hosts(&mut self) {
-        if !self.hosts.is_any() {
+        if !self.hosts.are_needed(&self.engine) {
             return self.unguard_hosts();
         }
         let now = Instant::now();

@@ -80,7 +80,8 @@ const COLLECTIONS: [Collection; 7] = [
     collection(SLICES, "discovery.k8s.io/v1", "EndpointSlice", false),
 ];
 /// Calico's resources on which policies depend, in every datastore.
-const RECORDS: [ResourceKind; 6] = [
+const RECORDS: [ResourceKind; 7] = [
+    ResourceKind::FelixConfiguration,
     ResourceKind::GlobalNetworkPolicy,
     ResourceKind::GlobalNetworkSet,
     ResourceKind::HostEndpoint,

@@ -8,7 +8,7 @@ use super::rule::{Scope, rules};
 use crate::ir::{Direction, Order, Problem, Profile, Protocol, Tier, TierDefault};
 use crate::translate::read::{At, Metadata, Problems};
 use crate::translate::{labels, ports};
-use crate::world::{Endpoint, EndpointKind, NamedPort, NetworkSet, SetId};
+use crate::world::{Endpoint, EndpointKind, EndpointToHost, NamedPort, NetworkSet, SetId};
 
 /// The interface of a host endpoint that is all interfaces which are not of workloads.
 const ALL_INTERFACES: &str = "*";
@@ -29,6 +29,24 @@ pub(in crate::translate) fn tier(document: &At<'_>, problems: &mut Problems) -> 
         }
     };
     Ok(Tier { order, default_action })
+}
+
+/// Reads what a FelixConfiguration says of packets of pods to their own node; nothing if it lacks the
+/// member. A value that is none of Felix's drops them.
+pub(in crate::translate) fn endpoint_to_host(
+    document: &At<'_>,
+    problems: &mut Problems,
+) -> Option<EndpointToHost> {
+    let spec = document.member("spec")?;
+    let action = match spec.opt_text(EndpointToHost::MEMBER) {
+        Ok(None) => return None,
+        Ok(Some(name)) => EndpointToHost::named(name),
+        Err(_) => None,
+    };
+    if action.is_none() {
+        problems.push(spec.problem_of(EndpointToHost::MEMBER, "Accept, Drop or Return is wanted; it drops"));
+    }
+    Some(action.unwrap_or(EndpointToHost::Drop))
 }
 
 /// Reads a profile.

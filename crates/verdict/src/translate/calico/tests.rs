@@ -7,8 +7,8 @@ use crate::ir::{
     TierDefault,
 };
 use crate::translate::testing::{almost, paths, pod_labels, policy, selects};
-use crate::translate::{RULES_PER_POLICY_MAX, document};
-use crate::world::{Endpoint, EndpointKind, NetworkSet, Update};
+use crate::translate::{RULES_PER_POLICY_MAX, Translator, document};
+use crate::world::{Endpoint, EndpointKind, EndpointToHost, NetworkSet, Update};
 
 fn wrapped(kind: &str, metadata: Value, spec: Value) -> Value {
     let mut value =
@@ -424,6 +424,37 @@ fn host_and_workload_endpoints_are_read() {
     assert_eq!((&*workload.name, workload.labels.len(), workload.ports.len()), ("web", 3, 1));
     assert_eq!(workload.ports[0].protocol, Protocol::UDP);
     assert!(document(&wrapped("HostEndpoint", json!({}), json!({}))).is_err(), "no node");
+}
+
+#[test]
+fn a_felix_configuration_says_what_becomes_of_packets_of_pods_to_their_node() {
+    let read = |spec: Value| {
+        let metadata = json!({"name": "node.n1"});
+        let object = json!({"apiVersion": "crd.projectcalico.org/v1", "kind": "FelixConfiguration",
+            "metadata": metadata, "spec": spec});
+        let translated = Translator::default().put(&object);
+        match translated.updates.as_slice() {
+            [Update::EndpointToHost(name, action)] if &**name == "node.n1" => {
+                (*action, translated.problems.len())
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let of = |value: Value| read(json!({"vxlanVNI": "no number", "defaultEndpointToHostAction": value}));
+    for (name, action) in [
+        ("Accept", EndpointToHost::Accept),
+        ("DROP", EndpointToHost::Drop),
+        ("return", EndpointToHost::Return),
+    ] {
+        assert_eq!(of(json!(name)), (Some(action), 0));
+    }
+    for unset in [json!({}), json!(null), json!([])] {
+        assert_eq!(read(unset), (None, 0));
+    }
+    assert_eq!((of(json!("")), of(json!(null))), ((None, 0), (None, 0)));
+    for wrong in [json!("Deny"), json!(true), json!(["Accept"])] {
+        assert_eq!(of(wrong), (Some(EndpointToHost::Drop), 1));
+    }
 }
 
 #[test]

@@ -200,6 +200,7 @@ fn every_object_can_be_removed_by_its_kind_and_names_alone() {
         ("projectcalico.org/v3", "NetworkSet"),
         ("projectcalico.org/v3", "GlobalNetworkSet"),
         ("projectcalico.org/v3", "HostEndpoint"),
+        ("crd.projectcalico.org/v1", "FelixConfiguration"),
         ("projectcalico.org/v3", "WorkloadEndpoint"),
     ] {
         let removed = all

@@ -47,6 +47,64 @@ fn has_table() -> bool {
 
 const HOSTS: Kind = Kind::Records(ResourceKind::HostEndpoint);
 
+const FELIX: Kind = Kind::Records(ResourceKind::FelixConfiguration);
+
+fn felix(action: &str) -> Change {
+    let spec = json!({ "defaultEndpointToHostAction": action });
+    Change::Put(FELIX, json!({ "metadata": { "name": "default" }, "spec": spec }))
+}
+
+// policy.md P86
+#[test]
+#[ignore = "kernel: nf_tables, root; tools: nft"]
+fn p86_the_table_is_there_while_pods_may_not_reach_this_node() {
+    in_netns_with_loopback(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let drops = || run("nft", &["list map inet russet-hosts endpoint-to-host"]).contains("not-to-node");
+        let mut worker = worker(dir.path());
+        list(&mut worker, |kind| kind.is_always_watched());
+        assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        worker.take(felix("Drop"));
+        step(&mut worker);
+        assert!(has_table() && drops() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(!worker.shared.wants.borrow().peers, "nothing else depends on it");
+
+        // Another program's change, and a restart.
+        run("nft", &["delete table inet russet-hosts"]);
+        worker.hosts.doubt();
+        step(&mut worker);
+        assert!(drops());
+        let mut worker = self::worker(dir.path());
+        step(&mut worker);
+        list(&mut worker, |kind| kind.is_always_watched() && *kind != FELIX);
+        assert!(drops(), "it is not known yet that it is not dropped");
+        worker.take(Change::Begin(FELIX));
+        worker.take(felix("drop"));
+        worker.take(Change::Complete(FELIX));
+        step(&mut worker);
+        assert!(drops() && worker.shared.in_force.load(Ordering::Acquire));
+
+        // Felix itself, a host endpoint, and another action.
+        worker.meet(Felix::Filtering);
+        step(&mut worker);
+        assert!(!has_table());
+        worker.meet(Felix::Absent);
+        worker.take(Change::Put(HOSTS, host("n1")));
+        list(&mut worker, |kind| !kind.is_always_watched());
+        assert!(drops());
+        worker.take(felix("Return"));
+        step(&mut worker);
+        assert!(has_table() && !drops() && worker.shared.in_force.load(Ordering::Acquire));
+        worker.take(felix("Drop"));
+        worker.take(Change::Deleted(HOSTS, host("n1")));
+        step(&mut worker);
+        assert!(drops());
+        worker.take(Change::Deleted(FELIX, json!({ "metadata": { "name": "default" } })));
+        step(&mut worker);
+        assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire));
+    });
+}
+
 #[test]
 #[ignore = "kernel: nf_tables, root; tools: nft"]
 fn the_table_is_there_while_a_host_endpoint_names_this_node_and_felix_is_away() {
