@@ -33,6 +33,15 @@ pub enum Entrance {
     ForwardOut,
     /// They come in, and their destination is not translated yet.
     PreDnat,
+    /// They come in, before connection tracking: whether something forbids it.
+    RawIn,
+    /// They go out from the node itself, before connection tracking: whether something forbids it.
+    RawOut,
+    /// They come in, before connection tracking: whether a rule allows it, so that they are not tracked and
+    /// nothing else is asked of them.
+    UntrackedIn,
+    /// The same of those that go out from the node itself.
+    UntrackedOut,
 }
 
 /// An end of a packet.
@@ -106,17 +115,30 @@ pub struct TooLarge;
 
 impl Entrance {
     /// All of them.
-    pub const EACH: [Self; 5] = [Self::Input, Self::Output, Self::ForwardIn, Self::ForwardOut, Self::PreDnat];
+    pub const EACH: [Self; 9] = [
+        Self::Input,
+        Self::Output,
+        Self::ForwardIn,
+        Self::ForwardOut,
+        Self::PreDnat,
+        Self::RawIn,
+        Self::RawOut,
+        Self::UntrackedIn,
+        Self::UntrackedOut,
+    ];
 
     /// The direction, seen from the interface.
     pub const fn direction(self) -> Direction {
         match self {
-            Self::Input | Self::ForwardIn | Self::PreDnat => Direction::Ingress,
-            Self::Output | Self::ForwardOut => Direction::Egress,
+            Self::Input | Self::ForwardIn | Self::PreDnat | Self::RawIn | Self::UntrackedIn => {
+                Direction::Ingress
+            }
+            Self::Output | Self::ForwardOut | Self::RawOut | Self::UntrackedOut => Direction::Egress,
         }
     }
 
-    /// Whether one end of its packets is the node itself.
+    /// Whether one end of its packets is the node itself, and what policies do not decide is left to
+    /// profiles.
     pub const fn is_local(self) -> bool {
         matches!(self, Self::Input | Self::Output)
     }
@@ -129,7 +151,7 @@ impl State {
     /// interfaces may not.
     pub const OPEN: Self = Self(2);
     /// The smallest number that is given.
-    pub const FIRST: u32 = 16;
+    pub const FIRST: u32 = 32;
     /// The largest number that is given.
     pub const LAST: u32 = 0xfffe_ffff;
 

@@ -1,11 +1,48 @@
 //! Sets, chains and rules of the table; their number does not depend on that of policies. Pure.
 //!
 //! ```text
-//! chain input       { type filter hook input priority filter;       the common rules; meta nfproto ipv4 jump input4; ...6; meta priority set none }
-//! chain prerouting  { type filter hook prerouting priority mangle;  the common rules; meta nfproto ipv4 jump pre-dnat4; ...6; meta priority set none }
-//! chain forward     { type filter hook forward priority filter;     ct state related accept; ct direction reply accept
-//!                     meta nfproto ipv4 jump forward-in4; meta nfproto ipv4 jump forward-out4; meta nfproto ipv4 goto passed4; ...6 }
+//! chain raw-prerouting { type filter hook prerouting priority raw; what passes; meta l4proto @ported meta l4proto . th sport @failsafe-out accept
+//!                     meta priority set none; meta nfproto ipv4 jump raw-in4; ...6
+//!                     meta priority set none; meta nfproto ipv4 jump untracked-in4; ...6
+//!                     meta priority WORD counter notrack, for the words that allow; meta priority set none }
+//! chain raw-output  { type filter hook output priority raw; the same with raw-out4, untracked-out4 and failsafe-in; goto passed4 }
+//! chain prerouting  { type filter hook prerouting priority mangle; what passes; tracked; ct state untracked goto prerouting-untracked4, ...6; jump pre-dnat4, ...6; goto cleared }
+//! chain input       { type filter hook input priority filter; the same with input-untracked4 and input4 }
+//! chain forward     { type filter hook forward priority filter; tracked; ct state untracked goto forward-untracked4, ...6
+//!                     meta nfproto ipv4 jump forward-in4, ...6; meta nfproto ipv4 goto forward-rest4, ...6 }
+//! chain forward-rest4 { jump forward-out4; goto passed4 }
 //! chain postrouting { type filter hook postrouting priority filter; fib saddr type local goto output; ip6 saddr fe80::/10 goto output }
+//! chain output      { what passes; tracked; ct state untracked goto output-untracked4, ...6; jump output4, ...6; goto passed4, ...6 }
+//! what passes:
+//!     meta l4proto @ported meta l4proto . th dport @failsafe-in accept
+//!     meta l4proto @ported meta l4proto . th dport @tunnels accept; meta l4proto @encapsulations accept
+//!     icmpv6 type 133-136 ip6 hoplimit 255 accept; icmpv6 type { 130, 131, 132, 143 } accept, one rule each
+//! tracked:
+//!     ct state related accept; ct direction reply accept
+//! chain input-untracked4 {
+//!     meta priority set none; jump untracked-in4; meta priority WORD goto cleared, for the words that allow
+//!     jump input4; goto cleared
+//! }
+//! chain input4      {
+//!     iifname { lo, russ*, cali* } return, one rule each
+//!     meta priority set none; meta priority set iifname map @ways-input4
+//!     meta priority none meta priority set 0:4; meta priority set meta priority map @others; meta priority 0:4 return
+//!     meta priority 0:2 return
+//!     goto judge4
+//! }
+//! chain untracked-in4 { the same, but goto find4 }
+//! chain find4       {
+//!     meta priority set meta priority . ip saddr map @sources4; the same with source-ranges4
+//!     meta priority set meta priority . ip daddr map @destinations4; the same with destination-ranges4
+//!     meta priority set meta priority . meta l4proto . th dport map @ports; the same with port-ranges, protocols and rest
+//!     meta priority set meta priority . th sport map @source-ports
+//! }
+//! chain judge4      { jump find4; meta priority vmap @words; goto denied }
+//! chain passed4     { restore the priority }
+//! chain cleared     { meta priority set none }
+//! chain denied      { limit rate 100/second burst 100 packets counter log prefix "russet|D|host" group 7273 snaplen 96; counter drop }
+//! chain log-denied  { the same, for what a rule asks to log }
+//! chain log-allowed { limit rate 100/second burst 100 packets counter log prefix "russet|A|host" group 7273 snaplen 96 }
 //! chain from-pods   { type filter hook input priority 201; iifname { russ*, cali* } goto to-node, one rule each }
 //! chain to-node     { meta priority set 0:3; meta priority vmap @endpoint-to-host; goto not-to-node }
 //! chain may-to-node { meta priority set none; counter accept }
@@ -14,31 +51,6 @@
 //!     icmpv6 type { 130-133, 135, 136 } accept, one rule each
 //!     counter drop
 //! }
-//! chain output      { the common rules; meta nfproto ipv4 jump output4; meta nfproto ipv4 goto passed4; ...6 }
-//! common rules:
-//!     meta l4proto @ported meta l4proto . th dport @failsafe-in accept
-//!     meta l4proto @ported meta l4proto . th dport @tunnels accept; meta l4proto @encapsulations accept
-//!     icmpv6 type 133-136 ip6 hoplimit 255 accept; icmpv6 type { 130, 131, 132, 143 } accept, one rule each
-//!     ct state related accept; ct direction reply accept
-//! chain input4      {
-//!     iifname { lo, russ*, cali* } return, one rule each
-//!     meta priority set none; meta priority set iifname map @ways-input4
-//!     meta priority none meta priority set 0:4; meta priority set meta priority map @others; meta priority 0:4 return
-//!     meta priority 0:2 return
-//!     goto judge4
-//! }
-//! chain judge4      {
-//!     meta priority set meta priority . ip saddr map @sources4; the same with source-ranges4
-//!     meta priority set meta priority . ip daddr map @destinations4; the same with destination-ranges4
-//!     meta priority set meta priority . meta l4proto . th dport map @ports; the same with port-ranges, protocols and rest
-//!     meta priority set meta priority . th sport map @source-ports
-//!     meta priority vmap @words
-//!     goto denied
-//! }
-//! chain passed4     { restore the priority }
-//! chain denied      { limit rate 100/second burst 100 packets counter log prefix "russet|D|host" group 7273 snaplen 96; counter drop }
-//! chain log-denied  { the same, for what a rule asks to log }
-//! chain log-allowed { limit rate 100/second burst 100 packets counter log prefix "russet|A|host" group 7273 snaplen 96 }
 //! ```
 //!
 //! Packets of the node's own processes are judged behind the translation of destinations, where the
@@ -46,6 +58,10 @@
 //! that no connection has to be remembered, and a change ends those that it forbids. A packet of a failsafe
 //! port is accepted before anything else is asked. A state travels in the packet's priority, as
 //! identities do in the table of decisions.
+//!
+//! What a rule of a policy with `doNotTrack` allows is not tracked, and later chains let it pass for the same
+//! reason: they ask the same states again, because other programs leave packets untracked, too, and a mark
+//! of the packet is theirs. Its answers are packets of their own.
 //!
 //! What pods send to the node is decided last: behind the policies of the pods, which are what
 //! `russet flows` shows, and behind IPVS, which takes what is for a Service out of the same hook.
@@ -111,6 +127,16 @@ const LOG_ALLOWED: &str = "log-allowed";
 pub(crate) const DENYING: [&str; 2] = [DENIED, LOG_DENIED];
 /// The texts by which a logged packet is known again, with whether it passes.
 const LOG_PREFIXES: [(&str, bool); 2] = [("russet|D|host", false), ("russet|A|host", true)];
+const CLEARED: &str = "cleared";
+const FORWARD_REST: &str = "forward-rest";
+/// Chains that untracked packets leave: what allows them there, what they are judged by otherwise, and the
+/// chain of those that pass.
+const UNTRACKED: [(&str, Entrance, Entrance, &str); 4] = [
+    ("prerouting", Entrance::UntrackedIn, Entrance::PreDnat, CLEARED),
+    ("input", Entrance::UntrackedIn, Entrance::Input, CLEARED),
+    ("forward", Entrance::UntrackedIn, Entrance::ForwardIn, FORWARD_REST),
+    ("output", Entrance::UntrackedOut, Entrance::Output, "passed"),
+];
 const ENDPOINT_TO_HOST: &str = "endpoint-to-host";
 const TO_NODE: &str = "to-node";
 const MAY_TO_NODE: &str = "may-to-node";
@@ -192,6 +218,10 @@ pub(super) fn others(entrance: Entrance, family: Family) -> u32 {
         Entrance::ForwardIn => 2,
         Entrance::ForwardOut => 3,
         Entrance::PreDnat => 4,
+        Entrance::RawIn => 5,
+        Entrance::RawOut => 6,
+        Entrance::UntrackedIn => 7,
+        Entrance::UntrackedOut => 8,
     };
     OTHERS + 2 * place + if family == Family::V4 { 0 } else { 1 }
 }
@@ -248,14 +278,17 @@ pub(super) fn constants(shape: &Shape) -> Vec<(Set, Vec<Element>)> {
 
 fn chains() -> Vec<Chain> {
     let base = |name, hook, at| Chain::base(&table(), name, ChainKind::Filter, hook, at);
-    let mut names =
-        ["output", DENIED, LOG_DENIED, LOG_ALLOWED, TO_NODE, MAY_TO_NODE, NOT_TO_NODE].map(str::to_owned).to_vec();
+    let plain = ["output", CLEARED, DENIED, LOG_DENIED, LOG_ALLOWED, TO_NODE, MAY_TO_NODE, NOT_TO_NODE];
+    let mut names = plain.map(str::to_owned).to_vec();
     for family in Family::BOTH {
         names.extend(Entrance::EACH.map(|entrance| of(name_of(entrance), family)));
-        names.extend(["judge", "passed"].map(|it| of(it, family)));
+        names.extend(UNTRACKED.map(|(chain, ..)| of(&format!("{chain}-untracked"), family)));
+        names.extend(["find", "judge", "passed", FORWARD_REST].map(|it| of(it, family)));
     }
     let regular = names.into_iter().map(|name| Chain::new(&table(), name));
     let hooks = [
+        ("raw-prerouting", Hook::Prerouting, priority::RAW),
+        ("raw-output", Hook::Output, priority::RAW),
         // Behind connection tracking, and before the translation of destinations.
         ("prerouting", Hook::Prerouting, priority::MANGLE),
         ("input", Hook::Input, priority::FILTER),
@@ -267,33 +300,98 @@ fn chains() -> Vec<Chain> {
 }
 
 fn rules(shape: &Shape) -> Vec<Rule> {
-    let mut rules = Vec::new();
+    let mut rules = raw("raw-prerouting", Direction::Ingress);
+    rules.extend(raw("raw-output", Direction::Egress));
     for (chain, entrance) in [("prerouting", Entrance::PreDnat), ("input", Entrance::Input)] {
-        rules.extend(common(chain, FAILSAFE_IN));
+        rules.extend(spared(chain, FAILSAFE_IN));
+        rules.extend(tracked(chain));
+        rules.extend(enter_untracked(chain));
         rules.extend(Family::BOTH.map(|family| enter(chain, entrance, family)));
-        rules.push(rule(chain).set_priority(0));
+        rules.push(rule(chain).goto(CLEARED));
     }
     rules.extend(tracked("forward"));
+    rules.extend(enter_untracked("forward"));
     for family in Family::BOTH {
-        rules.extend([Entrance::ForwardIn, Entrance::ForwardOut].map(|it| enter("forward", it, family)));
-        rules.push(rule("forward").family(family).goto(of("passed", family)));
+        rules.push(enter("forward", Entrance::ForwardIn, family));
+        rules.push(rule("forward").family(family).goto(of(FORWARD_REST, family)));
     }
     rules.push(rule("postrouting").from_this_machine().goto("output"));
     // A router does not forward these, so they are the node's own.
     rules.push(rule("postrouting").saddr(LINK_LOCAL).goto("output"));
-    rules.extend(common("output", FAILSAFE_OUT));
+    rules.extend(spared("output", FAILSAFE_OUT));
+    rules.extend(tracked("output"));
+    rules.extend(enter_untracked("output"));
     for family in Family::BOTH {
         rules.push(enter("output", Entrance::Output, family));
         rules.push(rule("output").family(family).goto(of("passed", family)));
     }
     for family in Family::BOTH {
+        rules.extend(UNTRACKED.into_iter().flat_map(|it| untracked(it, family)));
+        rules.extend(forward_rest(family));
         rules.extend(Entrance::EACH.into_iter().flat_map(|entrance| entrance_rules(entrance, family)));
         rules.extend(judge(family));
         rules.extend(passed(family, shape));
     }
+    rules.push(rule(CLEARED).set_priority(0));
     rules.extend(ends());
     rules.extend(from_pods());
     rules
+}
+
+/// A chain before connection tracking: what policies for untracked packets forbid is dropped, and what a
+/// rule of them allows is not tracked.
+fn raw(chain: &str, direction: Direction) -> Vec<Rule> {
+    let (forbidden, allowed, requests, replies) = match direction {
+        Direction::Ingress => (Entrance::RawIn, Entrance::UntrackedIn, FAILSAFE_IN, FAILSAFE_OUT),
+        Direction::Egress => (Entrance::RawOut, Entrance::UntrackedOut, FAILSAFE_OUT, FAILSAFE_IN),
+    };
+    let mut rules = spared(chain, requests);
+    // Else a half of their connections would not be tracked.
+    let ported = rule(chain).is_in(&[Field::L4Proto], PORTED);
+    rules.push(ported.is_in(&[Field::L4Proto, Field::Sport], replies).accept());
+    for entrance in [forbidden, allowed] {
+        rules.push(rule(chain).set_priority(0));
+        rules.extend(Family::BOTH.map(|family| enter(chain, entrance, family)));
+    }
+    rules.extend(allowing().map(|word| rule(chain).priority(word).counter().notrack()));
+    match direction {
+        Direction::Ingress => rules.push(rule(chain).goto(CLEARED)),
+        Direction::Egress => {
+            rules.extend(Family::BOTH.map(|it| rule(chain).family(it).goto(of("passed", it))));
+        }
+    }
+    rules
+}
+
+/// The numbers of the words that allow.
+fn allowing() -> [u32; 2] {
+    [Word::ALLOW, Word { log: true, ..Word::ALLOW }].map(words::number)
+}
+
+/// What is not tracked goes to a chain of its own.
+fn enter_untracked(chain: &str) -> [Rule; 2] {
+    let is_untracked = |family| rule(chain).family(family).ct_state(ct_state::UNTRACKED);
+    Family::BOTH.map(|family| is_untracked(family).goto(of(&format!("{chain}-untracked"), family)))
+}
+
+/// The chain of packets that are not tracked: those that a rule for untracked packets allows pass.
+fn untracked(
+    (chain, allowed, otherwise, end): (&str, Entrance, Entrance, &str),
+    family: Family,
+) -> Vec<Rule> {
+    let name = of(&format!("{chain}-untracked"), family);
+    let end = if end == CLEARED { end.to_owned() } else { of(end, family) };
+    let mut rules = vec![rule(&name).set_priority(0), rule(&name).jump(of(name_of(allowed), family))];
+    rules.extend(allowing().map(|word| rule(&name).priority(word).goto(&end)));
+    rules.extend([rule(&name).jump(of(name_of(otherwise), family)), rule(&name).goto(&end)]);
+    rules
+}
+
+/// The chain of packets that the interface by which they come in lets pass on.
+fn forward_rest(family: Family) -> [Rule; 2] {
+    let chain = of(FORWARD_REST, family);
+    let leave = rule(&chain).jump(of(name_of(Entrance::ForwardOut), family));
+    [leave, rule(&chain).goto(of("passed", family))]
 }
 
 /// What pods send to the node itself. While the map is damaged it is dropped.
@@ -334,7 +432,7 @@ pub(crate) fn logged(prefix: &str) -> Option<bool> {
 }
 
 /// What passes at the node itself whatever policies say.
-fn common(chain: &str, failsafe: &str) -> Vec<Rule> {
+fn spared(chain: &str, failsafe: &str) -> Vec<Rule> {
     let ported = || rule(chain).is_in(&[Field::L4Proto], PORTED);
     let mut rules = vec![
         ported().is_in(&[Field::L4Proto, Field::Dport], failsafe).accept(),
@@ -343,7 +441,6 @@ fn common(chain: &str, failsafe: &str) -> Vec<Rule> {
         rule(chain).neighbour_discovery().accept(),
     ];
     rules.extend(LISTENERS.map(|kind| rule(chain).icmpv6_type(kind).accept()));
-    rules.extend(tracked(chain));
     rules
 }
 
@@ -366,6 +463,9 @@ fn entrance_rules(entrance: Entrance, family: Family) -> Vec<Rule> {
     let loopback = IfName::loopback();
     let of_loopback = if comes_in { rule().iif(&loopback) } else { rule().oif(&loopback) };
     let others = others(entrance, family);
+    // Whether a rule allows it is for the caller to ask.
+    let is_asked = matches!(entrance, Entrance::UntrackedIn | Entrance::UntrackedOut);
+    let next = of(if is_asked { "find" } else { "judge" }, family);
     vec![
         of_loopback.return_(),
         of_prefix(PREFIX).return_(),
@@ -376,14 +476,14 @@ fn entrance_rules(entrance: Entrance, family: Family) -> Vec<Rule> {
         rule().set_priority_by(&[Field::Priority], &Place::Others.set()),
         rule().priority(others).return_(),
         rule().priority(State::OPEN.number()).return_(),
-        rule().goto(of("judge", family)),
+        rule().goto(next),
     ]
 }
 
-/// The chain that goes from state to state and decides. What no state decides is denied: so is
-/// everything while a map is damaged.
+/// The chain that goes from state to state, and the one that decides behind it. What no state decides is
+/// denied: so is everything while a map is damaged.
 fn judge(family: Family) -> Vec<Rule> {
-    let chain = of("judge", family);
+    let (chain, judge) = (of("find", family), of("judge", family));
     let by = |rule: Rule, place: Place, key: &[Field]| rule.set_priority_by(key, &place.set());
     let mut rules = Vec::new();
     for (side, field) in [(Side::Source, Field::Saddr(family)), (Side::Destination, Field::Daddr(family))] {
@@ -403,8 +503,9 @@ fn judge(family: Family) -> Vec<Rule> {
     rules.push(by(rule(&chain), Place::All, &[Field::Priority]));
     let ported = rule(&chain).is_in(&[Field::L4Proto], PORTED);
     rules.push(by(ported, Place::Sources, &[Field::Priority, Field::Sport]));
-    rules.push(rule(&chain).vmap(&[Field::Priority], WORDS));
-    rules.push(rule(&chain).goto(DENIED));
+    rules.push(rule(&judge).jump(&chain));
+    rules.push(rule(&judge).vmap(&[Field::Priority], WORDS));
+    rules.push(rule(&judge).goto(DENIED));
     rules
 }
 
@@ -425,6 +526,10 @@ const fn name_of(entrance: Entrance) -> &'static str {
         Entrance::ForwardIn => "forward-in",
         Entrance::ForwardOut => "forward-out",
         Entrance::PreDnat => "pre-dnat",
+        Entrance::RawIn => "raw-in",
+        Entrance::RawOut => "raw-out",
+        Entrance::UntrackedIn => "untracked-in",
+        Entrance::UntrackedOut => "untracked-out",
     }
 }
 

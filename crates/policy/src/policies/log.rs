@@ -85,10 +85,11 @@ fn entrances(packet: &LoggedPacket) -> Vec<(Entrance, u32)> {
     let (came, goes) = (packet.in_index, packet.out_index);
     // The numbers of `enum nf_inet_hooks`.
     let at = match packet.hook {
-        Some(0) => vec![(Entrance::PreDnat, came)],
+        Some(0) => vec![(Entrance::RawIn, came), (Entrance::PreDnat, came)],
         Some(1) => vec![(Entrance::Input, came)],
         Some(2) => vec![(Entrance::ForwardIn, came), (Entrance::ForwardOut, goes)],
-        Some(3 | 4) => vec![(Entrance::Output, goes)],
+        Some(3) => vec![(Entrance::RawOut, goes)],
+        Some(4) => vec![(Entrance::Output, goes)],
         _ => Vec::new(),
     };
     at.into_iter().filter_map(|(entrance, index)| Some((entrance, index?))).collect()

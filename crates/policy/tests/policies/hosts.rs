@@ -23,6 +23,8 @@ use crate::log::{flow, logged, next};
 use crate::traffic::in_a_flood_of_denied_packets;
 use crate::world::*;
 
+mod untracked;
+
 const TABLE: &str = "inet russet-hosts";
 /// The node, and the machine outside, in both families.
 const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
@@ -312,14 +314,6 @@ fn what_the_action_drops_stays_dropped_while_all_else_of_the_table_changes() {
     });
 }
 
-// doNotTrack is not enforced, and so without effect
-#[test]
-fn a_policy_before_connection_tracking_changes_nothing() {
-    let rules = json!([{ "action": "Deny" }]);
-    let spec = json!({ "selector": "all()", "doNotTrack": true, "applyOnForward": true, "ingress": rules });
-    assert_eq!(table(&[host("*"), policy(spec)]), table(&[host("*")]));
-}
-
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
 fn an_interface_is_found_by_its_name_or_address_before_all_others() {
@@ -397,7 +391,8 @@ fn what_host_endpoints_deny_is_logged_with_its_entrance() {
         guard(&mut hosts, &[host("eth0"), policy(early)]);
         logged(&mut log);
         connect(Some("out"), "10.9.1.2", 80, false);
-        assert_eq!(next(&mut log), seen(false, to_pod, &[(Entrance::PreDnat, eth0)]));
+        let before = [(Entrance::RawIn, eth0), (Entrance::PreDnat, eth0)];
+        assert_eq!(next(&mut log), seen(false, to_pod, &before));
     });
 }
 
@@ -424,6 +419,10 @@ fn in_a_storm_at_a_host_endpoint_the_log_is_limited_and_what_it_suppressed_is_co
 
 /// A policy that asks for everything that a rule can ask for: of both ends, in both directions.
 fn everything() -> [Value; 4] {
+    everything_of(false)
+}
+
+fn everything_of(do_not_track: bool) -> [Value; 4] {
     let udp = |action: &str, source: Value, destination: Value| json!({ "action": action, "protocol": "UDP", "source": source, "destination": destination });
     let out = json!({ "nets": ["203.0.113.0/28"], "ports": ["2000:2999"] });
     let ingress = json!([
@@ -433,8 +432,8 @@ fn everything() -> [Value; 4] {
         udp("Pass", json!({ "ports": [3000] }), json!({ "notPorts": [1000] })),
         { "action": "Allow", "protocol": "ICMP", "icmp": { "type": 8 } },
     ]);
-    let spec =
-        json!({ "selector": "all()", "applyOnForward": true, "types": ["Ingress"], "ingress": ingress });
+    let spec = json!({ "selector": "all()", "applyOnForward": true, "doNotTrack": do_not_track,
+        "types": ["Ingress"], "ingress": ingress });
     let mut set = object("GlobalNetworkSet", "bad", json!({ "nets": ["203.0.113.9/32", "10.0.0.0/9"] }));
     set["metadata"]["labels"] = json!({ "role": "bad" });
     let profiles =
@@ -450,8 +449,19 @@ fn everything() -> [Value; 4] {
 #[test]
 #[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
 fn the_kernel_decides_as_the_table_says() {
+    decides_as_the_table_says(false);
+}
+
+// policy.md P85
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn p85_the_kernel_decides_of_untracked_packets_as_the_table_says() {
+    decides_as_the_table_says(true);
+}
+
+fn decides_as_the_table_says(do_not_track: bool) {
     at_an_uplink(|| {
-        let table = table(&everything());
+        let table = table(&everything_of(do_not_track));
         Hosts::open().unwrap().apply(&table, &BTreeSet::new()).unwrap();
         let (eth0, mut verdicts) = (IfName::new("eth0").unwrap(), [0; 2]);
         let ends =
@@ -470,8 +480,12 @@ fn the_kernel_decides_as_the_table_says() {
                             source_port,
                             destination_port,
                         };
-                        let word = table.decide(entrance, &eth0, &flow).unwrap();
-                        let allowed = word.verdict == Verdict::Allow;
+                        let word = |entrance, unguarded| {
+                            let found = table.decide(entrance, &eth0, &flow);
+                            found.map_or(unguarded, |word| word.verdict == Verdict::Allow)
+                        };
+                        let allowed = word(Entrance::RawIn, true)
+                            && (word(Entrance::UntrackedIn, false) || word(entrance, true));
                         assert_eq!(sends(&client, &server), allowed, "{entrance:?}, {flow:?}");
                         verdicts[usize::from(allowed)] += 1;
                     }
@@ -479,7 +493,8 @@ fn the_kernel_decides_as_the_table_says() {
             }
         }
         assert!(verdicts.iter().all(|count| *count > 5), "{verdicts:?}");
-        assert!(pings("out", NODE[0]) && !pings("out", NODE[1]), "each family has its own protocol");
+        let others = if do_not_track { [true; 2] } else { [true, false] };
+        assert_eq!(NODE.map(|at| pings("out", at)), others, "each family has its own protocol");
     });
 }
 
@@ -603,12 +618,22 @@ fn a_table_of_host_endpoints_without_a_log_is_taken_over_and_nothing_denied_pass
 fn nothing_that_both_forbid_passes_while_one_table_of_host_endpoints_replaces_another() {
     between_machines_outside(|| {
         let mut hosts = Hosts::open().unwrap();
-        let tables = ["198.51.100.0/24", "198.51.100.0/25", "198.18.0.0/15"].map(only_from);
-        hosts.apply(&tables[0], &BTreeSet::new()).unwrap();
-        let failed = in_a_flood_of_denied_packets(60, |round| {
-            let report = hosts.apply(&tables[(round + 1) % 3], &BTreeSet::new());
-            report.as_ref().is_ok_and(|it| it.elements > 0).then_some(()).ok_or(report)
-        });
-        assert!(failed.is_none(), "{failed:?}");
+        let of = |net: &str, do_not_track: bool| {
+            let allowed = json!({ "action": "Allow", "source": { "nets": [net] } });
+            let spec = json!({ "selector": "all()", "applyOnForward": true, "doNotTrack": do_not_track,
+                "types": ["Ingress"], "ingress": [allowed, { "action": "Deny" }] });
+            table(&[host("*"), policy(spec)])
+        };
+        // A packet under way may have left the hook to which a policy moves, so each kind is for itself.
+        for do_not_track in [false, true] {
+            let nets = ["198.51.100.0/24", "198.51.100.0/25", "198.18.0.0/15"];
+            let tables = nets.map(|net| of(net, do_not_track));
+            hosts.apply(&tables[0], &BTreeSet::new()).unwrap();
+            let failed = in_a_flood_of_denied_packets(60, |round| {
+                let report = hosts.apply(&tables[(round + 1) % 3], &BTreeSet::new());
+                report.as_ref().is_ok_and(|it| it.elements > 0).then_some(()).ok_or(report)
+            });
+            assert!(failed.is_none(), "{failed:?}");
+        }
     });
 }

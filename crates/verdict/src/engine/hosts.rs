@@ -163,9 +163,14 @@ impl Builder<'_> {
                 }
                 Entrance::ForwardIn | Entrance::ForwardOut => policy.host_use == HostUse::Forward,
                 Entrance::PreDnat => policy.host_use == HostUse::PreDnat,
+                Entrance::RawIn | Entrance::RawOut | Entrance::UntrackedIn | Entrance::UntrackedOut => {
+                    policy.host_use == HostUse::Untracked
+                }
             };
             is_of_stage && policy.directions.has(direction)
         };
+        // What no rule names is judged behind connection tracking, and behind the translation.
+        let rest_passes_on = matches!(entrance, Entrance::PreDnat | Entrance::RawIn | Entrance::RawOut);
         let mut blocks: Vec<Block> = Vec::new();
         let mut tier: Option<&Arc<str>> = None;
         for policy in policies.iter().filter(counts) {
@@ -178,8 +183,7 @@ impl Builder<'_> {
                 None => {
                     let known = self.store.tiers.get(&*policy.tier);
                     let passes = known.is_some_and(|tier| tier.default_action == TierDefault::Pass);
-                    // What no rule names is judged behind the translation.
-                    let end = if entrance == Entrance::PreDnat { End::Allow } else { End::Deny };
+                    let end = if rest_passes_on { End::Allow } else { End::Deny };
                     blocks.push(Block { lines, end: if passes { End::Next } else { end } });
                     tier = Some(&policy.tier);
                 }
@@ -189,7 +193,9 @@ impl Builder<'_> {
             if blocks.is_empty() {
                 return None;
             }
-            blocks.push(Block { lines: Vec::new(), end: End::Allow });
+            let is_by_rule = matches!(entrance, Entrance::UntrackedIn | Entrance::UntrackedOut);
+            let end = if is_by_rule { End::Deny } else { End::Allow };
+            blocks.push(Block { lines: Vec::new(), end });
         } else {
             self.add_profiles(endpoint, direction, family, &mut blocks);
             blocks.push(Block { lines: Vec::new(), end: End::Deny });

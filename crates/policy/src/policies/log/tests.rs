@@ -64,13 +64,12 @@ fn a_packet_at_an_interface_of_the_node_is_at_the_entrances_of_its_hook() {
         (flow.direction, flow.host.unwrap())
     };
     let (comes, goes) = (Direction::Ingress, Direction::Egress);
-    assert_eq!(at(Some(0), [Some(7), None]), (comes, vec![(Entrance::PreDnat, 7)]));
+    assert_eq!(at(Some(0), [Some(7), None]), (comes, vec![(Entrance::RawIn, 7), (Entrance::PreDnat, 7)]));
     assert_eq!(at(Some(1), [Some(7), None]), (comes, vec![(Entrance::Input, 7)]));
     let both = vec![(Entrance::ForwardIn, 7), (Entrance::ForwardOut, 8)];
     assert_eq!(at(Some(2), [Some(7), Some(8)]), (comes, both));
-    for hook in [3, 4] {
-        assert_eq!(at(Some(hook), [None, Some(8)]), (goes, vec![(Entrance::Output, 8)]));
-    }
+    assert_eq!(at(Some(3), [None, Some(8)]), (goes, vec![(Entrance::RawOut, 8)]));
+    assert_eq!(at(Some(4), [None, Some(8)]), (goes, vec![(Entrance::Output, 8)]));
     // What the kernel does not say leaves nothing to ask about.
     for (hook, interfaces) in
         [(None, [Some(7), Some(8)]), (Some(9), [Some(7), None]), (Some(1), [None, Some(8)])]

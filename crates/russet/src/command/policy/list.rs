@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use russet_agent::PolicyMode;
 use russet_policy::{Policies, PolicySettings};
 use russet_verdict::explain::protocol_name;
-use russet_verdict::ir::{Direction, Entity, HostUse, Policy, Port, Rule};
+use russet_verdict::ir::{Direction, Entity, Policy, Port, Rule};
 use russet_verdict::snapshot::Snapshot;
 use russet_verdict::world::{Endpoint, EndpointKind};
 use serde::Serialize;
@@ -234,10 +234,6 @@ impl Row {
         let pods = selected(data, policy);
         let own = data.node.as_ref().map(|name| name.as_str());
         let mut reasons: Vec<String> = unenforced.map(str::to_owned).into_iter().collect();
-        if policy.host_use == HostUse::Untracked {
-            reasons
-                .push("doNotTrack is not enforced on host endpoints, and concerns nothing else".to_owned());
-        }
         let enforced = match policy.staged {
             Some(_) => Enforced::Staged,
             None if !reasons.is_empty() => Enforced::No,

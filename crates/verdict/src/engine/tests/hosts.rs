@@ -6,7 +6,7 @@ use russet_addr::IfName;
 use russet_model::Selector;
 
 use super::*;
-use crate::evaluator::{Failsafe, HostInterface, Stage, judge_host};
+use crate::evaluator::{Failsafe, HostInterface, Reason, Stage, judge_host};
 use crate::hosts::{Entrance, HostTable, TooLarge};
 use crate::ir::{Action, Directions, Entity, HostUse, Order, Policy, PolicyKind, Rule};
 use crate::table::Word;
@@ -30,8 +30,15 @@ fn varied(update: Update, random: &mut Random) -> Update {
             )
         }
         Update::Policy(id, Some(policy)) if random.below(2) == 0 => {
-            let host_use = [HostUse::Forward, HostUse::Forward, HostUse::PreDnat][random.below(3)];
-            Update::Policy(id, Some(Arc::new(Policy { host_use, ..Policy::clone(&policy) })))
+            let host_use =
+                [HostUse::Forward, HostUse::Forward, HostUse::PreDnat, HostUse::Untracked][random.below(4)];
+            let mut policy = Policy { host_use, ..Policy::clone(&policy) };
+            if host_use == HostUse::Untracked && random.below(4) == 0 {
+                // Else little is forbidden there: what no rule names passes on.
+                policy.ingress.push(Rule::any(Action::Deny, ""));
+                policy.egress.push(Rule::any(Action::Deny, ""));
+            }
+            Update::Policy(id, Some(Arc::new(policy)))
         }
         other => other,
     }
@@ -41,12 +48,17 @@ fn here() -> Update {
     Update::Config(Config { node: "here".into(), allow_without_profile: true, ..Config::default() })
 }
 
-// policy.md P82 to P84: by tables like the kernel's
+/// Whether an entrance asks for what a rule allows, and not for what nothing forbids.
+fn asks_for_a_rule(entrance: Entrance) -> bool {
+    matches!(entrance, Entrance::UntrackedIn | Entrance::UntrackedOut)
+}
+
+// policy.md P82 to P85: by tables like the kernel's
 #[test]
-fn p82_p84_the_table_of_host_endpoints_says_what_the_evaluator_says() {
+fn p82_p85_the_table_of_host_endpoints_says_what_the_evaluator_says() {
     let none = Failsafe { inbound: Vec::new(), outbound: Vec::new() };
     let interfaces = interfaces();
-    let mut answers = [[0; 2]; 5];
+    let mut answers = [[0; 2]; Entrance::EACH.len()];
     for seed in 0..seeds() {
         let mut random = Random::new(seed);
         let mut twins = Twins::new(Limits::default());
@@ -70,17 +82,24 @@ fn p82_p84_the_table_of_host_endpoints_says_what_the_evaluator_says() {
                         Entrance::Input | Entrance::Output => Stage::Local,
                         Entrance::ForwardIn | Entrance::ForwardOut => Stage::Forward,
                         Entrance::PreDnat => Stage::PreDnat,
+                        Entrance::RawIn
+                        | Entrance::RawOut
+                        | Entrance::UntrackedIn
+                        | Entrance::UntrackedOut => Stage::Untracked,
                     };
                     let direction = entrance.direction();
                     let trace = judge_host(&twins.snapshot, &interface, &none, stage, direction, &flow);
-                    let found = table.decide(entrance, &name, &flow).unwrap_or(Word::ALLOW);
+                    let is_rule = matches!(trace.reason, Reason::Rule { .. });
+                    let allowed = trace.allowed && (is_rule || !asks_for_a_rule(entrance));
+                    let unguarded = if asks_for_a_rule(entrance) { Word::DENY } else { Word::ALLOW };
+                    let found = table.decide(entrance, &name, &flow).unwrap_or(unguarded);
                     assert_eq!(
                         (found.verdict == Verdict::Allow, found.log),
-                        (trace.allowed, trace.logged),
+                        (allowed, trace.logged),
                         "seed {seed}, step {step}: {entrance:?} of {name}, {flow:?}"
                     );
                     if trace.endpoint.is_some() {
-                        answers[place][usize::from(trace.allowed)] += 1;
+                        answers[place][usize::from(allowed)] += 1;
                     }
                 }
             }
