@@ -81,6 +81,19 @@ impl Readiness {
         self.lock().iter().map(|(condition, reason)| (condition.name(), reason.is_none())).collect()
     }
 
+    /// Every condition with the reason why it is not met.
+    pub fn reasons(&self) -> Vec<(&'static str, Option<String>)> {
+        self.lock().iter().map(|(condition, reason)| (condition.name(), reason.clone())).collect()
+    }
+
+    /// The remarks that do not affect readiness.
+    pub fn remarks(&self) -> Vec<String> {
+        let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let remarks = self.remarks.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = remarks.iter().map(|(subject, remark)| format!("{subject}: {remark}"));
+        notes.into_iter().chain(shown).collect()
+    }
+
     /// Marks a condition as met. True if it was not met before.
     pub fn met(&self, condition: Condition) -> bool {
         self.lock().insert(condition, None).flatten().is_some()
@@ -154,11 +167,8 @@ impl Readiness {
             };
             text.push_str(&line);
         }
-        for note in self.notes.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            text.push_str(&format!("[!] {note}\n"));
-        }
-        for (subject, remark) in self.remarks.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            text.push_str(&format!("[!] {subject}: {remark}\n"));
+        for remark in self.remarks() {
+            text.push_str(&format!("[!] {remark}\n"));
         }
         let connections =
             ["count", "max"].map(|name| sysctl::read(&format!("net/netfilter/nf_conntrack_{name}")));

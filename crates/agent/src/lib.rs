@@ -36,6 +36,7 @@ pub mod repair;
 mod route_daemons;
 mod server;
 mod spread;
+pub mod status;
 mod stores;
 mod unsupported;
 mod watched;
@@ -86,6 +87,8 @@ use policies::alone::Marker;
 use policies::{HoldsNewPods, Policies, Source};
 use reconcile::Loop;
 use repair::{LeakFinder, RepairQueue, Repairs, UnheldQueue};
+use server::Shown;
+use status::StatusSource;
 use watched::WatchedStore;
 
 /// Why an agent cannot run.
@@ -197,10 +200,10 @@ pub async fn run(
             recovery::run(&operations, found, &kernel).await;
             background.spawn_local(carry_out(Rc::clone(&operations), requests));
             let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(controllers.clone())));
-            let drift = (controllers, unheld_queue, readiness.clone());
+            let (drift, status) = ((controllers, unheld_queue, readiness.clone()), StatusSource::new(&config, &readiness));
             start_health(&config, readiness, registry, &listeners, stop_requested(stopped.clone()))?;
-            let flows = policies.as_ref().map(Policies::flows);
-            let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, repair_queue, drift, flows, stop_requested(stopped)));
+            let shown = Shown { repairs: repair_queue, drift, flow_log: policies.as_ref().map(Policies::flows), status };
+            let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, shown, stop_requested(stopped)));
             notify_service_manager(&mut background);
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
             stop.await;

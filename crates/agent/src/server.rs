@@ -17,6 +17,7 @@ use russet_cni_spec::relay::{
 use russet_cni_spec::{CniError, base64};
 use russet_http::listener::{Admission, Allowed, Limits};
 use russet_http::server::{self, Requests};
+use serde::Serialize;
 use serde_json::json;
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
@@ -26,6 +27,7 @@ use crate::drift::DRIFT_PATH;
 use crate::flows::{self, FLOWS_PATH, FlowLog};
 use crate::health::{Condition, Readiness};
 use crate::repair::{REPAIR_PATH, RepairQueue, UnheldQueue};
+use crate::status::{STATUS_PATH, StatusSource};
 
 /// Limit of requests in progress or waiting; further ones get "try again later". A kubelet starts
 /// at most a few hundred pods.
@@ -62,6 +64,15 @@ pub struct Jobs {
     permits: Arc<Semaphore>,
 }
 
+/// What the commands of the node ask an agent for.
+pub struct Shown {
+    pub repairs: RepairQueue,
+    pub drift: (Controllers, UnheldQueue, Readiness),
+    /// None where the agent enforces no policies.
+    pub flow_log: Option<FlowLog>,
+    pub status: StatusSource,
+}
+
 /// Creates the socket and replaces that of a dead agent. The caller holds the node lock.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
     russet_http::listener::unix::replace_at(path, russet_http::listener::unix::PRIVATE)
@@ -78,17 +89,16 @@ pub async fn serve(
     listener: UnixListener,
     admission: Arc<Admission>,
     jobs: Jobs,
-    repairs: RepairQueue,
-    drift: (Controllers, UnheldQueue, Readiness),
-    flow_log: Option<FlowLog>,
+    shown: Shown,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
     let router = Router::new()
         .route(HTTP_PATH, post(answer))
         .with_state(jobs)
-        .merge(Router::new().route(REPAIR_PATH, post(repair)).with_state(repairs))
-        .merge(Router::new().route(DRIFT_PATH, post(differ)).with_state(drift))
-        .merge(Router::new().route(FLOWS_PATH, post(flows::serve)).with_state(flow_log))
+        .merge(Router::new().route(REPAIR_PATH, post(repair)).with_state(shown.repairs))
+        .merge(Router::new().route(DRIFT_PATH, post(differ)).with_state(shown.drift))
+        .merge(Router::new().route(FLOWS_PATH, post(flows::serve)).with_state(shown.flow_log))
+        .merge(Router::new().route(STATUS_PATH, post(show)).with_state(shown.status))
         .layer(DefaultBodyLimit::max(RelayRequest::MAX_BYTES));
     server::serve(listener, admission, REQUESTS, router, stop).await;
 }
@@ -122,12 +132,12 @@ async fn repair(State(queue): State<RepairQueue>, body: Bytes) -> (StatusCode, V
         Ok(request) => queue.ask(request).await.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error)),
         Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string())),
     };
-    match done.and_then(|report| {
-        serde_json::to_vec(&report).map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
-    }) {
-        Ok(report) => (StatusCode::OK, report),
-        Err((status, error)) => (status, json!({ "error": error }).to_string().into_bytes()),
-    }
+    written(done)
+}
+
+/// The agent's state.
+async fn show(State(source): State<StatusSource>) -> (StatusCode, Vec<u8>) {
+    written(Ok(source.status()))
 }
 
 /// The differences and repairs, or an object with the error.
@@ -136,7 +146,7 @@ async fn differ(
 ) -> (StatusCode, Vec<u8>) {
     let report = async {
         let report = tokio::task::spawn_blocking(move || controllers.report()).await;
-        report.map_err(|error| error.to_string())
+        report.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
     };
     let (report, unheld) = tokio::join!(report, addresses.ask());
     let done = report.map(|mut report| {
@@ -149,9 +159,17 @@ async fn differ(
         report.differences.extend(underlay.filter(|reason| !report.differences.contains(reason)));
         report
     });
-    match done.and_then(|report| serde_json::to_vec(&report).map_err(|error| error.to_string())) {
-        Ok(report) => (StatusCode::OK, report),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, json!({ "error": error }).to_string().into_bytes()),
+    written(done)
+}
+
+/// The answer as JSON, or an object with the error.
+fn written(answer: Result<impl Serialize, (StatusCode, String)>) -> (StatusCode, Vec<u8>) {
+    let bytes = answer.and_then(|answer| {
+        serde_json::to_vec(&answer).map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+    });
+    match bytes {
+        Ok(bytes) => (StatusCode::OK, bytes),
+        Err((status, error)) => (status, json!({ "error": error }).to_string().into_bytes()),
     }
 }
 

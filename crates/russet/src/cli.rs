@@ -11,6 +11,7 @@ use russet_agent::{Annotate, Encapsulation, HealthAddress, IpamMode, PolicyMode,
 pub mod cni;
 pub mod controller;
 pub mod cri;
+pub mod doctor;
 pub mod drift;
 pub mod flows;
 pub mod given;
@@ -105,6 +106,9 @@ pub enum Verb {
     /// Show which flows policies denied on this node, and the policy that decided.
     #[command(after_help = flows::EXAMPLES)]
     Flows(flows::FlowsArgs),
+    /// Show what is wrong on this node: kernel, settings, networks, datastore, agent, and what to do about it.
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(Box<doctor::DoctorArgs>),
     /// Show what differs on this node from the desired state, and what Russet repaired after
     /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]
@@ -126,8 +130,8 @@ pub enum Verb {
     /// runs.
     #[command(name = "cni-direct")]
     CniDirect(NodeArgs),
-    /// Print the version, and the versions of CNI, CRI and stores that it supports.
-    Version(OutputArgs),
+    /// Print the version, the versions of CNI and the stores that it supports, and the running agent's version.
+    Version(VersionArgs),
 }
 
 const AGENT_EXAMPLES: &str = "Examples:
@@ -343,6 +347,15 @@ pub struct OutputArgs {
     /// Print as a table for people, or as JSON or YAML for programs.
     #[arg(short = 'o', long = "output", default_value = "table", value_name = "FORMAT")]
     pub format: Format,
+}
+
+#[derive(Debug, Args)]
+pub struct VersionArgs {
+    /// The root directory of the node whose agent is asked for its version.
+    #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// An output format.

@@ -2,14 +2,17 @@
 
 mod agent;
 mod apply;
+mod ask;
 mod cni;
 pub mod cni_direct;
 mod controller;
 mod cri;
 mod delete;
 mod demo_forward;
+mod doctor;
 mod drift;
 mod explain;
+mod findings;
 pub mod flanneld;
 mod flows;
 mod get;
@@ -63,6 +66,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Explain(args) => return explain::run(*args).unwrap_or_else(failed),
         Verb::Policy(args) => return policy::run(args).unwrap_or_else(failed),
         Verb::Flows(args) => return flows::run(args).unwrap_or_else(failed),
+        Verb::Doctor(args) => return doctor::run(*args).unwrap_or_else(failed),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

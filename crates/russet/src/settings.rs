@@ -246,6 +246,11 @@ pub fn store(choice: StoreChoice) -> Result<Chosen, SettingsError> {
     }
 }
 
+/// Whether the settings file can be read. The next agent needs it, and an ADD without an agent does.
+pub fn check_file(paths: &Paths) -> Result<(), SettingsError> {
+    File::read(&paths.settings_file()).map(drop)
+}
+
 /// The store of the whole cluster, for a command that asks about pods and nodes, and not about the
 /// addresses that this machine gives.
 pub fn cluster_store(choice: StoreChoice) -> Result<Chosen, SettingsError> {

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use russet_agent::Paths;
 use russet_agent::drift::{DRIFT_PATH, DriftReport, Repair};
-use russet_cni_spec::relay::{ExchangeError, is_not_listening, post};
+use serde_json::json;
 
+use super::ask::ask;
 use super::{FAILED, Failure, PROBLEMS};
 use crate::cli::drift::DriftArgs;
 use crate::output;
@@ -16,23 +17,11 @@ use crate::owned::pods_by_interface;
 /// A comparison of a large node takes a fraction of a second; requests for pods may be before it.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-#[derive(Debug, thiserror::Error)]
-enum DriftError {
-    /// No agent runs on this node.
-    #[error("no agent runs at {0}: without one nothing is compared; start it, or give --root")]
-    NoAgent(String),
-    /// The agent did not answer.
-    #[error("ask the agent at {socket}: {source}")]
-    Exchange { socket: String, source: ExchangeError },
-    /// The agent speaks another version.
-    #[error("the agent's answer is no report: {0}; is it as new as this command?")]
-    NoReport(String),
-}
-
 /// Prints the agent's report.
 pub fn run(args: DriftArgs) -> Result<ExitCode, Failure> {
     let paths = Paths::new(&args.root);
-    let mut report = ask(&paths)?;
+    let question = (DRIFT_PATH, DriftReport::SCHEMA);
+    let mut report: DriftReport = ask(&paths.cni_socket(), question, &json!({}), TIMEOUT)?;
     report.repairs.truncate(args.last);
     name_pods(&mut report, &pods_by_interface(&paths));
     output::print_as(args.output.format, &report, || text(&report));
@@ -41,28 +30,6 @@ pub fn run(args: DriftArgs) -> Result<ExitCode, Failure> {
         DriftReport { unknown, .. } if !unknown.is_empty() => ExitCode::from(FAILED),
         _ => ExitCode::SUCCESS,
     })
-}
-
-fn ask(paths: &Paths) -> Result<DriftReport, DriftError> {
-    let path = paths.cni_socket();
-    let socket = path.display().to_string();
-    let answer = match post(&path, DRIFT_PATH, b"{}", TIMEOUT) {
-        Err(ExchangeError::Connect(error)) if is_not_listening(error.kind()) => {
-            return Err(DriftError::NoAgent(socket));
-        }
-        Err(source) => return Err(DriftError::Exchange { socket, source }),
-        Ok(answer) => answer,
-    };
-    if answer.status != 200 {
-        return Err(DriftError::NoReport(format!("status {}", answer.status)));
-    }
-    let report: DriftReport =
-        serde_json::from_slice(&answer.body).map_err(|error| DriftError::NoReport(error.to_string()))?;
-    if report.schema != DriftReport::SCHEMA {
-        let reason = format!("its schema is {}, this version reads {}", report.schema, DriftReport::SCHEMA);
-        return Err(DriftError::NoReport(reason));
-    }
-    Ok(report)
 }
 
 /// Appends the pod's name to the name of each interface that belongs to one.

@@ -8,8 +8,8 @@ use russet_agent::Paths;
 use russet_agent::flows::{
     Decision, FLOWS_PATH, FlowEnd, FlowRecord, FlowsReport, FlowsRequest, Packets, WAIT_MAX,
 };
-use russet_cni_spec::relay::{ExchangeError, is_not_listening, post};
 
+use super::ask::{self, AskError};
 use super::{FAILED, Failure};
 use crate::cli::Format;
 use crate::cli::flows::FlowsArgs;
@@ -19,22 +19,6 @@ use crate::output;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The most flows of an answer while flows are followed.
 const FOLLOWED_MAX: usize = 200;
-
-#[derive(Debug, thiserror::Error)]
-enum FlowsError {
-    /// No agent runs on this node.
-    #[error("no agent runs at {0}: without one flows are dropped and not recorded; start it, or give --root")]
-    NoAgent(String),
-    /// The agent did not answer.
-    #[error("ask the agent at {socket}: {source}")]
-    Exchange { socket: String, source: ExchangeError },
-    /// The agent refused the request.
-    #[error("the agent at {0} answers: {1}")]
-    Refused(String, String),
-    /// The agent speaks another version.
-    #[error("the agent's answer is no report: {0}; is it as new as this command?")]
-    NoReport(String),
-}
 
 /// Prints the flows that the agent has, and with `--follow` those that come.
 pub fn run(args: FlowsArgs) -> Result<ExitCode, Failure> {
@@ -89,31 +73,8 @@ fn follow(
     }
 }
 
-fn ask(paths: &Paths, request: &FlowsRequest, timeout: Duration) -> Result<FlowsReport, FlowsError> {
-    let path = paths.cni_socket();
-    let socket = path.display().to_string();
-    let body = serde_json::to_vec(request).map_err(|error| FlowsError::NoReport(error.to_string()))?;
-    let answer = match post(&path, FLOWS_PATH, &body, timeout) {
-        Err(ExchangeError::Connect(error)) if is_not_listening(error.kind()) => {
-            return Err(FlowsError::NoAgent(socket));
-        }
-        Err(source) => return Err(FlowsError::Exchange { socket, source }),
-        Ok(answer) => answer,
-    };
-    let no_report = |error: serde_json::Error| FlowsError::NoReport(error.to_string());
-    if answer.status != 200 {
-        let said: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
-        return Err(match said["error"].as_str() {
-            Some(error) => FlowsError::Refused(socket, output::visible(error)),
-            None => FlowsError::NoReport(format!("status {}", answer.status)),
-        });
-    }
-    let report: FlowsReport = serde_json::from_slice(&answer.body).map_err(no_report)?;
-    if report.schema != FlowsReport::SCHEMA {
-        let reason = format!("its schema is {}, this version reads {}", report.schema, FlowsReport::SCHEMA);
-        return Err(FlowsError::NoReport(reason));
-    }
-    Ok(report)
+fn ask(paths: &Paths, request: &FlowsRequest, timeout: Duration) -> Result<FlowsReport, AskError> {
+    ask::ask(&paths.cni_socket(), (FLOWS_PATH, FlowsReport::SCHEMA), request, timeout)
 }
 
 /// What a reader of the flows should know.

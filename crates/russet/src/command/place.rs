@@ -65,7 +65,7 @@ impl Place {
     pub async fn open(choice: StoreChoice) -> Result<Self, Failure> {
         let chosen = choose(choice)?;
         Self::require(&chosen)?;
-        Self::at(chosen).await
+        Self::of(chosen).await
     }
 
     /// The same for a verb that asks about pods and nodes of the whole cluster.
@@ -74,7 +74,7 @@ impl Place {
         let chosen = settings::cluster_store(choice)?;
         announce(&chosen, verbose);
         Self::require(&chosen)?;
-        Self::at(chosen).await
+        Self::of(chosen).await
     }
 
     /// Fails if opening this store would create it.
@@ -87,10 +87,11 @@ impl Place {
 
     /// The same for a verb that writes: creates an embedded store if it is missing.
     pub async fn open_or_make(choice: StoreChoice) -> Result<Self, Failure> {
-        Self::at(choose(choice)?).await
+        Self::of(choose(choice)?).await
     }
 
-    async fn at(chosen: Chosen) -> Result<Self, Failure> {
+    /// Opens a store that was determined before.
+    pub async fn of(chosen: Chosen) -> Result<Self, Failure> {
         let opened = russet_agent::open_store(&chosen.paths, &chosen.location).await.map_err(NotOpened)?;
         let is_kubernetes = matches!(chosen.location, StoreLocation::Kubernetes(_));
         Ok(Self { store: opened.store.clone(), paths: chosen.paths, is_kubernetes, opened })

@@ -27,6 +27,7 @@ mod demo_etcd;
 mod demo_flannel;
 mod demo_kubernetes;
 mod docs;
+mod doctor;
 mod drift;
 mod engine_containerd;
 mod fabric;

@@ -271,6 +271,7 @@ fn p27_p28_p34_p36_p37_subjects_unions_and_what_cannot_be_read() {
 
 #[test]
 fn p38_to_p44_tiers_of_cluster_network_policies() {
+    // kubernetes.md K34
     let (deny, allow) = (on_a(json!({})), on_a(json!({"ingress": [{}]})));
     let pair = [("y/b", "x/a")];
     assert_tcp_80(&[from_all("Admin", 5, &["Accept"]), deny.clone()], &pair, &[(EXTERNAL, "x/a")]);
@@ -298,6 +299,7 @@ fn p38_to_p44_tiers_of_cluster_network_policies() {
 
 #[test]
 fn p45_to_p50_rules_of_cluster_network_policies() {
+    // kubernetes.md K34
     let egress = |rule: Value| cluster("c", "Admin", 1, json!({"egress": [rule]}));
     let all = egress(json!({"action": "Deny", "to": [{"networks": ["0.0.0.0/0"]}]}));
     assert_tcp_80(

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use russet_agent::repair::{self, Options, REPAIR_PATH, RepairRequest, Report, Seen};
-use russet_cni_spec::relay::{ExchangeError, is_not_listening, post};
 
+use super::super::ask::{AskError, ask};
 use super::super::{Failure, PROBLEMS, place};
 use super::Place;
 use crate::cli::repair::RepairArgs;
@@ -17,19 +17,6 @@ use crate::{output, settings};
 /// How much longer than the grace period a repair may take: the agent's own periodic repair and
 /// requests for pods may come first.
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(1200);
-
-#[derive(Debug, thiserror::Error)]
-enum AgentError {
-    /// The agent did not answer.
-    #[error("ask the agent at {socket}: {source}")]
-    Exchange { socket: String, source: ExchangeError },
-    /// The agent could not check, or refuses.
-    #[error("the agent could not look for leaks: {0}")]
-    Refused(String),
-    /// The agent speaks another version.
-    #[error("the agent's answer is no report: {0}; is it as new as this command?")]
-    NoReport(String),
-}
 
 /// Checks twice, and prints the result.
 pub async fn run(choice: StoreChoice, args: RepairArgs) -> Result<ExitCode, Failure> {
@@ -69,27 +56,13 @@ async fn here(choice: StoreChoice, args: &RepairArgs, options: Options) -> Resul
 }
 
 /// The agent's report; None if no agent runs.
-fn ask_agent(socket: &Path, options: Options) -> Result<Option<Report>, AgentError> {
+fn ask_agent(socket: &Path, options: Options) -> Result<Option<Report>, AskError> {
     let grace_ms = u64::try_from(options.grace.as_millis()).unwrap_or(u64::MAX);
     let request = RepairRequest { grace_ms, dry_run: options.dry_run };
-    let body = serde_json::to_vec(&request).map_err(|error| AgentError::NoReport(error.to_string()))?;
-    let answer = match post(socket, REPAIR_PATH, &body, options.grace + REPAIR_TIMEOUT) {
-        Err(ExchangeError::Connect(error)) if is_not_listening(error.kind()) => return Ok(None),
-        Err(source) => return Err(AgentError::Exchange { socket: socket.display().to_string(), source }),
-        Ok(answer) => answer,
-    };
-    if answer.status != 200 {
-        let reason = serde_json::from_slice::<serde_json::Value>(&answer.body).ok();
-        let reason = reason.and_then(|reason| reason["error"].as_str().map(str::to_owned));
-        return Err(AgentError::Refused(reason.unwrap_or_else(|| format!("status {}", answer.status))));
+    match ask(socket, (REPAIR_PATH, Report::SCHEMA), &request, options.grace + REPAIR_TIMEOUT) {
+        Err(AskError::NoAgent(_)) => Ok(None),
+        answer => answer.map(Some),
     }
-    let report: Report =
-        serde_json::from_slice(&answer.body).map_err(|error| AgentError::NoReport(error.to_string()))?;
-    if report.schema != Report::SCHEMA {
-        let reason = format!("its schema is {}, this version reads {}", report.schema, Report::SCHEMA);
-        return Err(AgentError::NoReport(reason));
-    }
-    Ok(Some(report))
 }
 
 fn text(report: &Report) -> String {

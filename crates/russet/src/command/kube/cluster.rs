@@ -3,7 +3,7 @@
 use russet_kube::{CALL_DEADLINE, Client, Failure, KubeError, ListQuery, Request, Verb};
 use serde_json::Value;
 
-use super::{CheckReport, FindingKind};
+use super::super::findings::{FindingKind, Findings};
 
 /// DaemonSets that write conflists, addresses and routes of their own.
 const NODE_PROGRAMS: [&str; 2] = ["calico-node", "kube-flannel-ds"];
@@ -16,7 +16,7 @@ const SHOWN: usize = 5;
 const OBJECT_MAX_BYTES: usize = 4 << 20;
 
 /// Looks at a cluster.
-pub(super) async fn look(client: &Client, report: &mut CheckReport) {
+pub async fn look(client: &Client, report: &mut Findings) {
     let looks = [programs(client, report).await, operator(client, report).await];
     let aggregated = api_service(client, report).await;
     let handles = match &aggregated {
@@ -27,7 +27,7 @@ pub(super) async fn look(client: &Client, report: &mut CheckReport) {
     report.unknown.extend(failures.map(|failure| failure.error.to_string()));
 }
 
-async fn programs(client: &Client, report: &mut CheckReport) -> Result<(), Failure> {
+async fn programs(client: &Client, report: &mut Findings) -> Result<(), Failure> {
     let query = ListQuery {
         operation: "list daemonsets",
         segments: &["apis", "apps", "v1", "daemonsets"],
@@ -50,7 +50,7 @@ async fn programs(client: &Client, report: &mut CheckReport) -> Result<(), Failu
     Ok(())
 }
 
-async fn operator(client: &Client, report: &mut CheckReport) -> Result<(), Failure> {
+async fn operator(client: &Client, report: &mut Findings) -> Result<(), Failure> {
     let query = ListQuery {
         operation: "list deployments",
         segments: &["apis", "apps", "v1", "deployments"],
@@ -74,7 +74,7 @@ async fn operator(client: &Client, report: &mut CheckReport) -> Result<(), Failu
 
 /// Whether Calico's API is served by a program of its own. While that is away, no namespace can be
 /// deleted.
-async fn api_service(client: &Client, report: &mut CheckReport) -> Result<bool, Failure> {
+async fn api_service(client: &Client, report: &mut Findings) -> Result<bool, Failure> {
     let segments = ["apis", "apiregistration.k8s.io", "v1", "apiservices", API_SERVICE];
     let Some(service) = get(client, "get apiservice", &segments).await? else { return Ok(false) };
     if service.pointer("/spec/service").is_none_or(Value::is_null) {
@@ -94,7 +94,7 @@ async fn api_service(client: &Client, report: &mut CheckReport) -> Result<bool, 
 
 /// Handles whose names Calico's migration to its native group cannot copy: it stops with the datastore
 /// locked (kubernetes.md section 1.14). Only where that group is served by definitions.
-async fn handle_names(client: &Client, report: &mut CheckReport) -> Result<(), Failure> {
+async fn handle_names(client: &Client, report: &mut Findings) -> Result<(), Failure> {
     for group in GROUPS {
         if get(client, "list the resources of a group", &group).await?.is_none() {
             return Ok(());
@@ -166,8 +166,8 @@ mod tests {
     use russet_kube::testing::Server;
     use serde_json::json;
 
-    fn look_at(server: &Server) -> CheckReport {
-        let mut report = CheckReport::default();
+    fn look_at(server: &Server) -> Findings {
+        let mut report = Findings::default();
         let client = Client::new(server.source()).unwrap();
         crate::command::runtime().unwrap().block_on(look(&client, &mut report));
         report

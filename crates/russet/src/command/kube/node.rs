@@ -9,10 +9,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use russet_agent::conflists::Conflists;
 use serde::Deserialize;
 
-use super::{CheckReport, FindingKind};
+use super::super::findings::{FindingKind, Findings};
 
 /// Where the plugin `host-local` keeps its addresses, a directory for each network.
-pub(super) const HOST_LOCAL: &str = "/var/lib/cni/networks";
+pub const HOST_LOCAL: &str = "/var/lib/cni/networks";
 /// The kubeconfig of Calico's plugins, in the runtime's directory of configurations.
 const CALICO_KUBECONFIG: &str = "calico-kubeconfig";
 const OURS: &str = "russet";
@@ -24,7 +24,7 @@ struct Claims {
 }
 
 /// Looks at a directory of configurations and at one of `host-local`.
-pub(super) fn look(configurations: &Path, host_local: &Path, report: &mut CheckReport) {
+pub fn look(configurations: &Path, host_local: &Path, report: &mut Findings) {
     match Conflists::read(configurations) {
         Ok(conflists) => {
             if let Some((first, ours)) = conflists.hidden(OURS) {
@@ -49,7 +49,7 @@ pub(super) fn look(configurations: &Path, host_local: &Path, report: &mut CheckR
 
 /// Addresses of networks that pods do not get any more. `calico-ipam -upgrade` moves a node to Calico's
 /// addresses as long as there are any, and locks the whole cluster meanwhile.
-fn leftover_addresses(directory: &Path, is_used: impl Fn(&str) -> bool, report: &mut CheckReport) {
+fn leftover_addresses(directory: &Path, is_used: impl Fn(&str) -> bool, report: &mut Findings) {
     let networks = std::fs::read_dir(directory).into_iter().flatten().flatten();
     for network in networks {
         let name = network.file_name().to_string_lossy().into_owned();
@@ -67,7 +67,7 @@ fn leftover_addresses(directory: &Path, is_used: impl Fn(&str) -> bool, report: 
     }
 }
 
-fn expired_token(kubeconfig: &Path, now: SystemTime, report: &mut CheckReport) {
+fn expired_token(kubeconfig: &Path, now: SystemTime, report: &mut Findings) {
     let Ok(text) = std::fs::read_to_string(kubeconfig) else { return };
     let Some(end) = token_end(&text).filter(|end| *end <= now) else { return };
     let hours = now.duration_since(end).unwrap_or_default().as_secs() / 3600;
@@ -97,7 +97,7 @@ mod tests {
         std::fs::create_dir_all(leases.join("cbr0")).unwrap();
         std::fs::create_dir_all(&net).unwrap();
         let kinds = || {
-            let mut report = CheckReport::default();
+            let mut report = Findings::default();
             look(&net, &leases, &mut report);
             assert!(report.unknown.is_empty(), "{report:?}");
             report.findings.into_iter().map(|finding| finding.kind).collect::<Vec<_>>()
@@ -124,7 +124,7 @@ mod tests {
         let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(r#"{"exp":1000}"#));
         std::fs::write(&path, format!("users:\n- user:\n    token: {token}\n")).unwrap();
         for (seconds, is_found) in [(999, false), (1000, true)] {
-            let mut report = CheckReport::default();
+            let mut report = Findings::default();
             expired_token(&path, SystemTime::UNIX_EPOCH + Duration::from_secs(seconds), &mut report);
             assert_eq!(report.findings.len() == 1, is_found, "{seconds}");
         }

@@ -79,7 +79,7 @@ fn p92_a_network_policy_and_its_copy_count_once() {
 
 #[test]
 fn p54_the_last_good_form_of_a_policy_stays_when_it_becomes_malformed() {
-    // policy.md P54
+    // policy.md P54; kubernetes.md K34
     let object = |tier: &str| {
         json!({"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
         "metadata": {"name": "c"}, "spec": {"tier": tier, "priority": 1, "subject": {"namespaces": {}}}})

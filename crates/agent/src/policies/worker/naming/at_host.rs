@@ -86,7 +86,9 @@ const fn stage(entrance: Entrance) -> Stage {
         Entrance::Input | Entrance::Output => Stage::Local,
         Entrance::ForwardIn | Entrance::ForwardOut => Stage::Forward,
         Entrance::PreDnat => Stage::PreDnat,
-        Entrance::RawIn | Entrance::RawOut | Entrance::UntrackedIn | Entrance::UntrackedOut => Stage::Untracked,
+        Entrance::RawIn | Entrance::RawOut | Entrance::UntrackedIn | Entrance::UntrackedOut => {
+            Stage::Untracked
+        }
     }
 }
 

@@ -1,0 +1,60 @@
+//! Questions to the node's agent, on its socket.
+
+use std::path::Path;
+use std::time::Duration;
+
+use russet_cni_spec::relay::{ExchangeError, is_not_listening, post};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::output;
+
+/// The agent did not answer, or not as expected.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    #[error("no agent runs at {0}; start it, or give --root")]
+    NoAgent(String),
+    #[error("ask the agent at {socket}: {source}")]
+    Exchange { socket: String, source: ExchangeError },
+    #[error("the agent at {socket} answers: {reason}")]
+    Refused { socket: String, reason: String },
+    /// The agent is of another version.
+    #[error("the agent's answer is no report: {0}; is it as new as this command?")]
+    NoReport(String),
+}
+
+#[derive(Deserialize)]
+struct Schema {
+    schema: u32,
+}
+
+/// The agent's answer to `request`, whose member `schema` must have this value.
+pub fn ask<A: DeserializeOwned>(
+    socket: &Path,
+    (path, schema): (&str, u32),
+    request: &impl Serialize,
+    timeout: Duration,
+) -> Result<A, AskError> {
+    let no_report = |error: serde_json::Error| AskError::NoReport(error.to_string());
+    let shown = || socket.display().to_string();
+    let body = serde_json::to_vec(request).map_err(no_report)?;
+    let answer = match post(socket, path, &body, timeout) {
+        Err(ExchangeError::Connect(error)) if is_not_listening(error.kind()) => {
+            return Err(AskError::NoAgent(shown()));
+        }
+        answer => answer.map_err(|source| AskError::Exchange { socket: shown(), source })?,
+    };
+    if answer.status != 200 {
+        let said: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        return Err(match said["error"].as_str() {
+            Some(error) => AskError::Refused { socket: shown(), reason: output::visible(error) },
+            None => AskError::NoReport(format!("status {}", answer.status)),
+        });
+    }
+    let found: Schema = serde_json::from_slice(&answer.body).map_err(no_report)?;
+    if found.schema != schema {
+        let reason = format!("its schema is {}, this version reads {schema}", found.schema);
+        return Err(AskError::NoReport(reason));
+    }
+    serde_json::from_slice(&answer.body).map_err(no_report)
+}

@@ -1,0 +1,186 @@
+//! The way to other nodes: interfaces, routes, networks that overlap, MTUs, firewalls.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use russet_addr::{Family, IpNet, NodeName};
+use russet_agent::controllers::tunnel_faults;
+use russet_linux::sysctl;
+use russet_netlink::{Link, NetlinkError, Route, RouteKind, Socket};
+use russet_overlay::{Inputs, device_name};
+
+use crate::command::Failure;
+use crate::command::findings::{FindingKind, Findings};
+
+/// Prefixes of the names of pods' host ends.
+const HOST_ENDS: [&str; 2] = ["russ", "cali"];
+/// What a finding lists of many.
+const SHOWN: usize = 3;
+
+/// Examines interfaces and routes.
+pub fn look(
+    inputs: &Inputs,
+    (journal, pod_mtu_bytes): (&Path, u32),
+    report: &mut Findings,
+) -> Result<(), Failure> {
+    for line in tunnel_faults(inputs)? {
+        match line.contains(" drops packets ") {
+            true => report.found(FindingKind::Firewall, "firewall", line, "`nft list ruleset` shows the rule; the chain belongs to another program, whose configuration has to accept the port"),
+            false => report.found(FindingKind::Underlay, "underlay", line, "set the interface up and give it its address again"),
+        }
+    }
+    let mut socket = Socket::route()?;
+    let links: BTreeMap<u32, Link> = socket.links()?.into_iter().map(|link| (link.index, link)).collect();
+    overlaps(inputs, &links, &mut socket, report)?;
+    asymmetric_routes(inputs, &links, &mut socket, report);
+    large_pods(journal, pod_mtu_bytes, &links, report)?;
+    Ok(())
+}
+
+/// Routes of others to addresses of pools: packets to pods leave by them, or pods get addresses that
+/// are in use elsewhere.
+fn overlaps(
+    inputs: &Inputs,
+    links: &BTreeMap<u32, Link>,
+    socket: &mut Socket,
+    report: &mut Findings,
+) -> Result<(), NetlinkError> {
+    for family in Family::BOTH {
+        let pools = inputs.pools.iter().filter(|pool| Family::of_net(&pool.cidr) == family);
+        let pools: Vec<IpNet> = pools.map(|pool| pool.cidr).collect();
+        let routes = if pools.is_empty() { Vec::new() } else { socket.routes(family)? };
+        for route in routes.iter().filter(|route| is_foreign(route, inputs, links)) {
+            let Some(pool) = pools.iter().find(|pool| overlap(pool, &route.dst)) else { continue };
+            report.found(
+                FindingKind::Overlap,
+                format!("pool {pool}"),
+                format!(
+                    "it overlaps the route {}: an address there may be a pod's and another machine's",
+                    shown(route, links)
+                ),
+                "use another pool (`russet apply` a new one, disable this one), or remove the other network",
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Whether a route is none of Russet's, of its pods', or of everything.
+fn is_foreign(route: &Route, inputs: &Inputs, links: &BTreeMap<u32, Link>) -> bool {
+    let is_ours = |name: &str| {
+        HOST_ENDS.iter().any(|prefix| name.starts_with(prefix))
+            || Family::BOTH.iter().any(|family| device_name(*family) == name)
+            // What plugin `bridge` makes for a network with addresses of the pools.
+            || links.values().any(|link| link.name == name && link.kind.as_deref() == Some("bridge"))
+    };
+    let oif = route.oif.and_then(|index| links.get(&index));
+    route.table == Route::MAIN
+        && route.kind == RouteKind::Unicast
+        && route.dst.prefix_len() > 0
+        && !is_link_local(&route.dst)
+        && route.protocol != inputs.dialect.route_protocol()
+        && !oif.is_some_and(|link| is_ours(&link.name))
+}
+
+fn is_link_local(net: &IpNet) -> bool {
+    match net {
+        IpNet::V4(net) => net.addr().is_link_local() || net.addr().is_multicast(),
+        IpNet::V6(net) => net.addr().is_unicast_link_local() || net.addr().is_multicast(),
+    }
+}
+
+fn overlap(a: &IpNet, b: &IpNet) -> bool {
+    a.contains(b) || b.contains(a)
+}
+
+fn shown(route: &Route, links: &BTreeMap<u32, Link>) -> String {
+    let via = route.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
+    let oif = route.oif.and_then(|index| links.get(&index));
+    format!("{}{via}{}", route.dst, oif.map(|link| format!(" dev {}", link.name)).unwrap_or_default())
+}
+
+/// Nodes to which packets leave by another interface than that on which theirs arrive.
+fn asymmetric_routes(
+    inputs: &Inputs,
+    links: &BTreeMap<u32, Link>,
+    socket: &mut Socket,
+    report: &mut Findings,
+) {
+    let Some(underlay) = links.get(&inputs.underlay.ifindex) else { return };
+    let others = inputs.nodes.iter().filter(|(name, _)| **name != inputs.node);
+    let mut astray: Vec<(&NodeName, String)> = Vec::new();
+    for (name, node) in others {
+        for address in [node.v4.underlay, node.v6.underlay].into_iter().flatten().map(|net| net.addr()) {
+            let Ok(route) = socket.route_to(address) else { continue };
+            let by = route.oif.filter(|index| *index != underlay.index && route.kind == RouteKind::Unicast);
+            if let Some(link) = by.and_then(|index| links.get(&index)) {
+                astray.push((name, format!("{address} of node {name} is reached by {}", link.name)));
+            }
+        }
+    }
+    let Some(count) = astray.len().checked_sub(1) else { return };
+    let text: Vec<&str> = astray.iter().take(SHOWN).map(|(_, text)| text.as_str()).collect();
+    let more = if count >= SHOWN { format!("; and {} more", count + 1 - SHOWN) } else { String::new() };
+    report.found(
+        FindingKind::AsymmetricRoute,
+        underlay.name.as_str(),
+        format!("it is the interface to the other nodes, and {}{more}", text.join("; ")),
+        "name the right interface (`russet agent --interface`), or correct the routes (`ip route get ADDRESS`)",
+    );
+    strict_filter(&underlay.name, report);
+}
+
+/// With a strict reverse path filter the kernel drops what arrives on another interface than that by
+/// which it would answer. The stricter of two settings counts.
+fn strict_filter(interface: &str, report: &mut Findings) {
+    let own = format!("net/ipv4/conf/{interface}/rp_filter");
+    let read = |name: &str| sysctl::read(name).ok().and_then(|value| value.parse::<u8>().ok());
+    if read(&own).max(read("net/ipv4/conf/all/rp_filter")) == Some(1) {
+        report.found_setting(
+            FindingKind::ReversePath,
+            (&own, "2"),
+            "the reverse path filter is strict: what these nodes send by this interface is dropped",
+        );
+    }
+}
+
+/// Pods that send larger packets than fit to other nodes.
+fn large_pods(
+    journal: &Path,
+    pod_mtu_bytes: u32,
+    links: &BTreeMap<u32, Link>,
+    report: &mut Findings,
+) -> Result<(), Failure> {
+    let attachments = russet_journal::view(journal)?.map(|view| view.attachments).unwrap_or_default();
+    let by_name: BTreeMap<&str, &Link> = links.values().map(|link| (link.name.as_str(), link)).collect();
+    let mut large = Vec::new();
+    for attachment in attachments.iter().filter(|it| ["russet", "calico"].contains(&it.plugin.as_str())) {
+        let link = attachment.host_name.as_deref().and_then(|name| by_name.get(name));
+        if let Some(link) = link.filter(|link| link.mtu_bytes > pod_mtu_bytes) {
+            large.push(format!("{} ({})", link.name, link.mtu_bytes));
+        }
+    }
+    if !large.is_empty() {
+        let (count, some) = (large.len(), large.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", "));
+        report.found(
+            FindingKind::Mtu,
+            "pods' interfaces",
+            format!("{count} of {} have a larger MTU than the {pod_mtu_bytes} bytes that reach other nodes, for example {some}: their large packets are lost, or only path MTU discovery saves them",
+                attachments.len()),
+            "restart these pods: new interfaces get the right MTU; `russet journal` names the pods",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_overlap_if_one_contains_the_other() {
+        let overlaps = |a: &str, b: &str| overlap(&a.parse().unwrap(), &b.parse().unwrap());
+        assert!(overlaps("10.244.0.0/16", "10.244.9.0/24") && overlaps("10.244.9.0/24", "10.0.0.0/8"));
+        assert!(!overlaps("10.244.0.0/16", "10.245.0.0/16"));
+    }
+}

@@ -1,0 +1,191 @@
+//! `russet doctor` on a node with one prepared fault after the other. What it prints of each is in
+//! docs/troubleshooting.md; `RUSSET_WRITE_DOCS=1` writes it there.
+
+use russet_linux::probe::{Feature, supports};
+use russet_testkit::eventually;
+use russet_testkit::pages::repository;
+use serde_json::Value;
+
+use crate::fabric::Fabric;
+use crate::node::{TIMEOUT, TestNode};
+
+const PAGE: &str = "docs/troubleshooting.md";
+const BEGIN: &str = "<!-- what russet doctor prints of each fault: written by the test in crates/russet/tests/whole/doctor.rs -->\n";
+/// Of pods on a network of 1,500 bytes with a tunnel over IPv6.
+const POD_MTU: &str = "1430";
+const END: &str = "<!-- end of what russet doctor prints -->\n";
+
+/// What was printed of each fault, for the page.
+struct Printed(String);
+
+/// The exit code, and the kinds of the findings.
+fn doctor(node: &TestNode, args: &[&str]) -> (i32, Vec<String>, Value) {
+    let answer = node.russet_inside(&[&["doctor", "-o", "json"], args].concat());
+    let report: Value = serde_json::from_str(&answer.stdout).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
+    let kinds = report["findings"].as_array().unwrap().iter();
+    let mut kinds: Vec<String> = kinds.map(|it| it["kind"].as_str().unwrap().to_owned()).collect();
+    kinds.dedup();
+    (answer.status, kinds, report)
+}
+
+fn is_healthy(node: &TestNode) -> bool {
+    let (status, kinds, _) = doctor(node, &[]);
+    status == 0 && kinds.is_empty()
+}
+
+/// Waits until all of `kinds` are found, and nothing else but perhaps `others`.
+#[track_caller]
+fn await_findings(node: &TestNode, fault: &str, kinds: &[&str], others: &[&str]) {
+    eventually(TIMEOUT, || {
+        let (status, found, report) = doctor(node, &[]);
+        let has_all = kinds.iter().all(|kind| found.iter().any(|it| it == kind));
+        let is_wanted = |it: &String| kinds.contains(&it.as_str()) || others.contains(&it.as_str());
+        let is_done = status == 3 && has_all && found.iter().all(is_wanted);
+        println!("{fault}: {}", if is_done { format!("{report:#}") } else { format!("{found:?}") });
+        is_done
+    });
+}
+
+// === impl Printed ===
+
+impl Printed {
+    /// Waits until exactly these kinds are found, and keeps the text.
+    #[track_caller]
+    fn found(&mut self, node: &TestNode, fault: &str, kinds: &[&str]) {
+        await_findings(node, fault, kinds, &[]);
+        let text = node.russet_inside(&["doctor"]).stdout;
+        let text = text.replace(node.root().to_str().unwrap(), "");
+        self.0.push_str(&format!("\n{fault}:\n\n```\n{}```\n", without_hashes(&text)));
+    }
+
+    /// Compares the page, or writes it.
+    fn assert_in_page(&self) {
+        let path = repository().join(PAGE);
+        let page = std::fs::read_to_string(&path).unwrap();
+        let (before, rest) = page.split_once(BEGIN).unwrap();
+        let (now, after) = rest.split_once(END).unwrap();
+        if std::env::var_os("RUSSET_WRITE_DOCS").is_some() {
+            std::fs::write(&path, format!("{before}{BEGIN}{}\n{END}{after}", self.0)).unwrap();
+        } else {
+            assert_eq!(now, format!("{}\n", self.0), "{PAGE}: RUSSET_WRITE_DOCS=1 writes it");
+        }
+    }
+}
+
+/// The names of host ends depend on the container's id.
+fn without_hashes(text: &str) -> String {
+    let mut parts = text.split("russ").peekable();
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let digits = part.chars().take_while(char::is_ascii_hexdigit).count();
+        let rest = if digits == 11 { format!("01234567890{}", &part[digits..]) } else { part.to_owned() };
+        shown.push_str(&format!("russ{rest}"));
+    }
+    shown
+}
+
+fn write(node: &TestNode, path: &str, text: &str) {
+    let path = node.path(path);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}
+
+/// Faults of files and of the kernel's settings, while the agent runs.
+fn assert_finds_faults_beside_the_agent(one: &TestNode, printed: &mut Printed) {
+    let conflist = |plugin: &str| format!(r#"{{"name":"{plugin}","plugins":[{{"type":"{plugin}"}}]}}"#);
+    write(one, "etc/cni/net.d/10-russet.conflist", &conflist("russet"));
+    assert!(is_healthy(one));
+    let other = "etc/cni/net.d/05-other.conflist";
+    write(one, other, &conflist("ptp"));
+    printed.found(one, "Another network's configuration comes first", &["conflist-order"]);
+    std::fs::remove_file(one.path(other)).unwrap();
+
+    write(one, "etc/cni/net.d/90-lan.conflist", &conflist("ipvlan"));
+    if supports(Feature::Ipvlan).unwrap() {
+        assert!(is_healthy(one), "the kernel has what the plugin needs");
+    } else {
+        // Not in the page, which has to be the same for every kernel.
+        await_findings(one, "A plugin needs what the kernel lacks", &["kernel-feature"], &[]);
+    }
+    std::fs::remove_file(one.path("etc/cni/net.d/90-lan.conflist")).unwrap();
+
+    one.inside("nft", &["add table inet fw; add chain inet fw out { type filter hook output priority 0; }"]);
+    one.inside("nft", &["add rule inet fw out udp dport 4789 drop"]);
+    printed.found(one, "A firewall drops the tunnel's packets", &["firewall"]);
+    one.inside("nft", &["delete table inet fw"]);
+    eventually(TIMEOUT, || is_healthy(one));
+
+    one.ip(&["link", "add", "docker0", "type", "veth", "peer", "name", "other0"]);
+    one.ip(&["link", "set", "docker0", "up"]);
+    one.ip(&["route", "add", "10.244.128.0/20", "dev", "docker0"]);
+    printed.found(one, "Another network has addresses of a pool", &["overlap"]);
+    one.ip(&["route", "del", "10.244.128.0/20", "dev", "docker0"]);
+
+    one.ip(&["link", "set", "other0", "up"]);
+    one.ip(&["route", "add", "10.77.0.12/32", "dev", "docker0"]);
+    one.inside("sysctl", &["-qw", "net.ipv4.conf.eth0.rp_filter=1"]);
+    printed.found(one, "Packets to a node leave by another interface", &["asymmetric-route", "reverse-path"]);
+    one.ip(&["link", "del", "docker0"]);
+    one.inside("sysctl", &["-qw", "net.ipv4.conf.eth0.rp_filter=0"]);
+    assert!(is_healthy(one));
+}
+
+/// Faults that an agent would repair at once, after its end.
+fn assert_finds_faults_without_the_agent(one: &mut TestNode, host_end: &str, printed: &mut Printed) {
+    one.stop_agent();
+    printed.found(one, "No agent runs", &["agent"]);
+    one.ip(&["link", "set", host_end, "mtu", "9000"]);
+    printed.found(one, "Pods send larger packets than fit", &["agent", "mtu"]);
+    one.ip(&["link", "set", host_end, "mtu", POD_MTU]);
+
+    one.inside("sysctl", &["-qw", "net.ipv4.ip_forward=0"]);
+    printed.found(one, "The kernel does not forward", &["agent", "forwarding"]);
+    let (status, kinds, report) = doctor(one, &["--fix"]);
+    assert_eq!((status, kinds), (3, vec!["forwarding".to_owned(), "agent".to_owned()]), "{report:#}");
+    assert_eq!(report["findings"][0]["repair"], "done", "{report:#}");
+    assert!(one.inside("sysctl", &["-n", "net.ipv4.ip_forward"]).starts_with('1'));
+    assert_eq!(doctor(one, &[]).1, ["agent"]);
+
+    let record = one.path("run/russet/settings.toml");
+    let kept = std::fs::read_to_string(&record).unwrap();
+    std::fs::write(&record, "store = ").unwrap();
+    printed.found(one, "The record of the agent's settings is damaged", &["settings", "agent"]);
+    std::fs::write(&record, kept).unwrap();
+
+    write(one, "etc/russet/russet.toml", "stor = \"embedded\"\n");
+    printed.found(one, "The settings file has an unknown key", &["settings", "agent"]);
+    std::fs::remove_file(one.path("etc/russet/russet.toml")).unwrap();
+
+    one.ip(&["link", "set", "eth0", "down"]);
+    await_findings(one, "The interface to the other nodes is down", &["agent"], &["underlay", "store"]);
+    one.ip(&["link", "set", "eth0", "up"]);
+    one.ip(&["route", "add", "default", "via", "10.77.0.1"]);
+    one.start_agent();
+    eventually(TIMEOUT, || is_healthy(one));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, nft, sysctl"]
+fn doctor_names_each_of_ten_faults_and_what_to_do() {
+    let mut fabric = Fabric::new();
+    let (mut one, mut two) = (fabric.node("node-a", &[]), fabric.node("node-b", &[]));
+    let answer = one.russet_inside(&["doctor", "-o", "json"]);
+    let report: Value = serde_json::from_str(&answer.stdout).unwrap();
+    assert_eq!(report["looked_at"], serde_json::json!(["kernel", "node"]), "before the first agent");
+    one.start_agent();
+    two.start_agent();
+    let pod = one.pod();
+    let added = one.add(&pod).result();
+    let host_end = added["interfaces"].as_array().unwrap().iter().find(|it| it.get("sandbox").is_none());
+    let host_end = host_end.unwrap()["name"].as_str().unwrap().to_owned();
+    eventually(TIMEOUT, || is_healthy(&one));
+    let text = one.russet_inside(&["doctor"]).stdout;
+    assert_eq!(text, "nothing found (looked at: kernel, node, datastore and agent)\n");
+
+    let mut printed = Printed(String::new());
+    assert_finds_faults_beside_the_agent(&one, &mut printed);
+    assert_finds_faults_without_the_agent(&mut one, &host_end, &mut printed);
+    fabric.kill_etcd();
+    await_findings(&one, "The datastore does not answer", &["store", "agent"], &["drift"]);
+    printed.assert_in_page();
+}
