@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use russet_http::health::Ready;
-use russet_linux::sysctl;
+use russet_linux::conntrack;
 use russet_plugins::NotReady;
 
 /// A condition for attaching pods.
@@ -78,7 +78,7 @@ impl Readiness {
 
     /// Every condition and whether it is met.
     pub fn conditions(&self) -> Vec<(&'static str, bool)> {
-        self.lock().iter().map(|(condition, reason)| (condition.name(), reason.is_none())).collect()
+        self.reasons().into_iter().map(|(name, reason)| (name, reason.is_none())).collect()
     }
 
     /// Every condition with the reason why it is not met.
@@ -160,22 +160,18 @@ impl Readiness {
 
     fn verbose(&self) -> String {
         let mut text = String::new();
-        for (condition, reason) in self.lock().iter() {
+        for (name, reason) in self.reasons() {
             let line = match reason {
-                None => format!("[+] {}\n", condition.name()),
-                Some(reason) => format!("[-] {}: {reason}\n", condition.name()),
+                None => format!("[+] {name}\n"),
+                Some(reason) => format!("[-] {name}: {reason}\n"),
             };
             text.push_str(&line);
         }
         for remark in self.remarks() {
             text.push_str(&format!("[!] {remark}\n"));
         }
-        let connections =
-            ["count", "max"].map(|name| sysctl::read(&format!("net/netfilter/nf_conntrack_{name}")));
-        if let [Ok(count), Ok(max)] = connections
-            && let Some(remark) = crowded(&count, &max)
-        {
-            text.push_str(&format!("[!] conntrack: {remark}\n"));
+        if let Some(remark) = conntrack::connections().and_then(conntrack::nearly_full) {
+            text.push_str(&format!("[!] conntrack: {remark}: raise net.netfilter.nf_conntrack_max\n"));
         }
         text
     }
@@ -198,36 +194,12 @@ impl Ready for Readiness {
     }
 }
 
-/// What is said where the kernel follows nearly as many connections as it may.
-fn crowded(count: &str, max: &str) -> Option<String> {
-    let (count, max): (u64, u64) = (count.parse().ok()?, max.parse().ok()?);
-    (count >= max - max / CROWDED_PART).then(|| {
-        format!(
-            "{count} of {max} connections are followed, and the kernel drops packets of new ones when there are more: raise \
-             net.netfilter.nf_conntrack_max"
-        )
-    })
-}
-
-/// It is said while less than this part is free.
-const CROWDED_PART: u64 = 20;
 /// The reason of a condition that was not checked yet.
 const PENDING: &str = "not yet";
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_table_of_connections_that_is_nearly_full_is_named() {
-        // policy.md P127
-        assert_eq!(crowded("249036", "262144"), None);
-        let remark = crowded("249037", "262144").unwrap();
-        assert!(remark.starts_with("249037 of 262144 connections") && remark.contains("nf_conntrack_max"));
-        assert!(crowded("262144", "262144").is_some());
-        // Not a number, and no limit.
-        assert_eq!((crowded("", "262144"), crowded("1", "unlimited")), (None, None));
-    }
 
     #[test]
     fn ready_only_when_every_condition_is_met() {

@@ -9,6 +9,7 @@
 #![expect(missing_docs, reason = "used by the crates of this workspace only")]
 
 pub mod bpf;
+pub mod conntrack;
 pub mod cpu;
 pub mod execute;
 pub mod file;

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use russet_agent::conflists::Conflists;
 use russet_agent::{Config, OverlayInputsError, Paths, overlay_inputs};
 use russet_linux::sysctl;
 use russet_overlay::Inputs;
@@ -44,15 +43,15 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let paths = Paths::new(&args.store.root);
     let mut report = Findings { schema: 1, looked_at: vec!["kernel", "node"], ..Findings::default() };
     let conflists = below(&args.store.root, &args.cni_conf_dir);
-    kube::node::look(&conflists, &below(&args.store.root, Path::new(kube::node::HOST_LOCAL)), &mut report);
-    let plugins = Conflists::read(&conflists).map(|all| needs::plugins(&all)).unwrap_or_default();
+    let host_local = below(&args.store.root, Path::new(kube::node::HOST_LOCAL));
+    let conflists = kube::node::look(&conflists, &host_local, &mut report);
     let described = runtime()?.block_on(describe(args.store, &mut report));
     let mut needs = match &described {
         Some(Described { inputs: Some(inputs), .. }) => Needs::of_inputs(inputs),
         Some(Described { config, .. }) => Needs::of_pools(&config.pools),
         None => Needs::of_pools(&Default::default()),
     };
-    needs.plugins = plugins;
+    needs.plugins = needs::plugins(&conflists);
     kernel::look(&needs, &mut report);
     if let Some(Described { config, inputs, pod_mtu_bytes }) = &described {
         if let Some(inputs) = inputs {

@@ -78,22 +78,21 @@ impl Worker {
             return None;
         }
         let judged = self.judged();
-        let (family, why) = Family::BOTH.into_iter().find_map(|family| {
+        Family::BOTH.into_iter().find_map(|family| {
+            let why = unjudged(family)?;
             let is_judged = |address: &IpAddr| Family::of(*address) == family && judged.contains(address);
-            let has_judged = behind.iter().any(|(_, local)| local.addresses.iter().any(is_judged));
-            Some((family, unjudged(family).filter(|_| has_judged)?))
-        })?;
-        let is_judged = |address: &IpAddr| Family::of(*address) == family && judged.contains(address);
-        let mut pods: Vec<String> = behind
-            .iter()
-            .filter(|(_, local)| local.addresses.iter().any(is_judged))
-            .filter_map(|(name, local)| Some(format!("{name} on {}", local.bridge.as_ref()?)))
-            .collect();
-        let others = pods.len().saturating_sub(NAMED_MAX);
-        pods.truncate(NAMED_MAX);
-        let others = if others > 0 { format!(" and {others} more") } else { String::new() };
-        let pods = pods.join(", ");
-        Some(format!("NOT ENFORCED between pods on the same bridge, {pods}{others}: {why}"))
+            let mut pods: Vec<String> = behind
+                .iter()
+                .filter(|(_, local)| local.addresses.iter().any(is_judged))
+                .filter_map(|(name, local)| Some(format!("{name} on {}", local.bridge.as_ref()?)))
+                .collect();
+            let others = pods.len().saturating_sub(NAMED_MAX);
+            pods.truncate(NAMED_MAX);
+            let others = if others > 0 { format!(" and {others} more") } else { String::new() };
+            let named = pods.join(", ");
+            let text = || format!("NOT ENFORCED between pods on the same bridge, {named}{others}: {why}");
+            (!pods.is_empty()).then(text)
+        })
     }
 
     /// The addresses for which anything is denied.

@@ -14,8 +14,11 @@ mod tests;
 impl Worker {
     /// Whether the object is a namespace that pods outlast: it is removed behind the last one.
     pub(super) fn outlasts(&mut self, kind: Kind, object: &Value) -> bool {
+        if kind != Kind::Namespaces {
+            return false;
+        }
         let (_, namespace) = name_of(object);
-        let has_pods = kind == Kind::Namespaces && self.has_pods(&namespace);
+        let has_pods = self.has_pods(&namespace);
         if has_pods {
             self.ending.insert(namespace);
         }
@@ -24,8 +27,11 @@ impl Worker {
 
     /// The namespace that ends with this object: its last pod.
     pub(super) fn ended_with(&mut self, kind: Kind, object: &Value) -> Option<Value> {
+        if kind != Kind::Pods || self.ending.is_empty() {
+            return None;
+        }
         let (namespace, _) = name_of(object);
-        let is_last = kind == Kind::Pods && self.ending.contains(&namespace) && !self.has_pods(&namespace);
+        let is_last = self.ending.contains(&namespace) && !self.has_pods(&namespace);
         (is_last && self.ending.remove(&namespace)).then(|| named(&(String::new(), namespace)))
     }
 

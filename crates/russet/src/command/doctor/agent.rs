@@ -61,7 +61,12 @@ pub fn look(paths: &Paths, report: &mut Findings) {
         );
     }
     for remark in &status.remarks {
-        report.found(FindingKind::Agent, "agent", remark, "see `russet policy ls` and docs/policy.md");
+        report.found(
+            FindingKind::Agent,
+            "agent",
+            remark,
+            "what it means: docs/troubleshooting.md; of policies: `russet policy ls`",
+        );
     }
     match ask(&socket, (DRIFT_PATH, DriftReport::SCHEMA), &json!({}), DRIFT_TIMEOUT) {
         Ok(drift) => differences(&drift, report),

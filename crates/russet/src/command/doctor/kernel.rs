@@ -1,7 +1,7 @@
 //! The kernel: its features, its settings, and its tables that may be full.
 
 use russet_addr::Family;
-use russet_linux::{probe, sysctl};
+use russet_linux::{conntrack, probe, sysctl};
 use russet_netlink::{NeighbourState, NetlinkError, Socket};
 
 use super::needs::Needs;
@@ -75,17 +75,11 @@ fn forwarding(family: Family, report: &mut Findings) {
 
 /// Connection tracking drops each packet that would begin one more connection than its limit.
 fn connections(report: &mut Findings) {
-    let number = |name: &str| sysctl::read(name).ok()?.parse::<u64>().ok();
-    let (count, max) = ("net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max");
-    if let (Some(used), Some(limit)) = (number(count), number(max))
-        && is_full(used, limit)
-    {
-        report.found(
-            FindingKind::Connections,
-            max,
-            format!("{used} connections are tracked, and at most {limit} can be: the kernel drops the first packet of each further one"),
-            format!("raise it: sysctl -w net.netfilter.nf_conntrack_max={}", limit.saturating_mul(2)),
-        );
+    let Some(table @ (_, limit)) = conntrack::connections() else { return };
+    if let Some(problem) = conntrack::nearly_full(table) {
+        let remedy =
+            format!("raise it: sysctl -w net.netfilter.nf_conntrack_max={}", limit.saturating_mul(2));
+        report.found(FindingKind::Connections, conntrack::LIMIT, problem, remedy);
     }
 }
 

@@ -23,28 +23,32 @@ struct Claims {
     exp: u64,
 }
 
-/// Looks at a directory of configurations and at one of `host-local`.
-pub fn look(configurations: &Path, host_local: &Path, report: &mut Findings) {
-    match Conflists::read(configurations) {
+/// Looks at a directory of configurations, which it returns, and at one of `host-local`.
+pub fn look(configurations: &Path, host_local: &Path, report: &mut Findings) -> Conflists {
+    let read = Conflists::read(configurations);
+    match &read {
         Ok(conflists) => {
-            if let Some((first, ours)) = conflists.hidden(OURS) {
-                let problem = format!(
-                    "it comes before {}, and the runtime uses the first one: pods get the network {:?}",
-                    ours.file, first.network
-                );
-                let subject = configurations.join(&first.file).display().to_string();
-                let remedy = "remove it once its pods may restart; programs that write it again have to be removed before (see the cluster's findings)";
-                report.found(FindingKind::ConflistOrder, subject, problem, remedy);
-            }
-            let uses = |network: &str| {
-                let named = |list: &&russet_agent::conflists::Conflist| list.network == network;
-                conflists.all().first().filter(named).is_some()
-            };
+            hidden_network(configurations, conflists, report);
+            let uses = |network: &str| conflists.all().first().is_some_and(|list| list.network == network);
             leftover_addresses(host_local, uses, report);
         }
         Err(error) => report.unknown.push(format!("{}: {error}", configurations.display())),
     }
     expired_token(&configurations.join(CALICO_KUBECONFIG), SystemTime::now(), report);
+    read.unwrap_or_default()
+}
+
+/// Another network's configuration that the runtime takes in the place of ours.
+fn hidden_network(configurations: &Path, conflists: &Conflists, report: &mut Findings) {
+    if let Some((first, ours)) = conflists.hidden(OURS) {
+        let problem = format!(
+            "it comes before {}, and the runtime uses the first one: pods get the network {:?}",
+            ours.file, first.network
+        );
+        let subject = configurations.join(&first.file).display().to_string();
+        let remedy = "remove it once its pods may restart; programs that write it again have to be removed before (see the cluster's findings)";
+        report.found(FindingKind::ConflistOrder, subject, problem, remedy);
+    }
 }
 
 /// Addresses of networks that pods do not get any more. `calico-ipam -upgrade` moves a node to Calico's
