@@ -65,7 +65,7 @@ pub use config::{
 pub use direct::{Direct, direct};
 pub use health::{Condition, Readiness};
 pub use node_lock::Taken;
-pub use policies::{record_document, wired_endpoint};
+pub use policies::{record_document, unjudged_on_bridges, wired_endpoint};
 pub use reconcile::{LoopError as OverlayInputsError, overlay_inputs};
 pub use route_daemons::has_felix;
 pub use russet_http::health::Address as HealthAddress;

@@ -45,7 +45,7 @@ use kind::{Kind, Wants};
 pub use kind::Source;
 pub use observer::HoldsNewPods;
 pub use records::document as record_document;
-pub use worker::wired_endpoint;
+pub use worker::{unjudged_on_bridges, wired_endpoint};
 
 /// What the thread of policies is asked for. Clones share it.
 #[derive(Debug, Clone)]

@@ -39,6 +39,14 @@ impl Wired {
         }
     }
 
+    /// The bridge that the host end is a port of.
+    pub const fn bridge(&self) -> Option<&IfName> {
+        match self {
+            Self::Routed(_) => None,
+            Self::Port(port) => Some(&port.bridge.name),
+        }
+    }
+
     /// The pod's addresses.
     pub fn addresses(&self) -> Vec<IpAddr> {
         match self {

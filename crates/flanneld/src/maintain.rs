@@ -181,7 +181,7 @@ impl<'a> LeaseMaintainer<'a> {
 
     /// Publishes the lease data; called again until the store accepts them.
     async fn publish(&mut self) {
-        let attributes = self.context.attributes(self.carrier.announced());
+        let attributes = self.context.attributes(self.carrier.announced()).into();
         let lease = Lease { attributes, ..self.lease.clone() };
         match self.daemon.leases.publish(&lease).await {
             Ok(()) => self.unpublished = None,

@@ -14,7 +14,7 @@ pub fn lease(key: &str, public_ip: &str, kind: &str) -> Lease {
         backend_data: None,
         backend_v6_data: None,
     };
-    Lease { key: key.parse().unwrap(), attributes, expires: None }
+    Lease { key: key.parse().unwrap(), attributes: attributes.into(), expires: None }
 }
 
 /// This node's interface, with 10.200.0.11.

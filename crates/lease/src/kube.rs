@@ -159,7 +159,7 @@ impl KubeManager {
             tracing::warn!(node = self.node, subnets = %key, "the node has no pod CIDR of one of the families that are on");
         }
         self.write(&node, &wish.attributes).await?;
-        Ok(Lease { key, attributes: wish.attributes.clone(), expires: None })
+        Ok(Lease { key, attributes: wish.attributes.clone().into(), expires: None })
     }
 
     /// Patches the annotations that differ.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
@@ -17,8 +18,9 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     pub key: SubnetKey,
-    /// The attributes that the node publishes.
-    pub attributes: Attributes,
+    /// The attributes that the node publishes; shared, because a watch and its reader both keep
+    /// those of thousands of nodes.
+    pub attributes: Arc<Attributes>,
     /// When it ends unless it is renewed. None for a reservation, for Kubernetes, and for the
     /// leases of other nodes, where it is not needed.
     pub expires: Option<SystemTime>,

@@ -7,6 +7,7 @@ mod watch;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
@@ -47,7 +48,7 @@ pub struct StoreManager {
 /// The acquired lease, as it should be in the store.
 #[derive(Debug, Clone)]
 struct Held {
-    attributes: Attributes,
+    attributes: Arc<Attributes>,
     config_v4: bool,
     /// None for a reservation.
     term: Option<Term>,
@@ -169,7 +170,7 @@ impl SubnetManager for StoreManager {
     fn publish<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<(), LeaseError>> {
         Box::pin(async move {
             if let Some(held) = &mut *self.held.borrow_mut() {
-                held.attributes = lease.attributes.clone();
+                held.attributes = Arc::clone(&lease.attributes);
             }
             self.write(&lease.key).await
         })

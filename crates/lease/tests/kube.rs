@@ -154,7 +154,7 @@ async fn t47_kube_a_node_with_a_pod_cidr_patches_four_annotations_and_then_the_c
     assert_eq!(bench.patches().len(), 2);
     // Only a changed MAC is published.
     let moved = Attributes { backend_data: Some(vtep_data(1, Mac([2, 0, 0, 0, 0, 9]))), ..vxlan("10.0.0.1") };
-    manager.publish(&Lease { attributes: moved, ..lease.clone() }).await.unwrap();
+    manager.publish(&Lease { attributes: moved.into(), ..lease.clone() }).await.unwrap();
     assert_eq!(
         bench.patches()[2].body,
         r#"{"metadata":{"annotations":{"flannel.alpha.coreos.com/backend-data":"{\"VNI\":1,\"VtepMAC\":\"02:00:00:00:00:09\"}"}}}"#

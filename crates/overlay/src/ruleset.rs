@@ -3,9 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use russet_nft::{
-    Chain, ChainInfo, Element, KeyPart, NetlinkError, Nft, Rule, Set, SetInfo, Table, Transaction, Value,
-};
+use russet_nft::{Chain, ChainInfo, Element, NetlinkError, Nft, Rule, Set, SetInfo, Table, Transaction};
 
 /// Chains, sets and rules, in the order in which they must be created.
 #[derive(Debug, Clone, Default)]
@@ -109,20 +107,13 @@ pub fn same_type(a: &Set, b: &Set) -> bool {
     (&a.name, &a.key, &a.value, a.interval) == (&b.name, &b.key, &b.value, b.interval)
 }
 
+/// Sorts references: sets of thousands of elements are compared once a minute on small nodes.
 fn same_elements(found: &[Element], wanted: &[Element]) -> bool {
-    let sorted = |elements: &[Element]| {
-        let mut keys: Vec<(Vec<KeyPart>, Option<Vec<u8>>)> =
-            elements.iter().map(|element| (element.key.clone(), data(element))).collect();
-        keys.sort();
-        keys
-    };
-    found.len() == wanted.len() && sorted(found) == sorted(wanted)
-}
-
-fn data(element: &Element) -> Option<Vec<u8>> {
-    match &element.value {
-        Some(Value::Data(bytes)) => Some(bytes.clone()),
-        Some(Value::Verdict(verdict)) => Some(format!("{verdict:?}").into_bytes()),
-        None => None,
+    fn sorted(elements: &[Element]) -> Vec<&Element> {
+        let mut sorted: Vec<&Element> = elements.iter().collect();
+        sorted.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        sorted
     }
+    let same = |(found, wanted): (&Element, &Element)| found.key == wanted.key && found.value == wanted.value;
+    found.len() == wanted.len() && sorted(found).into_iter().zip(sorted(wanted)).all(same)
 }

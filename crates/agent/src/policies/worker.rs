@@ -35,6 +35,7 @@ use super::{Change, Kind, Request, Shared, Source, Wants, is_policed};
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 
+pub use bridges::unjudged as unjudged_on_bridges;
 pub use unrecorded::wired_endpoint;
 
 /// The state of the thread.
@@ -462,7 +463,8 @@ impl Worker {
         let (mut wired, mut unnamed) = (BTreeMap::<PodName, LocalPod>::new(), Vec::new());
         let mut attached = self.endpoints.attached();
         attached.retain(|endpoint| endpoint.wired.as_deref().is_some_and(is_policed));
-        attached.sort_by_key(|endpoint| matches!(endpoint.wired.as_deref(), Some(Wired::Port(_))));
+        attached
+            .sort_by_key(|endpoint| endpoint.wired.as_deref().is_some_and(|wired| wired.bridge().is_some()));
         for endpoint in attached {
             let Some(interface) = endpoint.wired.as_deref() else { continue };
             let local = LocalPod::new(interface, endpoint.pod.is_some());
@@ -722,12 +724,13 @@ impl Worker {
 
 impl LocalPod {
     fn new(interface: &Wired, is_pod: bool) -> Self {
-        let bridge = match interface {
-            Wired::Routed(_) => None,
-            Wired::Port(port) => Some(port.bridge.name.clone()),
-        };
         let addresses = interface.addresses().into_iter().collect();
-        Self { is_pod, host_name: interface.host_name().clone(), bridge, addresses }
+        Self {
+            is_pod,
+            host_name: interface.host_name().clone(),
+            bridge: interface.bridge().cloned(),
+            addresses,
+        }
     }
 }
 

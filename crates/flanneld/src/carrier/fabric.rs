@@ -328,7 +328,7 @@ pub(super) mod tests {
             backend_v6_data: announced.data_v6,
         };
         let key = SubnetKey { v4: "10.5.7.0/24".parse().ok(), v6: None };
-        Lease { key, attributes, expires: None }
+        Lease { key, attributes: attributes.into(), expires: None }
     }
 
     /// A fabric whose thread has panicked.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use russet_addr::EndpointId;
+use russet_attach::Wired;
 use russet_model::time;
 use serde::Serialize;
 
@@ -44,6 +45,8 @@ pub struct Attachment {
     /// The host end, if the plugin makes one.
     pub host_name: Option<String>,
     pub addresses: Vec<IpAddr>,
+    /// The bridge that the host end is a port of.
+    pub bridge: Option<String>,
     /// The path of the pod's namespace.
     pub netns: Option<String>,
 }
@@ -133,6 +136,7 @@ impl From<Endpoint> for Attachment {
             since: time::rfc3339(time_of(live.since_ms)),
             host_name: wired.map(|wired| wired.host_name().to_string()),
             addresses: wired.map(|wired| wired.addresses()).unwrap_or_default(),
+            bridge: wired.and_then(Wired::bridge).map(ToString::to_string),
             netns: live.netns.map(|path| path.display().to_string()),
         }
     }

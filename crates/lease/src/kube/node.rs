@@ -73,7 +73,7 @@ pub(super) fn within(key: &SubnetKey, config: &NetworkConfig) -> Result<(), Stri
 pub(super) fn lease(node: &Node, prefix: &AnnotationPrefix, wanted: Wanted) -> Result<Lease, String> {
     let key = subnets(node, wanted)?;
     let attributes = prefix.attributes(&node.metadata.annotations, key.v4.is_some(), key.v6.is_some())?;
-    Ok(Lease { key, attributes, expires: None })
+    Ok(Lease { key, attributes: attributes.into(), expires: None })
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 //! round, and a created record is checked once more: keys with two subnets, or with subnets of
 //! different lengths, can overlap without being equal.
 
+use std::sync::Arc;
+
 use russet_model::flannel::{NetworkConfig, SubnetKey};
 use russet_store::{LeaseId, Revision, Step, StoreError, Tenure};
 
@@ -187,9 +189,10 @@ impl StoreManager {
         term: Option<Term>,
         revisions: &[Revision],
     ) -> Lease {
-        let attributes = wish.attributes.clone();
+        let attributes = Arc::new(wish.attributes.clone());
         let revision = revisions.last().copied().unwrap_or_default();
-        let held = Held { attributes: attributes.clone(), config_v4: config.enable_ipv4, term, revision };
+        let held =
+            Held { attributes: Arc::clone(&attributes), config_v4: config.enable_ipv4, term, revision };
         *self.held.borrow_mut() = Some(held);
         Lease { key, attributes, expires: term.map(|term| term.expires) }
     }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use russet_model::Key;
@@ -36,7 +37,7 @@ struct Version {
     key: Key,
     in_place: bool,
     revision: u64,
-    attributes: Attributes,
+    attributes: Arc<Attributes>,
 }
 
 // === impl StoreWatch ===
@@ -65,7 +66,7 @@ impl StoreWatch {
         }
         let Record { key, value, revision } = record;
         let attributes = if subnet.is_canonical() {
-            Attributes::from_json(&value).map_err(|error| error.to_string())
+            Attributes::from_json(&value).map(Arc::new).map_err(|error| error.to_string())
         } else {
             Err("its subnet does not begin where one does".to_owned())
         };
@@ -187,13 +188,13 @@ impl KnownLeases {
     }
 }
 
-fn latest(versions: &[Version]) -> Option<&Attributes> {
+fn latest(versions: &[Version]) -> Option<&Arc<Attributes>> {
     versions
         .iter()
         .max_by_key(|version| (version.in_place, version.revision))
         .map(|version| &version.attributes)
 }
 
-fn lease(key: SubnetKey, attributes: &Attributes) -> Lease {
-    Lease { key, attributes: attributes.clone(), expires: None }
+fn lease(key: SubnetKey, attributes: &Arc<Attributes>) -> Lease {
+    Lease { key, attributes: Arc::clone(attributes), expires: None }
 }

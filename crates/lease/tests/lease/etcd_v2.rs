@@ -1,6 +1,7 @@
 //! The same tests on the v2 API of Debian's etcd, for peers up to v0.17 (flannel.md section 3.1a),
 //! verified over plain HTTP as those peers see it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use russet_lease::{Event, Lost, SubnetManager};
@@ -120,7 +121,7 @@ async fn t15_a_reservation_has_no_ttl_and_gets_none() {
     assert_eq!((lease.key, lease.expires), (key("10.5.7.0-24"), None));
     let seen = node(&cluster, "subnets/10.5.7.0-24").await;
     assert_eq!((seen["value"].as_str(), seen["ttl"].as_i64()), (Some(value(11).as_str()), None));
-    lease.attributes.backend_type = "host-gw".to_owned();
+    Arc::make_mut(&mut lease.attributes).backend_type = "host-gw".to_owned();
     manager.publish(&lease).await.unwrap();
     assert_eq!(node(&cluster, "subnets/10.5.7.0-24").await["ttl"].as_i64(), None);
 }
@@ -197,7 +198,8 @@ async fn a_dynamic_lease_is_published_and_repaired_on_the_v2_api() {
     let manager = manager(&store, 1);
     let mut lease = acquire(&manager, &wish(11)).await;
     let below = format!("subnets/{}", lease.key);
-    lease.attributes.backend_data = Some(r#"{"VNI":1,"VtepMAC":"0a:00:00:00:00:77"}"#.into());
+    Arc::make_mut(&mut lease.attributes).backend_data =
+        Some(r#"{"VNI":1,"VtepMAC":"0a:00:00:00:00:77"}"#.into());
     manager.publish(&lease).await.unwrap();
     let published = String::from_utf8(lease.attributes.to_json()).unwrap();
     let seen = node(&cluster, &below).await;
@@ -234,7 +236,7 @@ async fn two_nodes_on_the_v2_api_see_each_other() {
     let other = acquire(&second, &wish(12)).await;
     let reported = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap();
     assert!(
-        matches!(&reported, Event::Put(lease) if lease.key == other.key && lease.attributes == attributes(12)),
+        matches!(&reported, Event::Put(lease) if lease.key == other.key && *lease.attributes == attributes(12)),
         "{reported:?}"
     );
     let mut watch = second.watch(&other.key).await.unwrap();

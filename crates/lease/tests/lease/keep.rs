@@ -1,5 +1,6 @@
 //! Keeping a lease in the simulated store: flannel.md section 3.4, section 12 items 2 and 4.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use russet_lease::{Lost, SubnetManager};
@@ -140,7 +141,8 @@ fn the_heartbeat_writes_the_same_value_once_more_and_publishing_writes_changes()
         assert!(begun.elapsed() >= Duration::from_secs(5));
         assert!(revision(&sim, &lease) > before && lives_by(&sim, &lease).await == tenure);
         assert_eq!(stored(&sim).await[0].1, value(11));
-        lease.attributes.backend_data = Some(r#"{"VNI":1,"VtepMAC":"0a:00:00:00:00:77"}"#.into());
+        Arc::make_mut(&mut lease.attributes).backend_data =
+            Some(r#"{"VNI":1,"VtepMAC":"0a:00:00:00:00:77"}"#.into());
         let begun = tokio::time::Instant::now();
         manager.publish(&lease).await.unwrap();
         manager.publish(&lease).await.unwrap();

@@ -1,5 +1,6 @@
 //! A store whose renewals change the revision of the records that live by the lease, as etcd's v2 API does (flannel.md section 3.1a).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use russet_lease::SubnetManager;
@@ -49,7 +50,8 @@ fn publishing_does_not_lose_a_race_against_its_own_renewal() {
         let sim = network(1, V4).await;
         let manager = manager(&Renewing(sim.clone()), 1);
         let mut lease = acquire(&manager, &wish(11)).await;
-        lease.attributes.backend_data = Some(r#"{"VNI":1,"VtepMAC":"0a:00:00:00:00:77"}"#.into());
+        Arc::make_mut(&mut lease.attributes).backend_data =
+            Some(r#"{"VNI":1,"VtepMAC":"0a:00:00:00:00:77"}"#.into());
         manager.publish(&lease).await.unwrap();
         let published = String::from_utf8(lease.attributes.to_json()).unwrap();
         assert_eq!(stored(&sim).await, [(lease.key.to_string(), published)]);

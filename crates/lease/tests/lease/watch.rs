@@ -1,9 +1,10 @@
 //! Following other nodes' leases in the simulated store: flannel.md section 3.5 and rows T20 to T26.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
-use russet_lease::{Event, LeaseWatch, SubnetManager, gather};
+use russet_lease::{Event, Lease, LeaseWatch, SubnetManager, gather};
 use russet_model::flannel::{Attributes, SubnetKey};
 use russet_store::sim::Faults;
 use russet_store::{Sim, Step, Store};
@@ -19,11 +20,13 @@ impl ObservedLeases {
         match event {
             Event::Snapshot(all) => {
                 assert!(self.0.is_empty(), "a second snapshot");
-                self.0 = all.into_iter().map(|lease| (lease.key, lease.attributes)).collect();
+                let read = |lease: Lease| (lease.key, Arc::unwrap_or_clone(lease.attributes));
+                self.0 = all.into_iter().map(read).collect();
             }
             Event::Put(lease) => {
-                let before = self.0.insert(lease.key, lease.attributes.clone());
-                assert_ne!(before, Some(lease.attributes), "reported twice");
+                let attributes = Arc::unwrap_or_clone(lease.attributes);
+                let before = self.0.insert(lease.key, attributes.clone());
+                assert_ne!(before, Some(attributes), "reported twice");
             }
             Event::Gone(subnet) => assert!(self.0.remove(&subnet).is_some(), "{subnet} was never reported"),
         }
@@ -67,7 +70,7 @@ fn t20_and_t21_a_peer_that_is_added_changed_and_removed_is_reported_and_the_own_
         put(&sim, "subnets/10.5.3.0-24", &value(3)).await;
         put(&sim, "subnets/10.5.2.0-24", &value(7)).await;
         let changed = next(&mut watch).await;
-        assert!(matches!(&changed, Event::Put(lease) if lease.attributes == attributes(7)), "{changed:?}");
+        assert!(matches!(&changed, Event::Put(lease) if *lease.attributes == attributes(7)), "{changed:?}");
         delete(&sim, "subnets/10.5.1.0-24").await;
         delete(&sim, "subnets/10.5.2.0-24").await;
         assert_eq!(next(&mut watch).await, Event::Gone(key("10.5.2.0-24")));

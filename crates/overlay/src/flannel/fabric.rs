@@ -363,7 +363,7 @@ impl Fabric {
         let pods = pod_links(&mut self.socket, &own, &devices);
         let done = pods.map_err(OverlayError::from).and_then(|pods| {
             let peers = self.peer_table.publics().collect();
-            guard.ensure(&Senders { peers, pods, own })
+            guard.ensure(Senders { peers, pods, own })
         });
         match done {
             Ok(true) => report.count(Kind::Nat),

@@ -38,8 +38,8 @@ pub(crate) struct TunnelGuard {
     nft: Option<Nft>,
     tunnel: Tunnel,
     known: BTreeSet<IpAddr>,
-    /// What the table was brought to last.
-    ensured: Option<Senders>,
+    /// The links and subnets that the table was brought to last.
+    ensured: Option<(BTreeSet<IfName>, Vec<IpNet>)>,
 }
 
 /// What never changes while the daemon runs.
@@ -131,14 +131,14 @@ impl TunnelGuard {
 
     /// Brings the table to exactly this, and lets the guard hold from now on; true if something had been brought to this before and
     /// was different.
-    pub(crate) fn ensure(&mut self, senders: &Senders) -> Result<bool, OverlayError> {
+    pub(crate) fn ensure(&mut self, senders: Senders) -> Result<bool, OverlayError> {
         let Some(nft) = &mut self.nft else { return Ok(false) };
-        let wanted = self.tunnel.ruleset(senders);
+        let wanted = self.tunnel.ruleset(&senders);
         let active = Element::new(KeyPart::protocol(L4::Udp as u8)).timeout(ACTIVE);
         let in_force = bring(nft, &self.tunnel.table(), COMMENT, &self.tunnel.active(), &[active], &wanted)?;
-        self.known.clone_from(&senders.peers);
-        let repaired = !in_force && self.ensured.as_ref() == Some(senders);
-        self.ensured = Some(senders.clone());
+        let ensured = Some((senders.pods, senders.own));
+        let repaired = !in_force && self.ensured == ensured && self.known == senders.peers;
+        (self.ensured, self.known) = (ensured, senders.peers);
         Ok(repaired)
     }
 }

@@ -12,6 +12,7 @@ use crate::fabric::{Fabric, RESOURCES};
 use crate::kubernetes::call;
 use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 use crate::pinging::Pinging;
+use crate::reference_plugins;
 
 /// Two nodes; the client is on the first, the other pods are on the second.
 struct Setup {
@@ -446,6 +447,58 @@ fn policies_of_the_embedded_store_are_in_force_without_etcd_and_kubernetes() {
     eventually(TIMEOUT, || !reaches());
     run("delete", &deny);
     eventually(TIMEOUT, reaches);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: bridge, br_netfilter; tool: ping, nft"]
+fn containers_behind_a_bridge_are_judged_and_explained_without_etcd_and_kubernetes() {
+    // policy.md P126
+    let mut node = TestNode::start(&[]);
+    let bin = tempfile::tempdir().unwrap();
+    for name in ["bridge", "host-local"] {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_russet"), bin.path().join(name)).unwrap();
+    }
+    let network = node.config(json!({ "name": "containers", "cniVersion": "1.0.0", "type": "bridge",
+        "bridge": "cni0", "isGateway": true,
+        "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.206.0.0/24" }]] } }));
+    let [client, server] = [node.pod(), node.pod()];
+    for pod in [&client, &server] {
+        let added = reference_plugins::call(&node, bin.path(), "bridge", "ADD", pod, &network);
+        assert_eq!(added.status, 0, "{added:?}\n{}", node.log());
+    }
+    let reaches = || client.pings(&["-W", "1", "10.206.0.3"]);
+    let judge = |value: u8| {
+        node.inside("sysctl", &["-w", &format!("net.bridge.bridge-nf-call-iptables={value}")]);
+    };
+    let explain = || {
+        let [from, to] = [&client, &server].map(|pod| format!("default/{}", pod.container));
+        let answer = node.russet_inside(&["explain", &from, &to, "--family", "4", "-o", "json"]);
+        let found: Value =
+            serde_json::from_str(&answer.stdout).unwrap_or_else(|error| panic!("{error}: {answer:?}"));
+        (answer.status, found)
+    };
+    judge(1);
+    eventually(TIMEOUT, reaches);
+    let (status, found) = explain();
+    assert_eq!((status, &found["verdict"]), (0, &json!("allowed")), "{found}");
+
+    let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+    command.args(["apply", "-f", "-", "--root"]).arg(node.root());
+    let deny = json!({ "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "name": "deny-all", "namespace": "default" }, "spec": { "podSelector": {} } });
+    assert_eq!(node.output(&mut command, deny.to_string()).status, 0);
+    eventually(TIMEOUT, || !reaches());
+    let (status, found) = explain();
+    assert_eq!((status, &found["verdict"]), (3, &json!("denied")), "{found}");
+    assert!(found["findings"].as_array().unwrap().is_empty(), "{found}");
+    let kernel = found["kernel"].as_array().unwrap();
+    assert!(!kernel.is_empty() && kernel.iter().all(|end| end["agrees"] == true), "{found}");
+
+    // The bridge carries packets past the hooks that judge.
+    judge(0);
+    assert!(reaches());
+    let text = explain().1["findings"].to_string();
+    assert!(text.contains("bridge-nf-call-iptables is 0") && text.contains("ports of cni0"), "{text}");
 }
 
 /// A node with an embedded store, and pods whose traffic policies are about.

@@ -27,8 +27,8 @@ const fn setting(family: Family) -> &'static str {
     }
 }
 
-/// Why what bridges carry is not judged; none where it is.
-fn unjudged(family: Family) -> Option<String> {
+/// Why what bridges carry between their ports is not judged in this network namespace; none where it is.
+pub fn unjudged(family: Family) -> Option<String> {
     let dotted = setting(family).replace('/', ".");
     match sysctl::read(setting(family)) {
         Ok(value) if value == "1" => None,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use russet_addr::{Family, NodeName};
 use russet_agent::{record_document, wired_endpoint};
 use russet_ipam::audit::Holder;
+use russet_journal::Attachment;
 use russet_kube::{Client, ListQuery};
 use russet_model::{self as model, Block, KeyKind, Prefix, ResourceKind};
 use russet_openshift::data_path::Port;
@@ -98,8 +99,8 @@ const OTHER_RECORDS: [ResourceKind; 6] = [
     ResourceKind::StagedNetworkPolicy,
     ResourceKind::WorkloadEndpoint,
 ];
-/// The plugin whose interfaces policies of records are about.
-const OWN_PLUGIN: &str = "russet";
+/// The plugin whose routed interfaces policies are about.
+pub const OWN_PLUGIN: &str = "russet";
 /// The namespace of containers that are no pods of Kubernetes, as in Calico's plugin.
 const NO_NAMESPACE: &str = "default";
 
@@ -286,14 +287,7 @@ impl Datastore {
     fn add_wired(&mut self, place: &Place) {
         let Some(node) = self.node.clone() else { return };
         let journal = russet_journal::view(&place.paths.journal_file()).ok().flatten();
-        let mut wired: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
-        for attachment in journal.into_iter().flat_map(|view| view.attachments) {
-            let container = || format!("{NO_NAMESPACE}/{}", attachment.container);
-            let name = attachment.pod.clone().unwrap_or_else(container);
-            if attachment.plugin == OWN_PLUGIN {
-                wired.entry(name).or_default().extend(attachment.addresses);
-            }
-        }
+        let mut wired = wired_pods(journal.map(|view| view.attachments).unwrap_or_default());
         for (name, address) in self.openshifts_pods(place) {
             wired.entry(name).or_default().insert(address);
         }
@@ -329,6 +323,27 @@ impl Datastore {
         };
         held.pods.iter().map(|pod| (name(&pod.port), pod.port.address.into())).collect()
     }
+}
+
+/// Whether policies are about an interface: those of the plugin `russet`, and ports of bridges.
+pub fn is_policed(attachment: &Attachment) -> bool {
+    attachment.plugin == OWN_PLUGIN || attachment.bridge.is_some()
+}
+
+/// The addresses of each pod that policies are about. Of a pod with interfaces of both kinds, they are about
+/// those that the node routes, and not about ports of bridges.
+fn wired_pods(mut attachments: Vec<Attachment>) -> BTreeMap<String, BTreeSet<IpAddr>> {
+    attachments.retain(is_policed);
+    attachments.sort_by_key(|attachment| attachment.bridge.is_some());
+    let mut wired: BTreeMap<String, (bool, BTreeSet<IpAddr>)> = BTreeMap::new();
+    for Attachment { container, pod, bridge, addresses, .. } in attachments {
+        let name = pod.unwrap_or_else(|| format!("{NO_NAMESPACE}/{container}"));
+        let (is_port, known) = wired.entry(name).or_insert_with(|| (bridge.is_some(), BTreeSet::new()));
+        if *is_port == bridge.is_some() {
+            known.extend(addresses);
+        }
+    }
+    wired.into_iter().map(|(name, (_, addresses))| (name, addresses)).collect()
 }
 
 /// The name of an endpoint, as operators write it.

@@ -1,7 +1,9 @@
 //! What the kernel's table of decisions holds, compared with what the policies say.
 
-use russet_agent::PolicyMode;
-use russet_journal::Attachment;
+use std::net::IpAddr;
+
+use russet_addr::Family;
+use russet_agent::{PolicyMode, unjudged_on_bridges};
 use russet_policy::{Policies, PolicyReport, PolicySettings};
 use russet_verdict::evaluator;
 use russet_verdict::flow::Flow;
@@ -12,7 +14,7 @@ use super::super::decisions;
 use super::super::path::family;
 use super::super::report::{KernelVerdict, Report};
 use super::ThisNode;
-use super::pod::OWN_PLUGIN;
+use crate::command::policy::datastore::is_policed;
 
 // === impl ThisNode ===
 
@@ -47,6 +49,7 @@ impl ThisNode {
                 report.note("decisions", format!("table inet russet-decisions cannot be read: {error}"))
             }
         }
+        self.bridges(snapshot, flows, report);
         for flow in flows {
             let trace = evaluator::ask(snapshot, flow);
             for end in [&trace.egress, &trace.ingress] {
@@ -54,12 +57,33 @@ impl ThisNode {
                     Direction::Ingress => flow.destination,
                     Direction::Egress => flow.source,
                 };
-                let is_its = |it: &Attachment| it.plugin == OWN_PLUGIN && it.addresses.contains(&address);
-                if self.attachments.iter().any(is_its) {
+                if self.attachments.iter().any(|it| is_policed(it) && it.addresses.contains(&address)) {
                     let own = self.own.contains(&flow.source);
                     let found = decisions::judge(table.current(), end.direction, flow, own);
                     self.compare_end(snapshot, (flow, end.direction, end.allowed), found, report);
                 }
+            }
+        }
+    }
+
+    /// A finding for each family in which policies deny a flow between two ports of one bridge, and the kernel
+    /// does not judge what that carries.
+    fn bridges(&self, snapshot: &Snapshot, flows: &[Flow], report: &mut Report) {
+        let bridge = |address: IpAddr| {
+            self.attachments
+                .iter()
+                .find(|it| it.addresses.contains(&address))
+                .and_then(|it| it.bridge.as_ref())
+        };
+        for family in Family::BOTH {
+            let mut denied = flows.iter().filter(|flow| {
+                Family::of(flow.source) == family && !evaluator::ask(snapshot, flow).allowed()
+            });
+            let shared = denied
+                .find_map(|flow| bridge(flow.source).filter(|it| Some(*it) == bridge(flow.destination)));
+            if let (Some(bridge), Some(why)) = (shared, unjudged_on_bridges(family)) {
+                let text = format!("policies are not enforced between ports of {bridge} ({family}): {why}");
+                report.finding("bridge", text);
             }
         }
     }

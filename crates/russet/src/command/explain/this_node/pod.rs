@@ -12,9 +12,7 @@ use russet_policy::{VerdictState, Verdicts};
 use super::super::report::Report;
 use super::{End, ThisNode};
 use crate::command::Failure;
-
-/// The plugin whose pods have verdicts and decisions.
-pub(super) const OWN_PLUGIN: &str = "russet";
+use crate::command::policy::datastore::OWN_PLUGIN;
 
 /// Whether the pod's addresses are routed to its host end, and it has the MTU of pods; ports of bridges are
 /// another matter.
