@@ -285,6 +285,48 @@ fn a_release_stops_at_an_arithmetic_overflow() {
     let checks = |name: &str| profiles[name].get("overflow-checks").and_then(toml::Value::as_bool);
     assert_eq!(checks("release"), Some(true));
     // The others inherit it.
+/// Fields of log lines that quote foreign text by `?`, which escapes its control bytes.
+const QUOTED_FIELDS: [&str; 2] = ["value = ?text", "alias = ?alias"];
+
+/// The calls of `tracing`'s macros for operators' log lines.
+fn log_calls(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let begins = ["info", "warn", "error"].into_iter().flat_map(move |level| {
+        text.match_indices("tracing::")
+            .filter(move |(at, name)| text[at + name.len()..].starts_with(&format!("{level}!(")))
+    });
+    begins.map(move |(at, _)| (at, &text[at..at + text[at..].find(");").unwrap_or(text.len() - at)]))
+}
+
+/// Whether a call prints a value as Rust's `Debug` does: `?value`, or `{value:?}` in its message.
+fn prints_debug(call: &str) -> bool {
+    let is_sigil = |(at, _): (usize, &str)| {
+        let before = call[..at].trim_end().chars().next_back();
+        let after = call[at + 1..].chars().next();
+        matches!(before, Some('(' | ',' | '='))
+            && after.is_some_and(|next| next.is_alphabetic() || next == '_')
+    };
+    call.contains(":?}") || call.match_indices('?').any(is_sigil)
+}
+
+#[test]
+fn log_lines_have_no_rust_debug_output() {
+    assert!(
+        prints_debug("tracing::info!(?condition, \"met\"")
+            && prints_debug("tracing::warn!(op, verb = ?verb, \"a\"")
+    );
+    assert!(!prints_debug("tracing::info!(count = count()?, \"is it?\""));
+    let mut found = Vec::new();
+    for source in sources().iter().filter(|source| !source.path.contains("/tests/")).map(without_tests) {
+        for (at, call) in log_calls(&source.text) {
+            if prints_debug(call) && !QUOTED_FIELDS.iter().any(|quoted| call.contains(quoted)) {
+                let line = source.text[..at].matches('\n').count() + 1;
+                found.push(format!("{}:{line} {call}", source.path));
+            }
+        }
+    }
+    assert!(found.is_empty(), "print it with Display, or its name:\n{}", found.join("\n"));
+}
+
     for name in profiles.keys().filter(|name| *name != "release") {
         assert_ne!(checks(name), Some(false), "{name}");
     }

@@ -481,7 +481,7 @@ impl Loop {
 
     fn met(&self, condition: Condition) {
         if self.readiness.met(condition) {
-            tracing::info!(?condition, "met");
+            tracing::info!(condition = condition.name(), "met");
         }
     }
 
@@ -548,7 +548,7 @@ impl Loop {
         }
         self.metrics.refusals.set(report.refusals.len() as i64);
         for refusal in &report.refusals {
-            russet_store::refused("not programmed", format_args!("{:?}", refusal.subject), refusal);
+            russet_store::refused("not programmed", &refusal.subject, refusal);
         }
         for error in report.errors.iter().take(LOGGED_MAX) {
             tracing::warn!(%error, "the kernel refused a change");
