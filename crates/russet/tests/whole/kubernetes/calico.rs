@@ -81,7 +81,7 @@ impl Site {
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: kube-apiserver, etcd, etcdctl, curl, openssl"]
-fn calicos_plugin_costs_one_patch_besides_its_address_and_no_read() {
+fn oracle_39_calicos_plugin_costs_one_patch_besides_its_address_and_no_read() {
     // kubernetes.md sections 2.7 and 4.3, K43, K44 and K46
     let mut site = Site::new();
     let (first, answer) = site.add("web-0", json!({}));
