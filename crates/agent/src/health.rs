@@ -45,7 +45,7 @@ impl Condition {
     pub(crate) const ALL: [Condition; 5] =
         [Condition::Store, Condition::Node, Condition::Programmed, Condition::Verdicts, Condition::Underlay];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
             Self::Node => "node",

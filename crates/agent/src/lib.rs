@@ -47,7 +47,7 @@ use std::time::Duration;
 
 use russet_ipam::Allocator;
 use russet_journal::{History, Journal, JournalContents};
-use russet_kube::Heartbeat;
+use russet_kube::{Client, Heartbeat};
 use russet_linux::FileLock;
 use russet_linux::notify::ServiceManager;
 use russet_plugins::{
@@ -191,7 +191,7 @@ pub async fn run(
             start_kubernetes(&mut background, &config, pods, &readiness, &operations).map_err(io("read the boot's ID"))?;
             let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, controllers.clone(), store.kubernetes);
             if config.calico {
-                background.spawn_local(endpoint_status::Files::new(&keep).run());
+                start_in_calicos_place(&mut background, &keep, client.as_ref());
             }
             background.spawn_local(keep.run());
             if let Some(service) = store.service {
@@ -270,6 +270,14 @@ fn start_kubernetes(
     operations.follow_contacts(client.contacts());
     background.spawn_local(pods.run());
     Ok(())
+}
+
+/// Starts what Felix does elsewhere, and what says which policies are missing.
+fn start_in_calicos_place(background: &mut JoinSet<()>, keep: &Loop, client: Option<&Client>) {
+    background.spawn_local(endpoint_status::Files::new(keep).run());
+    if let Some(client) = client {
+        keep.unenforced.watch(background, client);
+    }
 }
 
 /// Starts to serve health and metrics. If the address is taken, pods can still be attached.

@@ -694,6 +694,7 @@ mod tests {
 
     #[test]
     fn a_waiter_for_exclusive_access_does_not_delay_requests() {
+        // cni-runtime.md section 6.2 item 53: a GC waits for what is in progress
         let (operations, _dir) = operations();
         run(async {
             // A slow ADD of another container.

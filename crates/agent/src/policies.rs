@@ -15,6 +15,7 @@ mod logged;
 mod observer;
 mod records;
 mod source;
+pub mod unenforced;
 mod worker;
 
 use std::collections::{BTreeSet, VecDeque};

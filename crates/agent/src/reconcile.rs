@@ -28,6 +28,7 @@ use crate::fill;
 use crate::health::{Condition, Readiness};
 use crate::isolation;
 use crate::metrics::{Kind, Metrics};
+use crate::policies::unenforced::UnenforcedPolicies;
 use crate::route_daemons::{self, RouteDaemonDetector};
 use crate::{spread, unsupported};
 
@@ -83,6 +84,8 @@ pub struct Loop {
     pub kubernetes: Option<KubeStore>,
     /// Programs for which the agent stands aside in Calico's place.
     pub route_daemons: Rc<RouteDaemonDetector>,
+    /// The policies that this node does not enforce in Calico's place.
+    pub unenforced: Rc<UnenforcedPolicies>,
 }
 
 /// What ends a pass of the loop; the next one starts from the beginning.
@@ -168,7 +171,9 @@ impl Loop {
         controllers: Controllers,
         kubernetes: Option<KubeStore>,
     ) -> Self {
-        Self { config, node, readiness, metrics, controllers, kubernetes, route_daemons: Rc::default() }
+        let unenforced = UnenforcedPolicies::new(readiness.clone());
+        let route_daemons = Rc::default();
+        Self { config, node, readiness, metrics, controllers, kubernetes, route_daemons, unenforced }
     }
 
     /// Never returns. Errors are logged, published by readiness, and retried.
@@ -350,7 +355,7 @@ impl Loop {
             if self.stands_aside().await? != aside {
                 return Ok(());
             }
-            self.report_policies(cluster);
+            self.unenforced.stored(&cluster.policies, self.route_daemons.has_felix());
             let mut until = resync;
             was_complete |= is_registered(cluster, choice);
             if was_complete && !aside && !is_registered(cluster, choice) {
@@ -476,7 +481,7 @@ impl Loop {
 
     fn met(&self, condition: Condition) {
         if self.readiness.met(condition) {
-            tracing::info!(?condition, "met");
+            tracing::info!(condition = condition.name(), "met");
         }
     }
 
@@ -489,20 +494,6 @@ impl Loop {
                     tracing::warn!(reason, "not ready");
                 }
             }
-        }
-    }
-
-    /// An unenforced policy is a dangerous surprise: the log reports each change of this, and
-    /// readiness always.
-    fn report_policies(&self, cluster: &Cluster) {
-        let unenforced = unsupported::policies(&cluster.policies).filter(|_| !self.route_daemons.has_felix());
-        let text = unenforced.clone();
-        if !self.readiness.remark("policy", unenforced) {
-            return;
-        }
-        match text {
-            Some(text) => tracing::warn!(policies = cluster.policies.len(), "policy: {text}"),
-            None => tracing::info!("policy: there is none that this node would have to enforce"),
         }
     }
 
@@ -557,7 +548,7 @@ impl Loop {
         }
         self.metrics.refusals.set(report.refusals.len() as i64);
         for refusal in &report.refusals {
-            russet_store::refused("not programmed", format_args!("{:?}", refusal.subject), refusal);
+            russet_store::refused("not programmed", &refusal.subject, refusal);
         }
         for error in report.errors.iter().take(LOGGED_MAX) {
             tracing::warn!(%error, "the kernel refused a change");

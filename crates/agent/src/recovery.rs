@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -60,6 +61,19 @@ enum Decision {
     Keep(u32),
 }
 
+// === impl Decision ===
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Undo => f.write_str("undo it"),
+            Self::Finish => f.write_str("finish it"),
+            Self::Keep(0) => f.write_str("keep its result"),
+            Self::Keep(code) => write!(f, "keep its result, with code {code}"),
+        }
+    }
+}
+
 // === impl KernelState ===
 
 impl KernelState {
@@ -108,7 +122,7 @@ pub async fn run(operations: &Rc<Operations>, found: JournalContents, kernel: &K
     for open in found.open {
         let (op, verb) = (open.begin.op, open.begin.verb);
         let decision = decide(&open, found.damaged, kernel);
-        tracing::info!(op, ?verb, plugin = open.begin.plugin, network = %open.begin.network, container = container(&open), ?decision, "an operation of an earlier agent was not ended");
+        tracing::info!(op, %verb, plugin = open.begin.plugin, network = %open.begin.network, container = container(&open), %decision, "an operation of an earlier agent was not ended");
         if let Decision::Keep(code) = decision {
             close(operations, op, code, "kept");
             continue;

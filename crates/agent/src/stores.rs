@@ -168,3 +168,28 @@ fn store_dir(paths: &Paths) -> Result<PathBuf, StoreError> {
 fn failed(operation: &str, error: std::io::Error) -> StoreError {
     StoreError::Unavailable { operation: operation.to_owned(), source: Cause::new(error) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_of_a_kubeconfig_does_not_go_to_another_machine_over_http() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let location = KubeLocation::Kubeconfig(file.path().to_owned());
+        let open = |server: &str, user: &str| {
+            let text = format!(
+                r#"{{"apiVersion":"v1","kind":"Config","current-context":"c","clusters":[{{"name":"c","cluster":{{"server":"{server}"}}}}],
+                "contexts":[{{"name":"c","context":{{"cluster":"c","user":"u"}}}}],"users":[{{"name":"u","user":{user}}}]}}"#
+            );
+            std::fs::write(file.path(), text).unwrap();
+            Opened::kubernetes(&location).map(drop)
+        };
+        let token = r#"{"token":"opensesame"}"#;
+        let refused = open("http://10.0.0.1:8080", token).unwrap_err().to_string();
+        assert!(refused.contains("in clear text") && !refused.contains("opensesame"), "{refused}");
+        open("http://127.0.0.1:8080", token).unwrap();
+        open("https://10.0.0.1:6443", token).unwrap();
+        open("http://10.0.0.1:8080", "{}").unwrap();
+    }
+}

@@ -1,31 +1,7 @@
-//! What the datastore requests and Russet does not do: policies that it does not enforce, and pools
-//! that it does not carry. An operator has to see this in the log, at `/readyz?verbose` and on the
-//! standard error of an ADD.
+//! Pools that the datastore has and Russet does not carry. An operator has to see this in the log, at
+//! `/readyz?verbose` and on the standard error of an ADD.
 
-use std::collections::BTreeSet;
-
-use russet_model::{AddressUse, EncapMode, IpPool, Key, KeyKind, ResourceKind};
-
-/// The message about policies that are not enforced; none if there are none.
-pub fn policies(keys: &BTreeSet<Key>) -> Option<String> {
-    let count = |kind: ResourceKind| {
-        let of_kind =
-            |key: &&Key| matches!(key.kind(), KeyKind::Resource { kind: found, .. } if found == kind);
-        (keys.iter().filter(of_kind).count(), kind.plural())
-    };
-    let counted = [count(ResourceKind::GlobalNetworkPolicy), count(ResourceKind::NetworkPolicy)];
-    let there: Vec<String> = counted
-        .iter()
-        .filter(|(count, _)| *count > 0)
-        .map(|(count, plural)| format!("{count} {plural}"))
-        .collect();
-    (!there.is_empty()).then(|| {
-        format!(
-            "NOT ENFORCED: the datastore holds {}, and an agent in Calico's place enforces none; this node lets all traffic of its pods through. Where they must hold, run calico/node (Felix)",
-            there.join(" and ")
-        )
-    })
-}
+use russet_model::{AddressUse, EncapMode, IpPool};
 
 /// Why pods of some pools reach no other node; none if all pools are carried.
 pub fn pools<'a>(pools: impl IntoIterator<Item = &'a IpPool>) -> Option<String> {
@@ -49,19 +25,6 @@ pub fn pools<'a>(pools: impl IntoIterator<Item = &'a IpPool>) -> Option<String> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn policies_are_counted_by_kind() {
-        let mut keys = BTreeSet::new();
-        assert_eq!(policies(&keys), None);
-        let base = "/calico/resources/v3/projectcalico.org";
-        keys.insert(Key::from_stored(format!("{base}/networkpolicies/shop/default.deny")));
-        assert!(policies(&keys).unwrap().contains("holds 1 networkpolicies, and"), "{:?}", policies(&keys));
-        keys.insert(Key::from_stored(format!("{base}/globalnetworkpolicies/default.a")));
-        keys.insert(Key::from_stored(format!("{base}/globalnetworkpolicies/default.b")));
-        let text = policies(&keys).unwrap();
-        assert!(text.contains("holds 2 globalnetworkpolicies and 1 networkpolicies, and"), "{text}");
-    }
 
     #[test]
     fn only_an_enabled_ipip_pool_for_pods_is_missing() {

@@ -87,7 +87,7 @@ pub fn check_plan(plan: &Plan, host: &mut Socket, netns: &NetNs) -> Result<Vec<M
     let pod_link = inspect::by_name(&mut pod, &plan.ifname)?;
     let pair = matches!((&host_link, &pod_link), (Some(host), Some(pod)) if inspect::is_pair(host, pod));
 
-    let by_calico = host_link.as_ref().is_some_and(|link| is_by_calico(link, plan));
+    let by_calico = host_link.as_ref().is_some_and(|link| is_by_calico(link, pod_link.as_ref(), plan));
     let mut node = Checker { side: Side::Host, name: &plan.host_name, by_calico, found: Vec::new() };
     let foreign = plan.bridge().is_some() && host_link.as_ref().is_some_and(|link| link.alias.is_none());
     node.link(host_link.as_ref(), plan, (!foreign).then_some(Mac::GATEWAY));
@@ -103,7 +103,7 @@ pub fn check_plan(plan: &Plan, host: &mut Socket, netns: &NetNs) -> Result<Vec<M
         node.sysctls(plan)?;
     }
     let mut inside = Checker { side: Side::Pod, name: &plan.ifname, by_calico, found: Vec::new() };
-    inside.link(pod_link.as_ref(), plan, Some(plan.pod_mac));
+    inside.link(pod_link.as_ref(), plan, (!by_calico || !plan.derived_mac).then_some(plan.pod_mac));
     if host_link.is_some() && pod_link.is_some() && !pair {
         inside.differ("other end".to_owned(), plan.host_name.to_string(), "another link".to_owned());
     }
@@ -116,9 +116,11 @@ pub fn check_plan(plan: &Plan, host: &mut Socket, netns: &NetNs) -> Result<Vec<M
 }
 
 /// Whether Calico's plugin made the link: it leaves the pod a random MAC, where Russet derives one,
-/// and writes no alias.
-fn is_by_calico(host_link: &Link, plan: &Plan) -> bool {
-    plan.dialect == Dialect::Calico && !plan.derived_mac && host_link.alias.is_none()
+/// and writes no alias. Endpoints in the Kubernetes API have no MAC, so that the plan has the derived
+/// one there, which such a link has not.
+fn is_by_calico(host_link: &Link, pod_link: Option<&Link>, plan: &Plan) -> bool {
+    let is_random = !plan.derived_mac || pod_link.is_some_and(|link| link.mac != Some(plan.pod_mac));
+    plan.dialect == Dialect::Calico && is_random && host_link.alias.is_none()
 }
 
 // === impl Tables ===

@@ -40,8 +40,8 @@ pub struct Fix {
 /// How to repair a difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remedy {
-    /// Restore its name.
-    Name,
+    /// Restore its name; this is what it is called now.
+    Name(String),
     /// Write its owner.
     Alias(String),
     /// Set the MAC of host ends.
@@ -124,7 +124,7 @@ impl Comparison<'_> {
         // alias.
         let foreign = plan.bridge().is_some() && link.alias.is_none();
         if link.name != plan.host_name.as_str() {
-            self.fix(Remedy::Name);
+            self.fix(Remedy::Name(link.name.clone()));
         }
         if inspect::owner(link).is_none() && !foreign {
             self.fix(Remedy::Alias(plan.owner.to_string()));
@@ -191,7 +191,7 @@ impl Remedy {
     /// without IPv6 refuses routes.
     fn order(&self) -> u8 {
         match self {
-            Remedy::Name => 0,
+            Remedy::Name(_) => 0,
             Remedy::Alias(_) | Remedy::Mac | Remedy::Mtu(_) => 1,
             Remedy::Sysctl(_) => 2,
             Remedy::Bridge(_) => 3,
@@ -229,7 +229,7 @@ impl fmt::Display for Fix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = &self.host_name;
         match &self.remedy {
-            Remedy::Name => write!(f, "rename link {} to {name}", self.ifindex),
+            Remedy::Name(found) => write!(f, "rename link {found} to {name}"),
             Remedy::Alias(alias) => write!(f, "write alias {alias} on {name}"),
             Remedy::Mac => write!(f, "set mac of {name} to {}", russet_addr::Mac::GATEWAY),
             Remedy::Mtu(mtu) => write!(f, "set mtu of {name} to {mtu}"),

@@ -4,6 +4,8 @@
 //! What exists only for data of Calico v1.11 is in modules called `v1`.
 
 #![expect(missing_docs, reason = "used by the programs of this workspace only")]
+// It reads configurations, records and answers of other programs: none of that may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod clusters;
 mod conf;

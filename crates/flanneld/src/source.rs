@@ -340,6 +340,34 @@ mod tests {
         settings(&Options::default(), "http://10.0.0.1").unwrap();
     }
 
+    #[test]
+    fn a_token_of_a_kubeconfig_does_not_go_to_another_machine_over_http_unless_that_is_allowed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let source = |server: &str, allow_plaintext_credentials: bool| {
+            let text = format!(
+                r#"{{"apiVersion":"v1","kind":"Config","current-context":"c","clusters":[{{"name":"c","cluster":{{"server":"{server}"}}}}],
+                "contexts":[{{"name":"c","context":{{"cluster":"c","user":"u"}}}}],"users":[{{"name":"u","user":{{"token":"opensesame"}}}}]}}"#
+            );
+            std::fs::write(file.path(), text).unwrap();
+            let kubeconfig_file = file.path().display().to_string();
+            Source::kubernetes(&Options {
+                kubeconfig_file,
+                allow_plaintext_credentials,
+                ..Options::default()
+            })
+        };
+        let refused = source("http://10.0.0.1:8080", false).err().unwrap().to_string();
+        assert!(refused.contains("http://10.0.0.1:8080") && refused.contains("in clear text"), "{refused}");
+        assert!(!refused.contains("opensesame"), "{refused}");
+        for (server, allowed) in [
+            ("http://10.0.0.1:8080", true),
+            ("http://127.0.0.1:8080", false),
+            ("https://10.0.0.1:6443", false),
+        ] {
+            assert!(source(server, allowed).is_ok(), "{server}");
+        }
+    }
+
     #[tokio::test]
     async fn an_unknown_store_is_refused() {
         for store in ["redis:x", "unix:relative", "etcd", "nonsense"] {

@@ -271,6 +271,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_connection_that_rests_too_long_after_an_answer_is_closed_and_counted() {
+        let idle = Duration::from_millis(50);
+        let limits = Limits { greeting_timeout: DEADLINE, idle_timeout: Some(idle), ..LIMITS };
+        let server = serve_with(limits).await;
+        let mut peer = server.connect().await;
+        let began = std::time::Instant::now();
+        assert_eq!(ask(&mut peer, GET).await, "HTTP/1.1 200 OK");
+        rest(&mut peer).await;
+        assert!(began.elapsed() >= idle);
+        server.wait_for_slots(0).await;
+        assert_eq!(server.admission.closed(Reason::Idle), 1);
+        server.end().await;
+    }
+
+    #[tokio::test]
     async fn a_body_that_is_late_or_too_large_is_refused() {
         let server = serve_with(LIMITS).await;
         let mut late = server.connect().await;

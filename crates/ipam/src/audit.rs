@@ -200,13 +200,15 @@ impl Auditor {
             && first.block == last.block
             && let Some((block, counted)) = lean::sole_count(&record.value)
             && counted == held.len() as u64
-            && block == self.numbered[first.block as usize].1.as_bytes()
+            && self.numbered.get(first.block as usize).is_some_and(|(_, text)| text.as_bytes() == block)
         {
             return;
         }
         let mut blocks: BTreeMap<BlockCidr, u64> = BTreeMap::new();
         for taken in held {
-            *blocks.entry(self.numbered[taken.block as usize].0).or_default() += 1;
+            if let Some((block, _)) = self.numbered.get(taken.block as usize) {
+                *blocks.entry(*block).or_default() += 1;
+            }
         }
         match HandleId::new(name) {
             Ok(id) => self.compare_handle(record, id, &blocks),
@@ -242,8 +244,8 @@ impl Auditor {
     pub fn doubts(&mut self) -> Vec<Key> {
         self.overlaps();
         for taken in std::mem::take(&mut self.taken).unreached() {
-            let block = self.numbered[taken.block as usize].0;
-            self.unreached.entry(block).or_default().insert(taken.ordinal, taken.hash);
+            let Some((block, _)) = self.numbered.get(taken.block as usize) else { continue };
+            self.unreached.entry(*block).or_default().insert(taken.ordinal, taken.hash);
         }
         let unnamed = self.named.doubtful_blocks();
         let unnamed = unnamed.iter().filter_map(|number| Some(&self.numbered.get(*number as usize)?.0));

@@ -91,7 +91,7 @@ pub fn auto_assign(block: &mut Block, count: usize, owner: &Attribute, reserved:
 /// Allocates one address, reserved or not.
 pub fn assign(block: &mut Block, address: IpAddr, owner: &Attribute) -> Result<usize, IpamError> {
     let ordinal = block.cidr.ordinal(address).ok_or(IpamError::NotInPool { address })?;
-    if block.allocations[ordinal].is_some() {
+    if block.allocations.get(ordinal).ok_or(IpamError::NotInPool { address })?.is_some() {
         let holder = block.attribute(ordinal).and_then(|attribute| attribute.handle_id.clone());
         return Err(IpamError::AlreadyAssigned { address, holder });
     }
@@ -187,7 +187,8 @@ fn give(block: &mut Block, ordinals: &[usize], owner: &Attribute) {
     });
     let numbers = block.sequence_numbers.get_or_insert_default();
     for &ordinal in ordinals {
-        block.allocations[ordinal] = Some(index);
+        let Some(slot) = block.allocations.get_mut(ordinal) else { continue };
+        *slot = Some(index);
         numbers.insert(ordinal.to_string(), block.sequence_number);
     }
     touch(block);
@@ -198,7 +199,8 @@ fn take_back(block: &mut Block, ordinals: &[usize]) {
         return;
     }
     for &ordinal in ordinals {
-        block.allocations[ordinal] = None;
+        let Some(slot) = block.allocations.get_mut(ordinal) else { continue };
+        *slot = None;
         block.unallocated.push(ordinal);
         if let Some(numbers) = &mut block.sequence_numbers {
             numbers.remove(&ordinal.to_string());

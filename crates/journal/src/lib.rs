@@ -5,6 +5,8 @@
 //! write the history; `russet journal` and `russet ipam who` show both.
 
 #![expect(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
+// It reads files that a crash may have damaged: none of that may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod endpoints;
 mod history;

@@ -40,7 +40,8 @@ impl ServiceManager {
     /// Notifies that the daemon is ready.
     pub fn ready(&self) {
         if let Some(Err(error)) = self.send("READY=1") {
-            tracing::warn!(%error, socket = ?self.socket, "the service manager cannot be notified");
+            let socket = self.socket.as_deref().unwrap_or_default();
+            tracing::warn!(%error, socket = %socket.display(), "the service manager cannot be notified");
         }
     }
 

@@ -1,5 +1,6 @@
 //! Routes.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -72,6 +73,23 @@ pub enum RouteKind {
     Throw,
     /// Another number.
     Other(u8),
+}
+
+// === impl RouteKind ===
+
+impl fmt::Display for RouteKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unicast => "unicast",
+            Self::Local => "local",
+            Self::Broadcast => "broadcast",
+            Self::Blackhole => "blackhole",
+            Self::Unreachable => "unreachable",
+            Self::Prohibit => "prohibit",
+            Self::Throw => "throw",
+            Self::Other(number) => return write!(f, "{number}"),
+        })
+    }
 }
 
 /// Restricts a list of routes.

@@ -6,6 +6,8 @@
 //! another program changed the data path.
 
 #![expect(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
+// It reads requests of a socket, stored objects and answers of name servers: none of that may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod controller;
 pub mod data_path;

@@ -199,8 +199,8 @@ impl Server {
         };
         let (jobs, waiting) = socket::queue();
         background.spawn(socket::serve(listener, Arc::clone(&self.admission), jobs, self.stop()));
-        let settings = format!("{config:?}");
-        tracing::info!(target: LOG, socket = %files.socket().display(), settings, "OpenShift's server started");
+        let service = config.service.map(tracing::field::display);
+        tracing::info!(target: LOG, socket = %files.socket().display(), mtu = config.mtu, routable_mtu = config.routable_mtu, platform = config.platform, service, "OpenShift's server started");
         background.spawn_local(async move {
             retry_until_success("write the plugins' settings", || files.write_plugin_config(&config)).await;
             retry_until_success("write the runtimes' configuration", || files.write_runtime_config()).await;
@@ -330,10 +330,12 @@ fn problem_of(report: &ReconcileReport) -> Option<String> {
 /// Records why a part is not in force, if so.
 fn record_problem(state: &NetworkState, part: Component, problem: Option<String>) {
     match problem {
-        None if state.good(part) => tracing::info!(target: LOG, ?part, "OpenShift's data path is in force"),
+        None if state.good(part) => {
+            tracing::info!(target: LOG, part = part.name(), "OpenShift's data path is in force")
+        }
         None => {}
         Some(error) if state.bad(part, error.clone()) => {
-            tracing::warn!(target: LOG, ?part, error, "OpenShift's data path is not in force");
+            tracing::warn!(target: LOG, part = part.name(), error, "OpenShift's data path is not in force");
         }
         Some(_) => {}
     }

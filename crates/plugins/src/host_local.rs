@@ -64,7 +64,7 @@ fn add(request: &Request, target: &Target, dir: PathBuf) -> Result<CniResult, Cn
     let chosen = choose(&conf, &store.held()?, |set| store.last(set), target)?;
     for (index, (address, _)) in chosen.iter().enumerate() {
         if let Err(mut error) = store.reserve(address.addr(), index, target) {
-            for (address, _) in &chosen[..index] {
+            for (address, _) in chosen.iter().take(index) {
                 if let Err(also) = store.unreserve(address.addr()) {
                     error = error.with_detail(format_args!("{address} is held until DEL: {also}"));
                 }

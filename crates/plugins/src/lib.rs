@@ -3,6 +3,8 @@
 //! what they work with.
 
 #![expect(missing_docs, reason = "used by the programs of this workspace only")]
+// They read what a container runtime sends, and rules of other programs: none of that may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod bandwidth;
 mod bridge;

@@ -14,6 +14,8 @@
 //! The caller knows which pods exist, their verdicts, and the decisions.
 
 #![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
+// It reads what the kernel and other programs have written into tables: none of that may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod error;
 mod hosts;

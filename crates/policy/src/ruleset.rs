@@ -323,8 +323,8 @@ pub(crate) fn lacks_fib(nft: &mut nft::Nft) -> bool {
 /// The host end of an element; none where it is not an interface's name.
 pub(crate) fn host_name(element: &Element) -> Option<IfName> {
     let (bytes, _) = element.key.first()?.bytes();
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    IfName::new(std::str::from_utf8(&bytes[..end]).ok()?).ok()
+    let name = bytes.split(|byte| *byte == 0).next()?;
+    IfName::new(std::str::from_utf8(name).ok()?).ok()
 }
 
 /// The verdict of an element, if it is one of ours.

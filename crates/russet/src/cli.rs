@@ -459,6 +459,65 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// Every subcommand with its path.
+    fn commands() -> Vec<(String, clap::Command)> {
+        let mut found = Vec::new();
+        let mut command = Cli::command();
+        command.build();
+        let mut rest = vec![(command.get_name().to_owned(), command)];
+        while let Some((path, command)) = rest.pop() {
+            rest.extend(
+                command.get_subcommands().map(|sub| (format!("{path} {}", sub.get_name()), sub.clone())),
+            );
+            found.push((path, command));
+        }
+        found
+    }
+
+    #[test]
+    fn the_same_option_has_the_same_name_everywhere() {
+        // Each with the name that all others have.
+        let others = [
+            ("node", "node-name"),
+            ("conf-dir", "cni-conf-dir"),
+            ("cache-dir", "cni-cache-dir"),
+            ("plugin-path", "cni-bin-dir"),
+        ];
+        let commands = commands();
+        assert!(commands.iter().any(|(path, _)| path == "russet ipam why"), "nested ones, too");
+        for (path, command) in &commands {
+            for long in command.get_arguments().filter_map(clap::Arg::get_long) {
+                let usual = others.iter().find(|(other, _)| *other == long);
+                assert!(usual.is_none(), "{path} --{long} is --{} elsewhere", usual.unwrap().1);
+            }
+        }
+        let variables = |long: &str| -> std::collections::BTreeSet<String> {
+            let all = commands.iter().flat_map(|(_, command)| command.get_arguments());
+            let of_name = all.filter(|argument| argument.get_long() == Some(long));
+            of_name.filter_map(|argument| Some(argument.get_env()?.to_str()?.to_owned())).collect()
+        };
+        for (long, variable) in
+            [("node-name", "RUSSET_NODE_NAME"), ("store", "RUSSET_STORE"), ("root", "RUSSET_ROOT")]
+        {
+            assert_eq!(variables(long), [variable.to_owned()].into(), "--{long}");
+        }
+    }
+
+    #[test]
+    fn options_of_etcd_have_one_heading() {
+        let mut seen = 0;
+        for (path, command) in commands() {
+            for argument in
+                command.get_arguments().filter(|argument| argument.get_id().as_str().starts_with("etcd_"))
+            {
+                let heading = argument.get_help_heading();
+                assert_eq!(heading, Some("Options for --store etcd:URL"), "{path} {}", argument.get_id());
+                seen += 1;
+            }
+        }
+        assert!(seen > 6, "{seen}");
+    }
+
     #[test]
     fn a_pool_with_host_bits_names_the_prefix_that_was_meant() {
         let error = pool("10.244.7.0/16").unwrap_err();

@@ -10,6 +10,8 @@
 //! 3.1 to 3.3 and A.5).
 
 #![allow(missing_docs, reason = "used only by this repository; names say most of it")]
+// It reads requests, checkpoints and answers of other programs: none of that may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod builtin;
 mod capabilities;

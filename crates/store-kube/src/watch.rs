@@ -367,7 +367,10 @@ impl Reflector {
         self.store.check_cluster().await;
         match self.store.current(&self.scope).await {
             Ok(current) if current < at => {
-                tracing::warn!(collection = ?self.scope.collection, "the API server is at an older revision than before: listing again");
+                tracing::warn!(
+                    collection = self.plural(),
+                    "the API server is at an older revision than before: listing again"
+                );
                 (self.at, self.lines) = (None, None);
             }
             Ok(_) => {}

@@ -220,6 +220,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_wait_for_exclusive_access_does_not_delay_later_requests() {
+        // cni-runtime.md section 6.2 item 53: the waiter is a GC
         let locks = KeyedLock::default();
         let first = locks.lock(["a"]).await;
         let exclusive = locks.exclusive();

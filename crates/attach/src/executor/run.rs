@@ -178,12 +178,20 @@ impl<'r> Run<'r> {
         }
     }
 
-    /// A route as text, with its link by name and index.
+    /// Where a route leads, with its links by name.
     fn describe(&mut self, side: Side, route: &Route) -> String {
-        let Some(index) = route.oif else { return format!("{route:?}") };
+        let hops = route.oif.into_iter().chain(route.multipath.iter().map(|hop| hop.oif));
+        let links: Vec<String> = hops.map(|index| self.link_name(side, index)).collect();
+        let what = match links.is_empty() {
+            true => format!("it is of type {}", route.kind),
+            false => format!("it leads to {}", links.join(" and ")),
+        };
+        format!("{what} (protocol {})", route.protocol)
+    }
+
+    fn link_name(&mut self, side: Side, index: u32) -> String {
         let link = self.socket(side).ok().and_then(|socket| inspect::by_index(socket, index).ok().flatten());
-        let name = link.map_or_else(|| "a link that is gone".to_owned(), |link| link.name);
-        format!("it leads to {name} (index {index}, scope {:?}, protocol {})", route.scope, route.protocol)
+        link.map_or_else(|| "a link that is gone".to_owned(), |link| link.name)
     }
 
     /// Reads both ends once more. Carrier changes are finished asynchronously, and until then the

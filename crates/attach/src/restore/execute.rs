@@ -71,7 +71,7 @@ fn send(host: &mut Socket, fixes: &[Fix]) -> Vec<Result<(), RestoreError>> {
     for fix in fixes {
         let link = LinkSet::index(fix.ifindex);
         match &fix.remedy {
-            Remedy::Name => batch.set_link(&LinkSet { name: Some(fix.host_name.clone()), ..link }),
+            Remedy::Name(_) => batch.set_link(&LinkSet { name: Some(fix.host_name.clone()), ..link }),
             Remedy::Alias(alias) => batch.set_link(&LinkSet { alias: Some(alias.clone()), ..link }),
             Remedy::Mac => batch.set_link(&LinkSet { mac: Some(Mac::GATEWAY), ..link }),
             Remedy::Mtu(mtu) => batch.set_link(&LinkSet { mtu_bytes: Some(*mtu), ..link }),

@@ -131,13 +131,25 @@ fn a_route_that_leads_elsewhere_is_an_error_that_names_its_holder() {
             let before = snapshot("p");
             let error = node.attach_error(&attachment("c1", "web-0", &[address]), &pod);
             let wanted = format!(
-                "batch of the node: route {address}/{} exists already: it leads to other (index ",
+                "batch of the node: route {address}/{} exists already: it leads to other (protocol 3)",
                 if family == "-4" { 32 } else { 128 }
             );
             assert!(error.contains(&wanted), "{error}");
             assert_eq!(snapshot("p"), before);
         });
     }
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn a_route_without_a_link_is_an_error_that_names_its_type() {
+    on_a_node(|node| {
+        let pod = namespace("p");
+        run("ip", &["route", "add", "unreachable", "10.1.0.1"]);
+        let error = node.attach_error(&attachment("c1", "web-0", &["10.1.0.1"]), &pod);
+        let wanted = "route 10.1.0.1/32 exists already: it is of type unreachable (protocol 3)";
+        assert!(error.contains(wanted) && !error.contains('{'), "{error}");
+    });
 }
 
 #[test]

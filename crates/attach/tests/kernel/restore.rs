@@ -61,6 +61,9 @@ fn everything_removed_from_a_host_end_is_restored() {
                 run("ip", vandal);
                 let found = repaired(&mut host, &plans, depth);
                 assert!(found.len() >= least, "{vandal:?}: {found:?}");
+                if vandal.ends_with(&["vandal0"]) {
+                    assert!(found.contains(&format!("rename link vandal0 to {name}")), "{found:?}");
+                }
                 ping("b", "10.1.0.1");
                 ping("b", "fd00::1");
             }

@@ -59,15 +59,13 @@ pub fn sanitised(text: &str) -> String {
     let mut clean = String::new();
     let mut rest = dashed.as_str();
     while let Some(c) = rest.chars().next() {
-        if is_separator(c) {
-            let end = rest.find(|c| !is_separator(c)).unwrap_or(rest.len());
-            let run = &rest[..end];
-            clean.push_str(if run.contains('.') { "." } else { run });
-            rest = &rest[end..];
-        } else {
-            clean.push(c);
-            rest = &rest[c.len_utf8()..];
-        }
+        let end = match is_separator(c) {
+            true => rest.find(|c| !is_separator(c)).unwrap_or(rest.len()),
+            false => c.len_utf8(),
+        };
+        let (run, after) = rest.split_at(end);
+        clean.push_str(if run.contains('.') { "." } else { run });
+        rest = after;
     }
     clean.trim_matches(is_separator).to_owned()
 }

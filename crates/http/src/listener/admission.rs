@@ -364,6 +364,61 @@ mod tests {
         assert!(admission.admit(peer(2)).is_ok());
     }
 
+    /// The field `more_since_last_line` of each line that is logged.
+    #[derive(Clone, Default)]
+    struct LogLines(Arc<Mutex<Vec<u64>>>);
+
+    impl tracing::field::Visit for LogLines {
+        fn record_u64(&mut self, field: &tracing::field::Field, value: u64) {
+            assert_eq!(field.name(), "more_since_last_line");
+            self.0.lock().unwrap().push(value);
+        }
+
+        fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn std::fmt::Debug) {}
+    }
+
+    impl tracing::Subscriber for LogLines {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+        fn event(&self, event: &tracing::Event<'_>) {
+            event.record(&mut self.clone());
+        }
+
+        fn enter(&self, _: &tracing::span::Id) {}
+
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_connections_are_logged_once_in_ten_seconds_with_their_number() {
+        let lines = LogLines::default();
+        let _scope = tracing::subscriber::set_default(lines.clone());
+        let admission = admission(1, 1);
+        let slot = admission.admit(peer(1)).unwrap();
+        let _busy = slot.busy();
+        let refuse = |times: usize| {
+            for _ in 0..times {
+                admission.count(peer(2), admission.admit(peer(2)).map(drop).unwrap_err());
+            }
+        };
+        refuse(100);
+        assert_eq!(*lines.0.lock().unwrap(), [0]);
+        tokio::time::advance(LINE_INTERVAL).await;
+        refuse(100);
+        assert_eq!(*lines.0.lock().unwrap(), [0, 99]);
+        assert_eq!(admission.closed(Reason::Full), 200);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn other_users_are_refused_where_only_root_may_connect() {
         let limits = Limits { allowed: Allowed::RootAndOwnUser, ..*admission(2, 2).limits() };

@@ -228,3 +228,45 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
         self.stream.is_write_vectored()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::listener::Allowed;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_nothing_loses_its_connection_and_one_that_reads_slowly_does_not() {
+        let admission = Admission::new(Limits {
+            name: "test",
+            connections: 2,
+            per_peer: 2,
+            allowed: Allowed::Anyone,
+            greeting_bytes: 0,
+            greeting_timeout: Duration::from_secs(5),
+            idle_timeout: None,
+        });
+        let connect = || {
+            let (near, far) = tokio::io::duplex(16);
+            let slot = admission.admit(Peer::Process { pid: 1, uid: 0 }).unwrap();
+            (Connection::new(near, slot), far)
+        };
+        let (mut connection, mut slow) = connect();
+        let reading = async {
+            for _ in 0..4 {
+                tokio::time::sleep(STALL_TIMEOUT - Duration::from_secs(1)).await;
+                slow.read_exact(&mut [0; 16]).await.unwrap();
+            }
+        };
+        let (written, ()) = tokio::join!(connection.write_all(&[0; 64]), reading);
+        written.unwrap();
+        assert_eq!(admission.closed(Reason::Stalled), 0);
+
+        let (mut connection, _deaf) = connect();
+        let began = Instant::now();
+        let error = connection.write_all(&[0; 64]).await.unwrap_err();
+        assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, STALL_TIMEOUT));
+        assert_eq!(admission.closed(Reason::Stalled), 1);
+    }
+}

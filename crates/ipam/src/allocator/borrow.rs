@@ -23,8 +23,8 @@ impl Allocator {
         let blocks: Vec<Block> =
             records.iter().filter_map(|record| readable(record, Block::decode)).collect();
         let node = run.request.node.clone();
-        for index in 0..run.pools.len() {
-            let pool = run.pools[index].spec.cidr;
+        let pools: Vec<_> = run.pools.iter().map(|pool| pool.spec.cidr).collect();
+        for pool in pools {
             let free = blocks.iter().filter(|block| {
                 pool.contains(&block.cidr.net()) && block_ops::has_free(block, &run.reserved)
             });

@@ -35,9 +35,11 @@ pub(super) fn is_reserved(handle: Option<&str>) -> bool {
 pub(super) fn sole_count(bytes: &[u8]) -> Option<(&[u8], u64)> {
     let rest = bytes.strip_prefix(br#"{"block":{""#)?.strip_suffix(br#"},"deleted":false}"#)?;
     let colon = rest.windows(2).position(|pair| pair == b"\":")?;
-    let (block, digits) = (&rest[..colon], &rest[colon + 2..]);
-    let plain =
-        |digits: &[u8]| digits.iter().all(u8::is_ascii_digit) && (digits.len() == 1 || digits[0] != b'0');
+    let (block, rest) = rest.split_at_checked(colon)?;
+    let digits = rest.strip_prefix(b"\":")?;
+    let plain = |digits: &[u8]| {
+        digits.iter().all(u8::is_ascii_digit) && (digits.len() == 1 || !digits.starts_with(b"0"))
+    };
     let digits = Some(digits).filter(|digits| !digits.is_empty() && plain(digits))?;
     Some((block, std::str::from_utf8(digits).ok()?.parse().ok()?))
 }

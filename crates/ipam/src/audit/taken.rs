@@ -42,11 +42,11 @@ impl TakenByHash {
             self.sort();
         }
         let place = usize::try_from(hash >> (u64::BITS - START_BITS)).unwrap_or(0);
-        let (from, to) = (self.starts[place] as usize, self.starts[place + 1] as usize);
-        let near = &mut self.taken[from..to];
-        let first = near.partition_point(|taken| taken.hash < hash);
-        let many = near[first..].iter().take_while(|taken| taken.hash == hash).count();
-        let found = &mut near[first..first + many];
+        let Some([from, to]) = self.starts.get(place..place + 2) else { return &[] };
+        let Some(near) = self.taken.get_mut(*from as usize..*to as usize) else { return &[] };
+        let (_, near) = near.split_at_mut(near.partition_point(|taken| taken.hash < hash));
+        let many = near.iter().take_while(|taken| taken.hash == hash).count();
+        let (found, _) = near.split_at_mut(many);
         found.iter_mut().for_each(|taken| taken.reached = true);
         found
     }

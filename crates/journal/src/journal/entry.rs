@@ -1,5 +1,6 @@
 //! The entries of the journal. [`TableState`](super::TableState) is what they describe.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use russet_addr::{ContainerId, EndpointId, IfName, Mac, NetworkName};
@@ -86,6 +87,18 @@ pub enum Verb {
     Add,
     Del,
     Gc,
+}
+
+// === impl Verb ===
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Add => "ADD",
+            Self::Del => "DEL",
+            Self::Gc => "GC",
+        })
+    }
 }
 
 /// A change by an operation.

@@ -36,6 +36,10 @@ pub enum Tail {
 /// CRC-32 as in IEEE 802.3: the remainder for each byte.
 const TABLE: [u32; 256] = table();
 
+#[allow(
+    clippy::indexing_slicing,
+    reason = "the index is below 256, the array's length; constant code has no `get_mut`"
+)]
 const fn table() -> [u32; 256] {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -54,7 +58,9 @@ const fn table() -> [u32; 256] {
 
 /// CRC-32 of the concatenated pieces.
 fn crc32(pieces: [&[u8]; 2]) -> u32 {
-    let step = |crc: u32, byte: &u8| crc >> 8 ^ TABLE[usize::from(crc as u8 ^ byte)];
+    // A byte has 256 values, and the table an entry for each.
+    let entry = |byte: u8| TABLE.get(usize::from(byte)).copied().unwrap_or_default();
+    let step = |crc: u32, byte: &u8| crc >> 8 ^ entry(crc as u8 ^ byte);
     !pieces.into_iter().flatten().fold(!0, step)
 }
 
@@ -87,7 +93,8 @@ fn frame(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let size = length(bytes)?;
     let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
     let (document, after) = rest.split_at_checked(size)?;
-    (head[8..] == crc32([&head[..4], document]).to_le_bytes()).then_some((document, after))
+    let (length, sum) = (head.first_chunk::<4>()?, head.last_chunk::<4>()?);
+    (*sum == crc32([length, document]).to_le_bytes()).then_some((document, after))
 }
 
 /// The length in a frame's head, if it is valid.

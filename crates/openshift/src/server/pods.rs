@@ -150,7 +150,8 @@ impl Pods {
         };
         match done.await {
             Ok(result) => {
-                tracing::info!(target: LOG, sandbox = %pod.sandbox, namespace = pod.namespace, pod = pod.name, address = %result.ips[0].address, "pod attached");
+                let address = result.ips.first().map(|ip| tracing::field::display(ip.address));
+                tracing::info!(target: LOG, sandbox = %pod.sandbox, namespace = pod.namespace, pod = pod.name, address, "pod attached");
                 Ok(result)
             }
             Err(mut refusal) => {

@@ -148,12 +148,14 @@ fn text<'o>(object: &'o Map<String, Value>, key: &str) -> Result<Option<&'o str>
 
 /// Pairs with exactly one `=` each, without surrounding blanks, as the stock server reads them.
 fn args(text: &str) -> Result<Vec<(&str, &str)>, String> {
-    let pair = |pair: &str| {
-        let invalid = format!("invalid CNI_ARG '{}'", shown(pair));
-        let position = pair.find('=').ok_or_else(|| invalid.clone())?;
-        if pair[position + 1..].contains('=') { Err(invalid) } else { Ok(position) }
-    };
-    text.split(';').map(|it| pair(it).map(|at| (it[..at].trim(), it[at + 1..].trim()))).collect()
+    text.split(';').map(arg).collect()
+}
+
+fn arg(pair: &str) -> Result<(&str, &str), String> {
+    match pair.split_once('=') {
+        Some((name, value)) if !value.contains('=') => Ok((name.trim(), value.trim())),
+        _ => Err(format!("invalid CNI_ARG '{}'", shown(pair))),
+    }
 }
 
 /// A short form without control characters.

@@ -28,6 +28,18 @@ pub struct NetworkState {
     publish: Publish,
 }
 
+// === impl Component ===
+
+impl Component {
+    /// For logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DataPath => "device, table and routes",
+            Self::Followed => "tenants and peers",
+        }
+    }
+}
+
 // === impl NetworkState ===
 
 impl NetworkState {

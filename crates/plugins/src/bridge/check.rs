@@ -71,10 +71,10 @@ impl Named {
             host.and_then(|it| IfName::new(it.name.as_str()).ok()).ok_or_else(|| missing("host end"))?;
         let is_pod =
             |it: &Interface| it.name == target.id.ifname.as_str() && it.sandbox == target.netns_path();
-        let index = previous.interfaces.iter().position(is_pod);
-        let index =
-            index.ok_or_else(|| missing(&format!("{} in {:?}", target.id.ifname, target.netns_path())))?;
-        let mac = previous.interfaces[index].mac.parse();
+        let pod = previous.interfaces.iter().enumerate().find(|(_, it)| is_pod(it));
+        let (index, pod) =
+            pod.ok_or_else(|| missing(&format!("{} in {:?}", target.id.ifname, target.netns_path())))?;
+        let mac = pod.mac.parse();
         Ok(Self {
             bridge_mac: bridge.mac.clone(),
             host,

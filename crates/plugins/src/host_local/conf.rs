@@ -102,8 +102,9 @@ fn sets(config: &NetworkConfig, ipam: &Map<String, Value>) -> Result<Vec<RangeSe
         return Err(invalid("no IP ranges specified", "give ipam.ranges: [[{\"subnet\": \"10.1.2.0/24\"}]]"));
     }
     for (index, set) in sets.iter().enumerate() {
-        if let Some(other) = sets[..index].iter().position(|other| other.overlaps(set)) {
-            let (one, two) = (sets[other].shown(), set.shown());
+        let earlier = sets.iter().take(index).enumerate();
+        if let Some((other, one)) = earlier.into_iter().find(|(_, other)| other.overlaps(set)) {
+            let (one, two) = (one.shown(), set.shown());
             return Err(invalid(
                 &format!("range set {other} overlaps with {index}"),
                 format!("{one} and {two}"),

@@ -113,7 +113,7 @@ impl RangeSet {
             return Err(format!("{} and {} are of different families", first.subnet, other.subnet));
         }
         for (index, range) in ranges.iter().enumerate() {
-            if let Some(other) = ranges[..index].iter().find(|other| range.overlaps(other)) {
+            if let Some(other) = ranges.iter().take(index).find(|other| range.overlaps(other)) {
                 return Err(format!("{} overlaps {}", other.subnet, range.subnet));
             }
         }
@@ -149,13 +149,13 @@ impl RangeSet {
         let Some((last, at)) = before else {
             return self.0.iter().find_map(|range| Some((whole(range)?, range)));
         };
-        let here = &self.0[at];
+        let (earlier, rest) = self.0.split_at_checked(at)?;
+        let (here, later) = rest.split_first()?;
         if let Some(found) = from(here, number(last).saturating_add(1), here.end).filter(|_| last < here.end)
         {
             return Some((found, here));
         }
-        let others = self.0[at + 1..].iter().chain(&self.0[..at]);
-        let found = others.into_iter().find_map(|range| Some((whole(range)?, range)));
+        let found = later.iter().chain(earlier).find_map(|range| Some((whole(range)?, range)));
         found.or_else(|| Some((from(here, number(here.start), last)?, here)))
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 
 use super::OutputArgs;
 
@@ -13,12 +13,15 @@ const OWNED_EXAMPLES: &str = "Examples:
 
 Run it in the node's network namespace. It needs no agent, because every object in the kernel has a mark.";
 
+/// The arguments that name the node.
+const NAMED_NODE: &str = "named_node";
+
 const UNINSTALL_EXAMPLES: &str = "Examples:
   russet uninstall --dry-run       what would be removed, in order
   systemctl stop russet-agent && russet uninstall
   russet uninstall --purge         also removes the embedded store with its addresses
   russet uninstall --force --purge --kubernetes=in-cluster --node-name=worker-1
-                                   in a pod of packaging/kubernetes/russet-uninstall.yaml, which sets NODE_NAME
+                                   in a pod of packaging/kubernetes/russet-uninstall.yaml, which sets RUSSET_NODE_NAME
 
 It refuses while an agent, `russet cri` or a `russet sandbox` runs, while their sandboxes exist, also those of an earlier boot (`russet sandbox rm --all`,
 `crictl rmp --all --force`), and while pods are attached (--force removes their interfaces). A missing object is no error: the next uninstall completes one
@@ -41,7 +44,7 @@ pub struct OwnedArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = UNINSTALL_EXAMPLES)]
+#[command(after_help = UNINSTALL_EXAMPLES, group = ArgGroup::new(NAMED_NODE).multiple(true))]
 pub struct UninstallArgs {
     /// The root directory of the node.
     #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
@@ -60,11 +63,14 @@ pub struct UninstallArgs {
     #[arg(long)]
     pub purge: bool,
     /// Also remove Russet's condition, taint, annotations and lease of this node in the Kubernetes API: a kubeconfig, or `in-cluster` in a pod.
-    #[arg(long, value_name = "KUBECONFIG|in-cluster", requires = "node_name")]
+    #[arg(long, value_name = "KUBECONFIG|in-cluster", requires = NAMED_NODE)]
     pub kubernetes: Option<PathBuf>,
     /// The node's name in Kubernetes.
-    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    #[arg(long, env = "RUSSET_NODE_NAME", value_name = "NAME", group = NAMED_NODE)]
     pub node_name: Option<String>,
+    /// The same, as manifests of earlier versions set it.
+    #[arg(long, hide = true, env = "NODE_NAME", value_name = "NAME", group = NAMED_NODE)]
+    pub earlier_node_name: Option<String>,
     /// Remove nothing, and wait for the end: for the container that keeps a pod after another one has uninstalled.
     #[arg(long, conflicts_with_all = ["dry_run", "force", "purge", "kubernetes"])]
     pub only_wait: bool,

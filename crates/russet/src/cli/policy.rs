@@ -13,7 +13,7 @@ pub const EXPLAIN_EXAMPLES: &str = "Examples:
   russet explain shop/web shop/db 5432                       the cluster of this node, and what this node's kernel holds
   russet explain shop/web 203.0.113.9 53 --proto udp
   russet explain shop/web shop/db icmp --store etcd:http://10.0.0.1:2379
-  russet explain shop/web shop/db 5432 --node n2             what is known of node n2, from this machine
+  russet explain shop/web shop/db 5432 --node-name n2        what is known of node n2, from this machine
   russet explain shop/web shop/db 5432 -f cluster/           files of pods, namespaces, nodes and policies instead
   kubectl get pods,ns,nodes,netpol -A -o yaml | russet explain shop/web world icmp -f -
   russet explain shop/web service:shop/db -f all.yaml        each endpoint, on each of its named ports
@@ -53,7 +53,7 @@ pub struct ExplainArgs {
     pub family: Option<FamilyArg>,
     /// Say what this node knows, and not the node of this machine. Of another node that is what the
     /// datastore says: its kernel is not compared.
-    #[arg(long, value_name = "NAME", conflicts_with = "files")]
+    #[arg(long = "node-name", alias = "node", value_name = "NAME", conflicts_with = "files")]
     pub node: Option<String>,
     #[command(flatten)]
     pub place: StoreChoice,

@@ -134,7 +134,8 @@ fn note_flannel(inventory: &Inventory) {
 }
 
 fn node_object(args: &UninstallArgs) -> Option<Arc<NodeObject>> {
-    let (access, name) = (args.kubernetes.clone()?, args.node_name.clone()?);
+    let (access, name) =
+        (args.kubernetes.clone()?, args.node_name.clone().or_else(|| args.earlier_node_name.clone())?);
     let kubeconfig = (access != Path::new("in-cluster")).then_some(access);
     Some(Arc::new(NodeObject { name, kubeconfig, purge: args.purge }))
 }

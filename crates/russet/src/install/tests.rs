@@ -127,11 +127,14 @@ fn a_root_that_is_used_in_place_has_a_conflist_with_its_own_socket() {
     node.install();
     let list: serde_json::Value =
         serde_json::from_str(&node.text("etc/cni/net.d/10-russet.conflist")).unwrap();
-    let plugin = &list["plugins"][0];
-    let is_at = |key: &str, path: &str| plugin[key] == node.at(path).to_str().unwrap();
-    assert!(is_at("agent_socket", "run/russet/cni.sock"), "{list}");
-    assert!(is_at("russet_path", "usr/local/bin/russet"), "{list}");
-    assert_eq!(plugin["root"], node.wish.root.to_str().unwrap());
+    let plugins = list["plugins"].as_array().unwrap();
+    assert_eq!(plugins.iter().map(|plugin| &plugin["type"]).collect::<Vec<_>>(), ["russet", "portmap"]);
+    for plugin in plugins {
+        let is_at = |key: &str, path: &str| plugin[key] == node.at(path).to_str().unwrap();
+        assert!(is_at("agent_socket", "run/russet/cni.sock"), "{list}");
+        assert!(is_at("russet_path", "usr/local/bin/russet"), "{list}");
+        assert_eq!(plugin["root"], node.wish.root.to_str().unwrap());
+    }
     // An image's paths begin at its root.
     let image = TestNode::new();
     image.install();

@@ -9,21 +9,20 @@ use serde_json::json;
 /// runtime can then call neither GC nor STATUS, but the list works. `root`: the network is used on
 /// this machine below that directory, and not inside an image with that root.
 pub fn conflist(command: &Path, portmap: Option<bool>, root: Option<&Path>) -> String {
-    let mut list = json!({
-        "cniVersion": "1.0.0",
-        "name": "russet",
-        "plugins": [{ "type": "russet", "russet_path": command }],
-    });
+    let mut russet = json!({ "type": "russet", "russet_path": command });
+    let mut ports = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
     if let Some(root) = root {
-        let plugin = &mut list["plugins"][0];
-        plugin["agent_socket"] = json!(russet_agent::Paths::new(root).cni_socket());
-        plugin["root"] = json!(root);
+        // Each plugin is a process of its own, and would otherwise look for the agent of /.
+        for plugin in [&mut russet, &mut ports] {
+            plugin["russet_path"] = json!(command);
+            plugin["agent_socket"] = json!(russet_agent::Paths::new(root).cni_socket());
+            plugin["root"] = json!(root);
+        }
     }
+    let plugins = if portmap.is_some() { json!([russet, ports]) } else { json!([russet]) };
+    let mut list = json!({ "cniVersion": "1.0.0", "name": "russet", "plugins": plugins });
     if portmap != Some(false) {
         list["cniVersions"] = json!(["1.0.0", "1.1.0"]);
-    }
-    if let (Some(_), Some(plugins)) = (portmap, list["plugins"].as_array_mut()) {
-        plugins.push(json!({ "type": "portmap", "capabilities": { "portMappings": true } }));
     }
     format!("{list:#}\n")
 }

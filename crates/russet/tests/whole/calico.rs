@@ -490,8 +490,13 @@ fn oracle_30_host_local_takes_the_nodes_pod_prefix_and_its_routes() {
     for container in ["one", "two"] {
         let pod = setup.node.pod();
         let request = of_pod(&setup, &pod, container, config.clone());
-        let result = setup.add(&request);
+        let answer = setup.run("ADD", &request);
+        let result = answer.result();
         assert!(address(&result).starts_with("10.10.0."), "{result}");
+        for fact in ["fetching podCidr from Kubernetes", "passing podCidr to host-local IPAM: 10.10.0.0/24"] {
+            let said = |line: &str| line.contains("[INFO]") && line.contains(&format!("Calico CNI {fact}"));
+            assert!(answer.stderr.lines().any(said), "{fact}: {}", answer.stderr);
+        }
         // calico-cni.md oracle 32.
         assert_eq!(
             setup.routes(&pod),

@@ -108,6 +108,34 @@ fn timing_lists_the_stages_with_an_agent_and_without_one() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
+fn an_add_with_timing_warns_of_a_pod_whose_packets_get_no_answer() {
+    let mut node = node_with_network();
+    for plugin in ["bridge", "host-local"] {
+        symlink(env!("CARGO_BIN_EXE_russet"), node.root().join("bin").join(plugin)).unwrap();
+    }
+    let added = |node: &mut TestNode, masquerade: bool, more: &[&str]| {
+        let plugin = node.config(json!({
+            "type": "bridge", "bridge": "lan0", "isGateway": true, "isDefaultGateway": true, "ipMasq": masquerade,
+            "ipam": { "type": "host-local", "dataDir": node.path("lan"), "ranges": [[{ "subnet": "10.9.0.0/24" }]] },
+        }));
+        let list = json!({ "cniVersion": "1.1.0", "name": "lan", "plugins": [plugin] });
+        std::fs::write(node.root().join("net.d/20-lan.conflist"), list.to_string()).unwrap();
+        let netns = path(&node.pod());
+        let answer = cni(node, &[&["add", "lan", &netns], more].concat());
+        assert_eq!(answer.status, 0, "{answer:?}");
+        assert_eq!(cni(node, &["del", "lan", &netns]).status, 0);
+        answer.stderr
+    };
+    let said = added(&mut node, false, &["--timing"]);
+    assert!(said.contains("warning: ") && said.contains("ipMasq"), "{said}");
+    for (masquerade, more) in [(true, &["--timing"][..]), (false, &[])] {
+        let said = added(&mut node, masquerade, more);
+        assert!(!said.contains("warning: "), "{said}");
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
 fn arguments_results_and_exit_codes_are_cnitools() {
     // cni-runtime.md section 3.6
     let mut node = node_with_network();

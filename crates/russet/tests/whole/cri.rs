@@ -219,6 +219,33 @@ fn russets_plugins_need_no_executable() {
 }
 
 #[test]
+#[ignore = "root: makes network namespaces"]
+fn plugins_are_found_in_the_vendors_directory_of_their_type_with_the_option_only() {
+    let mut server = Server::with(|node, plugin| {
+        let own = node.path("vendors/opt/recorder/bin");
+        std::fs::create_dir_all(&own).unwrap();
+        let script = format!("#!/bin/sh\nexec {}\n", env!("CARGO_BIN_EXE_russet"));
+        std::fs::write(own.join("recorder"), script).unwrap();
+        std::fs::set_permissions(own.join("recorder"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        plugin["type"] = "recorder".into();
+        vec!["--vendor-prefix".into(), node.path("vendors").into()]
+    });
+    server.cri.run(&Pod::named("web")).unwrap();
+    assert_eq!(server.node.allocated(), 2);
+    server.remove_all();
+    assert_eq!(server.left(), Vec::<String>::new());
+    server.end(Signal::TERM);
+    server.arguments.clear();
+    server.server = Some(server.command().spawn().unwrap());
+    eventually(TIMEOUT, || server.cri.status().is_ok());
+    let conditions = server.cri.status().unwrap().status.unwrap().conditions;
+    let missing = conditions.iter().find(|condition| !condition.status).unwrap();
+    assert!(missing.message.contains("recorder"), "{conditions:?}");
+    server.cri.run(&Pod::named("web")).unwrap_err();
+    assert_eq!(server.left(), Vec::<String>::new());
+}
+
+#[test]
 #[ignore = "root: makes network namespaces; tool: ping"]
 fn sandboxes_do_not_notice_that_the_server_is_stopped_or_killed() {
     let mut server = Server::start();

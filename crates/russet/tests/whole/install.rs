@@ -110,6 +110,39 @@ fn the_next_step_after_an_installation_is_one_for_its_root() {
 }
 
 #[test]
+#[ignore = "root: makes network namespaces"]
+fn pods_come_and_go_by_an_installation_that_is_used_in_place() {
+    let mut node = TestNode::without_agent(&[]);
+    let russet = version(node.root(), "v1");
+    install(&russet, node.root(), &["--in-place"]);
+    node.start_agent();
+    let pods = [node.pod(), node.pod()];
+    // The command looks for the network, the plugins and the cache below the root that it is given.
+    let cni = |verb: &str, pod: &TestPod| -> Answer {
+        let mut command = Command::new(&russet);
+        let netns = pod.path().display().to_string();
+        command.env_clear().env("PATH", crate::node::PATH).args(["cni", verb, "russet", &netns, "--root"]);
+        command.arg(node.root());
+        russet_linux::process::in_netns(&mut command, node.netns()).unwrap();
+        let answer = Answer::from(command.output().unwrap());
+        assert_eq!(answer.status, 0, "{verb}: {answer:?}");
+        answer
+    };
+    let addresses = pods.each_ref().map(|pod| cni("add", pod).addresses());
+    assert_eq!(addresses.each_ref().map(Vec::len), [2, 2], "{addresses:?}");
+    for address in &addresses[1] {
+        assert!(pods[0].pings(&["-W", "5", address]), "{address}: {}", node.log());
+    }
+    assert_eq!(fs::read_dir(node.path("var/lib/cni/results")).unwrap().count(), 2);
+    // The agent of this root has served both plugins of the chain, `russet` and `portmap`.
+    let metrics = node.get("/metrics");
+    assert!(metrics.contains("russet_cni_requests_total{verb=\"ADD\",code=\"0\"} 4\n"), "{metrics}");
+    pods.iter().for_each(|pod| drop(cni("check", pod)));
+    pods.iter().for_each(|pod| drop(cni("del", pod)));
+    assert_eq!(node.allocated(), 0);
+}
+
+#[test]
 #[ignore = "root: runs the command as an operator would"]
 fn the_unit_of_flanneld_is_installed_without_an_agent_and_uninstalled() {
     let machine = tempfile::tempdir().unwrap();

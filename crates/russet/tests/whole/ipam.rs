@@ -443,7 +443,8 @@ fn what_an_agent_writes_has_no_problems_and_is_shown_while_it_runs() {
     }
     // The agent caches its blocks: a release by another program must not confuse it.
     let refused = ipam(&node, &["release", "--ip", &addresses[0]]);
-    assert!(refused.status == 1 && format!("{refused:?}").contains("--force"), "{refused:?}");
+    assert_eq!(refused.status, 1, "{refused:?}");
+    assert!(refused.stderr.contains("an interface in ") && refused.stderr.contains("--force"), "{refused:?}");
     let released = ipam(&node, &["release", "--ip", &addresses[0], "--force"]);
     assert_eq!(released.status, 0, "{released:?}");
     for pod in &pods {
@@ -454,6 +455,42 @@ fn what_an_agent_writes_has_no_problems_and_is_shown_while_it_runs() {
     node.stop_agent();
     assert_eq!(node.allocated(), 0);
     assert_eq!(ipam(&node, &["check"]).status, 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn why_and_add_give_one_answer_before_and_after_a_pool_is_disabled() {
+    let mut node = TestNode::start(&["--ipv4-pool", "10.77.0.0/24", "--ipv6-pool", "fd77::/112"]);
+    let why = |node: &TestNode| {
+        let answer = node.russet(&["ipam", "why", "--node-name", "node-a"]);
+        assert_eq!(answer.status, 0, "{answer:?}");
+        answer.stdout
+    };
+    // What is foretold for each family, and what the next ADD gives.
+    let foretold = |text: &str| -> Vec<String> {
+        let after = |line: &str| Some(line.split_once("would get an address such as ")?.1.to_owned());
+        let address = |rest: String| rest.split([' ', ',', ';']).next().unwrap().to_owned();
+        text.lines().filter_map(after).map(address).collect()
+    };
+    let first = node.pod();
+    let before = foretold(&why(&node));
+    assert_eq!(node.add(&first).addresses(), before);
+    assert_eq!(before.len(), 2, "{before:?}");
+    let pools = node.russet(&["get", "ippools", "-o", "json"]).result();
+    let pool = |pool: &&Value| pool["spec"]["cidr"].as_str().unwrap().starts_with("fd77");
+    let mut six = pools["items"].as_array().unwrap().iter().find(pool).unwrap().clone();
+    six["spec"]["disabled"] = true.into();
+    let file = node.path("six.json");
+    std::fs::write(&file, six.to_string()).unwrap();
+    assert_eq!(node.russet(&["apply", "-f", &file.display().to_string()]).status, 0);
+    let second = node.pod();
+    let text = why(&node);
+    assert!(text.contains("every IPv6 pool is disabled"), "{text}");
+    let answer = node.add(&second);
+    let given = answer.addresses();
+    assert_eq!((given.len(), &given), (1, &foretold(&text)), "{text}");
+    let said = "the pod gets no IPv6 address: every IPv6 pool is disabled";
+    assert!(answer.stderr.contains(said), "{answer:?}");
 }
 
 #[test]

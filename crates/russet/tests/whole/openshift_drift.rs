@@ -20,7 +20,7 @@ const GAP_MAX: Duration = Duration::from_secs(2);
 
 /// Each change of the second node, the program first, and the expected repair; without one, traffic
 /// goes on all the same.
-const CHANGES: [(&[&str], Option<&str>); 10] = [
+const CHANGES: [(&[&str], Option<&str>); 11] = [
     (&["nft", "flush", "ruleset"], Some("sdn_table")),
     (&["nft", "flush", "chain", "ip", "russet-sdn", "leaving"], Some("sdn_table")),
     (&["nft", "flush", "chain", "ip", "russet-sdn", "prerouting"], Some("sdn_table")),
@@ -32,6 +32,7 @@ const CHANGES: [(&[&str], Option<&str>); 10] = [
     (&["bridge", "fdb", "flush", "dev", "vxlan-sdn"], None),
     (&["ip", "link", "set", "vxlan-sdn", "down"], Some("sdn_device")),
     (&["ip", "link", "delete", "vxlan-sdn"], Some("sdn_device")),
+    (&["sysctl", "-qw", "net.ipv4.ip_forward=0"], Some("sdn_sysctl")),
 ];
 
 /// The longest time between two consecutive packets, of all pairs that may talk and one of whom is

@@ -122,7 +122,8 @@ fn explain_judges_what_is_wired_by_the_policies_of_the_embedded_store() {
     // What this machine knows of another node is what the datastore says.
     let other = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"other"},"spec":{"bgp":{"ipv4Address":"203.0.113.9/24"}}}"#;
     node.store_put("/calico/resources/v3/projectcalico.org/nodes/other", other);
-    let of_node = |name: &str| node.russet_inside(&["explain", &from, "203.0.113.9", "80", "--node", name]);
+    let of_node =
+        |name: &str| node.russet_inside(&["explain", &from, "203.0.113.9", "80", "--node-name", name]);
     let answer = of_node("other");
     assert_eq!(answer.status, 0, "{answer:?}");
     for line in

@@ -272,6 +272,30 @@ fn without_a_network_a_pod_is_refused_with_a_remedy() {
 }
 
 #[test]
+#[ignore = "root: makes network namespaces"]
+fn a_pod_whose_packets_get_no_answer_comes_with_a_warning() {
+    let host = Host::new();
+    let web = host.manifest("web.yaml", WEB);
+    let said = |host: &Host, masquerade: bool| {
+        let plugin = host.node.config(json!({
+            "type": "bridge", "bridge": "lan0", "isGateway": true, "isDefaultGateway": true, "ipMasq": masquerade,
+            "ipam": { "type": "host-local", "dataDir": host.node.path("lan"), "ranges": [[{ "subnet": "10.9.0.0/24" }]] },
+        }));
+        let list = json!({ "cniVersion": "1.1.0", "name": "testnet", "plugins": [plugin] });
+        std::fs::write(host.node.path("etc/cni/net.d/10-testnet.conflist"), list.to_string()).unwrap();
+        let answer = host.sandbox(&["run", web.to_str().unwrap(), "--cluster-dns", "10.96.0.10"]);
+        assert_eq!(answer.status, 0, "{answer:?}");
+        assert_eq!(host.sandbox(&["rm", "web"]).status, 0);
+        answer.stderr
+    };
+    let warned = said(&host, false);
+    let is_warning = |line: &str| line.starts_with("warning: ") && line.contains("ipMasq");
+    assert!(warned.lines().any(is_warning), "{warned}");
+    let quiet = said(&host, true);
+    assert!(!quiet.lines().any(is_warning), "{quiet}");
+}
+
+#[test]
 #[ignore = "root: makes network namespaces; tool: python3"]
 fn plugins_are_looked_for_in_the_directory_of_the_networks_vendor() {
     use std::os::unix::fs::PermissionsExt as _;

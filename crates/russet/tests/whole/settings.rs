@@ -10,7 +10,7 @@ use russet_testkit::{Process, eventually};
 
 use crate::configured::Configured;
 use crate::fabric::Fabric;
-use crate::node::{Answer, TIMEOUT, TestNode};
+use crate::node::{Answer, SOON, TIMEOUT, TestNode, logged_after};
 
 const STORE: &str = "etcd:http://10.77.0.1:2379";
 /// A pool that no other test's pods have: repairs read all namespaces of the machine.
@@ -218,6 +218,7 @@ fn an_agent_whose_etcd_is_away_says_so_long_before_its_requests_run_out() {
         let _listener = is_silent.then(|| node.netns().with(listen).unwrap());
         let _agent = node.spawn_agent();
         eventually(TIMEOUT, || node.log().contains(logged));
+        assert!(logged_after(&node.log(), logged) < SOON, "{}", node.log());
         if is_silent {
             assert!(
                 !node.log().contains("the loop starts again"),

@@ -205,6 +205,31 @@ fn an_uninstall_is_refused_while_sandboxes_are_kept() {
 }
 
 #[test]
+fn the_nodes_name_comes_from_the_variable_of_all_commands_or_that_of_earlier_manifests() {
+    let root = tempfile::tempdir().unwrap();
+    let dry = |variables: &[(&str, &str)], more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.env_remove("RUSSET_NODE_NAME").env_remove("NODE_NAME").envs(variables.iter().copied());
+        command.args(["uninstall", "--dry-run", "--files-only", "--kubernetes=in-cluster", "--root"]);
+        Answer::from(command.arg(root.path()).args(more).output().unwrap())
+    };
+    let (new, old) = (("RUSSET_NODE_NAME", "n1"), ("NODE_NAME", "n2"));
+    let cases: [(&[_], &[_], _); 4] = [
+        (&[new], &[], "n1"),
+        (&[old], &[], "n2"),
+        (&[new, old], &[], "n1"),
+        (&[new], &["--node-name", "n3"], "n3"),
+    ];
+    for (variables, more, name) in cases {
+        let answer = dry(variables, more);
+        assert_eq!(answer.status, 0, "{answer:?}");
+        let step = format!("remove Russet's condition, taint, annotations and lease of node {name}");
+        assert!(answer.stdout.contains(&step), "{answer:?}");
+    }
+    assert_eq!(dry(&[], &[]).status, 2, "no name");
+}
+
+#[test]
 fn an_uninstall_that_is_refused_leaves_nothing_that_was_not_there() {
     let root = tempfile::tempdir().unwrap();
     let path = |path: &str| root.path().join(path);

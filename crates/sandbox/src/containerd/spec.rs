@@ -64,11 +64,15 @@ pub(super) fn spec(
             "maskedPaths": MASKED, "readonlyPaths": READ_ONLY,
         },
     });
-    if let Some(profile) = seccomp::profile() {
-        spec["linux"]["seccomp"] = profile;
-    }
-    if !config.host_network && !config.hostname.is_empty() {
-        spec["hostname"] = json!(config.hostname);
+    let hostname = Some(&config.hostname).filter(|name| !config.host_network && !name.is_empty());
+    let members =
+        [("", "hostname", hostname.map(|name| json!(name))), ("/linux", "seccomp", seccomp::profile())];
+    // What is absent has no member, because not every runtime takes null for that.
+    for (at, name, value) in members {
+        let object = spec.pointer_mut(at).and_then(Value::as_object_mut);
+        if let (Some(object), Some(value)) = (object, value) {
+            object.insert(name.to_owned(), value);
+        }
     }
     Any { type_url: TYPE.to_owned(), value: spec.to_string().into_bytes() }
 }

@@ -343,7 +343,7 @@ impl v1::runtime_service_server::RuntimeService for Runtime {
             request::pod_cidr(request.into_inner())?.iter().map(ToString::to_string).collect();
         // The network's plugins assign addresses, from pools of the cluster: there is nothing to
         // configure.
-        tracing::info!(?cidr, "kubelet has set the pods' network");
+        tracing::info!(cidr = cidr.join(", "), "kubelet has set the pods' network");
         *self.pod_cidr.lock().unwrap_or_else(PoisonError::into_inner) = cidr;
         Ok(Response::new(v1::UpdateRuntimeConfigResponse {}))
     }

@@ -30,6 +30,21 @@ enum RecoveryAction {
     Undone,
 }
 
+// === impl RecoveryAction ===
+
+impl RecoveryAction {
+    /// For logs.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Runs => "it keeps running",
+            Self::Died => "its processes are gone",
+            Self::Stops => "its stop is completed",
+            Self::Rebooted => "it is from an earlier boot: its addresses are released",
+            Self::Undone => "it is removed",
+        }
+    }
+}
+
 /// Concurrent removals: plugins mostly wait.
 const AT_A_TIME: usize = 8;
 /// After this no further removal starts before requests are served: if plugins hang, each takes its
@@ -53,7 +68,7 @@ impl Sandboxes {
                     RecoveryAction::Undone
                 }
             };
-            tracing::info!(sandbox = %id, ?recovery_action, "a sandbox of an earlier life");
+            tracing::info!(sandbox = %id, outcome = recovery_action.name(), "a sandbox of an earlier life");
             work.extend(
                 matches!(
                     recovery_action,

@@ -16,9 +16,14 @@ mod tls;
 mod v2;
 mod watch;
 
+use std::time::Duration;
+
 use russet_model::{HandleId, Key};
 
 /// The key of handle `n`.
+/// How soon a cluster that refuses is an error: 0.6 s, with room for a busy machine.
+const SOON: Duration = Duration::from_millis(1500);
+
 fn key(n: usize) -> Key {
     Key::handle(&HandleId::new(format!("k8s-pod-network.{n:06}")).unwrap())
 }

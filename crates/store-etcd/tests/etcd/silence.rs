@@ -47,9 +47,8 @@ async fn failure_of(settings: Settings) -> (Duration, String) {
 async fn a_refusing_cluster_that_never_answered_fails_soon_with_the_reason() {
     let settings =
         Settings::for_endpoints(&format!("{},{}", without_listener(), without_listener())).unwrap();
-    let deadline = settings.deadline;
     let (took, reason) = failure_of(settings).await;
-    assert!(took < deadline / 2, "{took:?}, with room for a busy machine");
+    assert!(took < crate::SOON, "{took:?}");
     assert!(reason.contains("refused"), "{reason}");
 }
 
@@ -57,7 +56,8 @@ async fn a_refusing_cluster_that_never_answered_fails_soon_with_the_reason() {
 async fn the_error_names_an_unresolvable_host() {
     // RFC 2606 reserves this name.
     let settings = Settings::for_endpoints("http://etcd.invalid:2379").unwrap();
-    let (_, reason) = failure_of(settings).await;
+    let (took, reason) = failure_of(settings).await;
+    assert!(took < crate::SOON, "{took:?}");
     assert!(reason.contains("the name etcd.invalid"), "{reason}");
     assert!(reason.contains("resolved"), "{reason}");
 }

@@ -421,6 +421,23 @@ fn several_endpoints_of_a_pod_are_an_error() {
 }
 
 #[test]
+fn oracle_52_the_beginning_of_a_generated_name_is_stored_with_the_endpoint() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        for (pod, beginning) in [("web-x7k2p", Some("web-")), ("db", None)] {
+            stage.pod(pod, json!({}));
+            let key = ("test".to_owned(), pod.to_owned());
+            beginning
+                .unwrap_or_default()
+                .clone_into(&mut stage.api.pods.borrow_mut().get_mut(&key).unwrap().metadata.generate_name);
+            stage.add(&Ask::pod(&format!("of-{pod}"), pod)).await.unwrap();
+            let stored = stage.endpoints().into_values().find(|endpoint| endpoint.spec.pod == pod);
+            assert_eq!(stored.unwrap().metadata.generate_name.as_deref(), beginning, "{pod}");
+        }
+    });
+}
+
+#[test]
 fn oracle_53_a_readiness_gate_without_an_answer_fails_the_add() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
@@ -440,8 +457,8 @@ fn oracle_53_a_readiness_gate_without_an_answer_fails_the_add() {
 }
 
 #[test]
-fn the_add_succeeds_once_the_readiness_gate_is_open() {
-    // calico-cni.md section 5.1, oracle 53. Runs on the real clock, because a real server answers.
+fn oracle_53_the_add_succeeds_once_the_readiness_gate_is_open() {
+    // calico-cni.md section 5.1. Runs on the real clock, because a real server answers.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -8,7 +8,7 @@ use std::process::Command;
 use russet_testkit::{eventually, run};
 
 use super::lab::{Lab, PREFIX};
-use crate::node::TIMEOUT;
+use crate::node::{SOON, TIMEOUT, logged_after};
 
 fn usage(arguments: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_russet")).arg("flanneld").args(arguments).output().unwrap();
@@ -145,12 +145,16 @@ fn waiting_for_the_configuration_is_logged_and_a_signal_ends_it() {
     eventually(TIMEOUT, || host.log().contains("no network config"));
     host.stop();
     lab.fabric.kill_etcd();
+    let before = host.log();
     host.spawn();
     // An etcd that refuses connections is an error at once; a silent one has not answered yet when
     // the line is written.
     eventually(TIMEOUT, || host.log().contains("refused"));
     host.stop();
-    let first = host.log().lines().find(|line| line.contains("refused")).unwrap().to_owned();
+    let log = host.log();
+    let log = log.strip_prefix(&before).unwrap_or(&log);
+    assert!(logged_after(log, "refused") < SOON, "{log}");
+    let first = log.lines().find(|line| line.contains("refused")).unwrap().to_owned();
     assert!(first.contains("http://10.77.0.1:2379"), "{first}");
     let root = run("ip", &["-n", host.node.netns_name(), "-o", "link"]);
     assert_eq!(root.lines().count(), 2, "nothing was made: {root}");

@@ -2,8 +2,8 @@
 //! and 7.1, and our daemon replaces it under traffic; then back. Not one packet may be lost, and no
 //! object may exist twice.
 
-use std::io::Write as _;
-use std::net::{SocketAddr, UdpSocket};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -435,6 +435,37 @@ fn a_flannel_called_by_its_version_is_found_and_an_ordinary_start_beside_it_warn
     let lease = swap.lab.value(&swap.here);
     swap.put_leased(&lease);
     eventually(TIMEOUT, || swap.here.log().contains("another process renews this node's lease"));
+}
+
+/// Answers at the health port of a node as flannel does, from a process that has not its name.
+fn answer_health(host: &Host) {
+    let listener = host.node.netns().with(|| TcpListener::bind("127.0.0.1:8081").unwrap()).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            // The request fits into one read.
+            let _ = stream.read(&mut [0; 1024]);
+            let _ = stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nflanneld is running");
+        }
+    });
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
+fn a_flannel_whose_process_cannot_be_seen_is_found_by_its_health_port() {
+    let swap = Swap::with_flags(VXLAN, Rules::Iptables, &["-ip-masq", "-iface=eth0"]);
+    answer_health(&swap.here);
+    let health = ["-healthz-ip=127.0.0.1", "-healthz-port=8081"];
+    let unseen = "a flannel daemon answers at 127.0.0.1:8081, and its process cannot be seen from here";
+    swap.unchanged(&[&health[..], &["-takeover-check"]].concat(), 1, &[unseen, "hostPID: true"]);
+    swap.unchanged(&[&health[..], &["-takeover"]].concat(), 1, &[unseen]);
+    // An ordinary start beside it.
+    swap.unchanged(&health, 1, &["serve health on 127.0.0.1:8081", "another flannel daemon answers there"]);
+    swap.unchanged(
+        &["-takeover-check", "-healthz-ip=127.0.0.1", "-healthz-port=8082"],
+        0,
+        &["can be taken over"],
+    );
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use russet_testkit::{eventually, let_pass};
 use serde_json::{Value, json};
 
+use super::policies::{create_policy, delete_policy, policy};
 use super::{Cluster, RECOVERY, call_with, shown};
 use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 
@@ -80,7 +81,7 @@ impl Site {
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: kube-apiserver, etcd, etcdctl, curl, openssl"]
-fn calicos_plugin_costs_one_patch_besides_its_address_and_no_read() {
+fn oracle_39_calicos_plugin_costs_one_patch_besides_its_address_and_no_read() {
     // kubernetes.md sections 2.7 and 4.3, K43, K44 and K46
     let mut site = Site::new();
     let (first, answer) = site.add("web-0", json!({}));
@@ -129,6 +130,23 @@ fn calicos_plugin_costs_one_patch_besides_its_address_and_no_read() {
     assert_eq!(site.cluster.announced("web-0")["podIP"], "");
     assert_eq!(site.cluster.held(NETWORK), 0);
     site.cluster.assert_is_clean(&site.node);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: kube-apiserver, etcd, etcdctl, curl, openssl"]
+fn policies_of_kubernetes_that_are_not_enforced_are_named_in_log_and_readiness() {
+    let site = Site::new();
+    let ready = || site.node.get("/readyz?verbose");
+    eventually(TIMEOUT, || ready().contains("[+] programmed"));
+    assert!(!ready().contains("[!] policy"), "{}", ready());
+    create_policy(&site.cluster, &policy("deny", "db", &[]));
+    let named = "policy: NOT ENFORCED: the datastore holds 1 networkpolicies of Kubernetes, and";
+    eventually(TIMEOUT, || ready().contains(&format!("[!] {named}")));
+    assert!(site.node.log().contains(named), "{}", site.node.log());
+    create_policy(&site.cluster, &policy("web", "web", &["db"]));
+    eventually(TIMEOUT, || ready().contains("holds 2 networkpolicies of Kubernetes, and"));
+    ["deny", "web"].iter().for_each(|name| delete_policy(&site.cluster, name));
+    eventually(TIMEOUT, || !ready().contains("[!] policy"));
 }
 
 #[test]
