@@ -40,7 +40,7 @@ pub fn cargo() -> Command {
 
 /// Builds an executable as usual and returns its path.
 pub fn dynamic(name: &str, profile: Profile) -> Result<PathBuf> {
-    process::run(&mut build(name, profile))?;
+    process::run(&mut build(name, profile, false)?)?;
     Ok(dynamic_path(name, profile))
 }
 
@@ -49,9 +49,8 @@ pub fn dynamic(name: &str, profile: Profile) -> Result<PathBuf> {
 /// a virtual machine.
 pub fn statically(name: &str, profile: Profile) -> Result<PathBuf> {
     // An explicit target, even the host's, keeps the flag away from build scripts and procedural macros.
-    let mut build = build(name, profile);
-    build.args(["--target", &static_triple()?]).env("RUSTFLAGS", "-C target-feature=+crt-static");
-    process::run(&mut build)?;
+    let mut build = build(name, profile, true)?;
+    process::run(build.args(["--target", &static_triple()?]))?;
     static_path(name, profile)
 }
 
@@ -67,7 +66,7 @@ pub fn static_path(name: &str, profile: Profile) -> Result<PathBuf> {
 
 /// Executables are named after their packages, but for the benchmarks' floor. Without the features
 /// of its package it needs only what it links.
-fn build(name: &str, profile: Profile) -> Command {
+fn build(name: &str, profile: Profile, is_static: bool) -> Result<Command> {
     let mut build = cargo();
     build.args(["build", "--profile", profile.name(), "--bin", name, "--package"]);
     match name {
@@ -75,7 +74,33 @@ fn build(name: &str, profile: Profile) -> Command {
         package => build.arg(package),
     };
     build.arg("--target-dir").arg(profile.target_dir());
-    build
+    let mut flags: Vec<String> = Vec::new();
+    if is_static {
+        flags.extend(["-C".to_owned(), "target-feature=+crt-static".to_owned()]);
+    }
+    if matches!(profile, Profile::Dist) {
+        flags.extend(remapped_paths()?);
+    }
+    if !flags.is_empty() {
+        // Paths may contain blanks, which RUSTFLAGS divides.
+        build.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
+    }
+    Ok(build)
+}
+
+/// Flags with which an executable does not depend on where this clone, cargo's directory and what it builds are: messages of panics name sources.
+fn remapped_paths() -> Result<Vec<String>> {
+    // The name of the directory of a registry depends on the registry's address, which may be a mirror's.
+    process::run(cargo().args(["fetch", "--locked", "--quiet"]))?;
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")));
+    let home = home.ok_or_else(|| Error::Found("neither CARGO_HOME nor HOME is set".to_owned()))?;
+    let registries = std::fs::read_dir(home.join("registry/src")).into_iter().flatten().flatten();
+    let mut pairs = vec![(home.clone(), "cargo")];
+    pairs.extend(registries.map(|entry| (entry.path(), "registry")));
+    // The last that fits counts, and the target directory may be in the workspace.
+    pairs.extend([(workspace().to_owned(), "russet"), (target_dir(), "target")]);
+    Ok(pairs.iter().map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display())).collect())
 }
 
 /// The host's own target, or the same with musl where that is installed.

@@ -13,12 +13,15 @@ use serde_json::Value;
 use crate::artifacts::{self, Profile};
 use crate::error::{Error, Result};
 use crate::text_table::TextTable;
-use crate::{elf, packages, process};
+use crate::{elf, packages, process, release};
 
 /// What the command line asks for.
 #[derive(Default)]
 pub struct Options {
     no_memory: bool,
+    /// Only packages, with what they are made from.
+    packages: bool,
+    release: release::Options,
 }
 
 /// A file for users.
@@ -50,6 +53,9 @@ struct Memory {
 
 /// Builds, copies, measures; true when every file keeps its limits.
 pub fn run(options: &Options) -> Result<bool> {
+    if options.packages {
+        return release::run(&options.release);
+    }
     let directory = directory()?;
     let mut table = TextTable::new(1, HEADING);
     let mut good = true;
@@ -154,6 +160,13 @@ impl Options {
         while let Some(argument) = parser.next()? {
             match argument {
                 Long("no-memory") => options.no_memory = true,
+                Long("packages") => options.packages = true,
+                Long(name) if options.packages => {
+                    let name = name.to_owned();
+                    if !options.release.take(&name, &mut parser)? {
+                        return Err(Long(&name).unexpected().into());
+                    }
+                }
                 other => return Err(other.unexpected().into()),
             }
         }

@@ -3,20 +3,17 @@
 //! The image has nothing but the executables `russet` and `russet-cni`, which need no dynamic linker. The same executables give the same bytes: entries are sorted and have one
 //! time (SOURCE_DATE_EPOCH, or 1970) and one owner.
 
-mod tar;
-
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use lexopt::prelude::{Long, ValueExt};
 use serde_json::{Value, json};
 
 use crate::artifacts::{self, Profile};
 use crate::error::{Error, Result};
+use crate::tar::{self, Entry};
 use crate::{elf, process};
-use tar::Entry;
 
 /// What the command line asks for.
 #[derive(Default)]
@@ -73,9 +70,9 @@ pub fn run(options: &Options) -> Result<bool> {
 /// The archive, and the digest by which registries and containerd know the image.
 fn archive(contents: Contents, name: &str, seconds: u64, level: &str) -> Result<(Vec<u8>, String)> {
     let plain = tar::archive(contents.entries, seconds)?;
-    let diff_id = sha256(&plain)?;
+    let diff_id = digest(&plain)?;
     // Without a name and a time in its header.
-    let compressed = filter(Command::new("gzip").args(["-n", "-c", level]), plain)?;
+    let compressed = process::filter(Command::new("gzip").args(["-n", "-c", level]), plain)?;
     let layer = Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", compressed)?;
     let labels = json!({
         "org.opencontainers.image.title": "russet",
@@ -173,25 +170,9 @@ fn text(value: &Value) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
-fn sha256(bytes: &[u8]) -> Result<String> {
-    let printed = filter(&mut Command::new("sha256sum"), bytes.to_vec())?;
-    let digits = String::from_utf8_lossy(&printed);
-    Ok(format!("sha256:{}", digits.split_whitespace().next().unwrap_or_default()))
-}
-
-/// What a program makes of its standard input.
-fn filter(command: &mut Command, input: Vec<u8>) -> Result<Vec<u8>> {
-    let shown = process::shown(command);
-    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    let mut child = child.map_err(Error::io(shown.clone()))?;
-    let stdin = child.stdin.take();
-    // Its output would fill the pipe while it still reads.
-    let writer = std::thread::spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&input)));
-    let output = child.wait_with_output().map_err(Error::io(shown.clone()))?;
-    match writer.join() {
-        Ok(Ok(())) if output.status.success() => Ok(output.stdout),
-        _ => Err(Error::Program { command: shown, why: output.status.to_string() }),
-    }
+/// As OCI writes digests.
+fn digest(bytes: &[u8]) -> Result<String> {
+    Ok(format!("sha256:{}", process::checksum("sha256sum", bytes)?))
 }
 
 // === impl Blob ===
@@ -200,7 +181,7 @@ impl Blob {
     const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
     fn new(media_type: &'static str, bytes: Vec<u8>) -> Result<Self> {
-        Ok(Self { media_type, digest: sha256(&bytes)?, bytes })
+        Ok(Self { media_type, digest: digest(&bytes)?, bytes })
     }
 
     fn of(media_type: &'static str, value: &Value) -> Result<Self> {

@@ -18,9 +18,11 @@ mod manifests;
 mod packages;
 mod policies;
 mod process;
+mod release;
 mod sim;
 mod soak;
 mod suite;
+mod tar;
 mod text_table;
 
 use std::process::ExitCode;
@@ -36,6 +38,8 @@ usage: cargo xtask COMMAND
   ci                                     the same as test; what .ci/run calls
   gen                                    writes what is generated: docs/compatibility.md, packaging/kubernetes/*.yaml
   dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
+  dist --packages [--only deb|rpm|archive|sbom]... [--output DIR] [--version V] [--executables DIR] [--debug-executables] [--target TRIPLE]
+                                         .deb, .rpm, static archive, SBOM and checksums in target/dist/packages
   image [--output FILE] [--name NAME:TAG] [--executables DIR] [--debug-executables]   a container image as an OCI archive
   install [ARGUMENTS OF russet install]  builds the release files and installs them on this machine
   kubernetes [MODULE/PROGRAM]...         builds the programs of tests/kubernetes that are not in ~/.cache/russet; needs Go

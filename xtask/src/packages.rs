@@ -74,6 +74,13 @@ const PACKAGES: &[Package] = &[
         proof: "podman",
         reason: "the other runtime that calls plugins through Go's libcni, and finds our cache",
     },
+    Package { name: "zsh", proof: "zsh", reason: "loads the completions that `russet` prints for it" },
+    Package { name: "fish", proof: "fish", reason: "loads the completions that `russet` prints for it" },
+    Package {
+        name: "groff-base",
+        proof: "groff",
+        reason: "the manual's formatter, whose warnings are failures of our pages",
+    },
     Package {
         name: "systemd",
         proof: "systemd-analyze",

@@ -1,7 +1,7 @@
 //! Runs other programs: passes on their output line by line, and ends those that hang.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -43,6 +43,27 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>> {
     }
     let why = format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
     Err(Error::Program { command: shown(command), why })
+}
+
+/// What a program makes of its standard input.
+pub fn filter(command: &mut Command, input: Vec<u8>) -> Result<Vec<u8>> {
+    let shown = shown(command);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut child = child.map_err(Error::io(shown.clone()))?;
+    let stdin = child.stdin.take();
+    // Its output would fill the pipe while it still reads.
+    let writer = std::thread::spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&input)));
+    let output = child.wait_with_output().map_err(Error::io(shown.clone()))?;
+    match writer.join() {
+        Ok(Ok(())) if output.status.success() => Ok(output.stdout),
+        _ => Err(Error::Program { command: shown, why: output.status.to_string() }),
+    }
+}
+
+/// The checksum of bytes in hexadecimal digits, by a program such as `sha256sum`.
+pub fn checksum(program: &str, bytes: &[u8]) -> Result<String> {
+    let printed = filter(&mut Command::new(program), bytes.to_vec())?;
+    Ok(String::from_utf8_lossy(&printed).split_whitespace().next().unwrap_or_default().to_owned())
 }
 
 /// Runs `command`, passes each line of its standard output to `on_line` as it arrives, and kills it

@@ -26,7 +26,8 @@ const ALSO_INSTALLED: [&str; 10] = [
     "tc",
 ];
 /// What Debian's essential packages have, and the compiler's own.
-const PRESENT: [&str; 14] = [
+const PRESENT: [&str; 15] = [
+    "bash",
     "cp",
     "env",
     "find",

@@ -14,6 +14,7 @@ pub mod cri;
 pub mod doctor;
 pub mod drift;
 pub mod flows;
+pub mod generated;
 pub mod given;
 pub mod install;
 pub mod ipam;
@@ -130,6 +131,12 @@ pub enum Verb {
     /// runs.
     #[command(name = "cni-direct")]
     CniDirect(NodeArgs),
+    /// Print the script with which a shell completes verbs and options: `bash`, `zsh` or `fish`.
+    #[command(after_help = generated::COMPLETIONS_EXAMPLES)]
+    Completions(generated::CompletionsArgs),
+    /// Write the manual pages of all verbs into a directory. Packages contain them.
+    #[command(hide = true)]
+    Man(generated::ManArgs),
     /// Print the version, the versions of CNI and the stores that it supports, and the running agent's version.
     Version(VersionArgs),
 }

@@ -5,6 +5,7 @@ mod apply;
 mod ask;
 mod cni;
 pub mod cni_direct;
+mod completions;
 mod controller;
 mod cri;
 mod delete;
@@ -21,6 +22,7 @@ mod ipam;
 mod journal;
 mod kube;
 mod logging;
+mod man;
 mod migrate;
 mod netnamespace;
 mod owned;
@@ -71,6 +73,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),
         Verb::Migrate(args) => return migrate::run(args).unwrap_or_else(failed),
+        Verb::Completions(args) => return completions::run(&args),
+        Verb::Man(args) => man::run(&args),
         Verb::Version(args) => version::run(args),
     };
     match result {

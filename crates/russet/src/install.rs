@@ -44,6 +44,8 @@ pub struct Wish {
     pub command: PathBuf,
     /// The source file of the plugin executable.
     pub plugin: PathBuf,
+    /// The executables are a package's, and stay where it has put them: plugins are links, which an upgrade of the package changes, too.
+    pub is_packaged: bool,
 }
 
 /// What exists at the path of a file to install.
@@ -86,6 +88,11 @@ pub enum Step {
     /// Copy an executable.
     Copy {
         from: PathBuf,
+        path: PathBuf,
+    },
+    /// Make a symbolic link.
+    Link {
+        to: PathBuf,
         path: PathBuf,
     },
     /// Write a text file.
@@ -242,7 +249,7 @@ pub fn plan(wish: &Wish, found: &Found) -> Result<Plan, InstallError> {
         if path == portmap {
             ours_portmap = ours_portmap || named || there != There::Foreign;
         }
-        steps.extend(executable(path, from, &there, named));
+        steps.extend(executable(path, from, &there, named, wish.is_packaged));
     }
     for (path, wanted) in wish.units() {
         steps.push(text(&found.at(&path), path, wanted));
@@ -269,7 +276,9 @@ pub fn plan(wish: &Wish, found: &Found) -> Result<Plan, InstallError> {
         )
     };
     let mut warnings: Vec<String> = before.map(warn).collect();
-    let replaced = steps.iter().any(|step| matches!(step, Step::Copy { path, .. } if *path == portmap));
+    let is_new =
+        |step: &Step| matches!(step, Step::Copy { path, .. } | Step::Link { path, .. } if *path == portmap);
+    let replaced = steps.iter().any(is_new);
     warnings.extend(reference_ports(found.reference_ports).filter(|_| replaced));
     Ok(Plan { steps, last, warnings })
 }
@@ -284,8 +293,11 @@ fn reference_ports(containers: usize) -> Option<String> {
 }
 
 /// `named`: the user named the plugin, and so a foreign file is replaced.
-fn executable(path: PathBuf, from: &Path, there: &There, named: bool) -> Vec<Step> {
-    let copy = |path| Step::Copy { from: from.to_owned(), path };
+fn executable(path: PathBuf, from: &Path, there: &There, named: bool, as_link: bool) -> Vec<Step> {
+    let copy = |path| match as_link {
+        true => Step::Link { to: from.to_owned(), path },
+        false => Step::Copy { from: from.to_owned(), path },
+    };
     match there {
         There::Same => vec![Step::Leave { path, why: "it is this version" }],
         There::Nothing | There::Ours => vec![copy(path)],

@@ -626,6 +626,18 @@ mod tests {
     }
 
     #[test]
+    fn the_settings_of_packages_set_nothing_and_name_known_keys() {
+        let text = include_str!("../../../packaging/russet.toml");
+        assert!(file(text).unwrap().table.is_empty());
+        let is_setting = |line: &&str| {
+            line.strip_prefix('#').is_some_and(|rest| !rest.starts_with(' ') && !rest.is_empty())
+        };
+        let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| &line[1..]).collect();
+        let table = file(&settings.join("\n")).unwrap().table;
+        assert!(table.len() == settings.len() && table.len() > 10, "{table:?}");
+    }
+
+    #[test]
     fn the_keys_of_the_file_are_the_agents_arguments_without_the_root() {
         let keys = keys();
         for key in

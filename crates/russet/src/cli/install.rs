@@ -25,6 +25,9 @@ so that a pod that starts meanwhile sees the old one or the new one. The conflis
 
 Exit codes: 0 everything is installed; 1 a step failed, and the steps before it stay.";
 
+/// Where the command goes, unless another place is given.
+pub const BIN_DIR: &str = "/usr/local/bin";
+
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct InstallArgs {
@@ -35,8 +38,8 @@ pub struct InstallArgs {
     /// conflist names its socket and its paths. No units are written.
     #[arg(long)]
     pub in_place: bool,
-    /// Where the command goes.
-    #[arg(long, default_value = "/usr/local/bin", value_name = "DIR")]
+    /// Where the command goes. A command from a .deb or .rpm stays where it is by default, and plugins are links to what the package has.
+    #[arg(long, default_value = BIN_DIR, value_name = "DIR")]
     pub bin_dir: PathBuf,
     /// Where container runtimes look for plugins.
     #[arg(long, default_value = "/opt/cni/bin", value_name = "DIR")]

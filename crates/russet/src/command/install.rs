@@ -10,7 +10,7 @@ use russet_cni_spec::ConfigList;
 use serde::Serialize;
 
 use super::Failure;
-use crate::cli::install::{InstallArgs, MoreService};
+use crate::cli::install::{BIN_DIR, InstallArgs, MoreService};
 use crate::install::{self, InstallError, Manifest, Plan, Service, Step, Wish};
 use crate::output;
 
@@ -27,6 +27,8 @@ struct InstallReport<'a> {
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval between two STATUS requests.
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// The plugin executable.
+const PLUGIN: &str = "russet-cni";
 /// Exists if systemd is running.
 const SYSTEMD: &str = "/run/systemd/system";
 
@@ -57,7 +59,7 @@ pub fn run(args: InstallArgs) -> Result<(), Failure> {
     output::print_as(
         args.output.format,
         &InstallReport { schema: 1, dry_run: args.dry_run, plan: &plan },
-        || for_people(&plan, &args),
+        || for_people(&plan, &wish, &args),
     );
     Ok(())
 }
@@ -81,20 +83,36 @@ fn wish(args: &InstallArgs, manifest: &Manifest) -> Result<Wish, InstallError> {
         other => is_named(*other, &args.services) || was_installed(other),
     };
     let services = Service::ALL.into_iter().filter(wanted);
+    let (plugin, is_in_package) = plugin_of(&command);
+    // An image, or another directory, gets copies.
+    let is_packaged = is_in_package && args.root == Path::new("/") && args.bin_dir == Path::new(BIN_DIR);
+    let own_dir = command.parent().filter(|_| is_packaged);
     Ok(Wish {
         root: args.root.clone(),
         in_place: args.in_place && args.root != Path::new("/"),
-        bin_dir: below(&args.bin_dir),
+        bin_dir: own_dir.map_or_else(|| below(&args.bin_dir), Path::to_owned),
         cni_bin_dir: below(&args.cni_bin_dir),
         cni_conf_dir: (!args.no_conflist).then(|| below(&args.cni_conf_dir)),
         own_conflist,
         services: services.collect(),
-        // Units of several roots on one machine would have the same names.
-        unit_dir: (!args.no_unit && !args.in_place && has_systemd).then_some(unit_dir),
+        // Units of several roots on one machine would have the same names. The package has its own.
+        unit_dir: (!args.no_unit && !args.in_place && has_systemd && !is_packaged).then_some(unit_dir),
         plugins: args.plugins.clone(),
-        plugin: command.with_file_name("russet-cni"),
+        plugin,
         command,
+        is_packaged,
     })
+}
+
+/// The plugin executable that belongs to the command, and whether both are of a .deb or .rpm, which has it away from PATH.
+fn plugin_of(command: &Path) -> (PathBuf, bool) {
+    let beside = command.with_file_name(PLUGIN);
+    let prefix = command.parent().and_then(Path::parent);
+    let packaged = prefix.map(|prefix| prefix.join("libexec/russet").join(PLUGIN));
+    match packaged.filter(|path| path.is_file() && !beside.exists()) {
+        Some(packaged) => (packaged, true),
+        None => (beside, false),
+    }
 }
 
 /// The name and the text of a network configuration, which has to be one that runtimes read.
@@ -205,7 +223,7 @@ fn systemctl(args: &[&str]) -> Result<(), InstallError> {
     Err(InstallError::Command { what: what(), why: String::from_utf8_lossy(&done.stderr).trim().to_owned() })
 }
 
-fn for_people(plan: &Plan, args: &InstallArgs) -> String {
+fn for_people(plan: &Plan, wish: &Wish, args: &InstallArgs) -> String {
     let steps = || plan.steps.iter().chain(&plan.last);
     if args.dry_run {
         return steps().map(|step| format!("{}\n", in_words(step))).collect();
@@ -215,7 +233,7 @@ fn for_people(plan: &Plan, args: &InstallArgs) -> String {
         0 => "everything was in place\n".to_owned(),
         _ => "installed\n".to_owned(),
     };
-    if let Some(next) = next_step(args, &written_units(plan)) {
+    if let Some(next) = next_step(args, &startable_units(plan, wish, args)) {
         text.push_str(&format!("next: {next}\n"));
     }
     text
@@ -236,16 +254,15 @@ fn next_step(args: &InstallArgs, units: &[&str]) -> Option<String> {
     }
 }
 
-/// The units that can be started as they are; a template's name lacks a pod's.
-fn written_units(plan: &Plan) -> Vec<&'static str> {
+/// The units that are new, or a package's, and can be started as they are; a template's name lacks a pod's.
+fn startable_units(plan: &Plan, wish: &Wish, args: &InstallArgs) -> Vec<&'static str> {
     let is_written = |unit: &str| {
         plan.steps.iter().any(|step| matches!(step, Step::Write { path, .. } if path.ends_with(unit)))
     };
-    [Service::Agent, Service::Cri, Service::Flanneld]
-        .map(Service::unit)
-        .into_iter()
-        .filter(|unit| is_written(unit))
-        .collect()
+    let is_packages =
+        |service: &Service| wish.is_packaged && !args.no_unit && wish.services.contains(service);
+    let services = [Service::Agent, Service::Cri, Service::Flanneld].into_iter();
+    services.filter(|service| is_written(service.unit()) || is_packages(service)).map(Service::unit).collect()
 }
 
 fn in_words(step: &Step) -> String {
@@ -253,6 +270,7 @@ fn in_words(step: &Step) -> String {
         Step::Directory { path } => format!("make directory {}", path.display()),
         Step::Save { path, saved } => format!("keep {} as {}", path.display(), saved.display()),
         Step::Copy { from, path } => format!("copy {} to {}", from.display(), path.display()),
+        Step::Link { to, path } => format!("link {} to {}", path.display(), to.display()),
         Step::Write { path, .. } => format!("write {}", path.display()),
         Step::Leave { path, why } => format!("leave {}: {why}", path.display()),
     }

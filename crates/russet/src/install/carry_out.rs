@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::Path;
 
 use russet_linux::file;
@@ -35,8 +35,21 @@ fn one(step: &Step) -> Result<(), InstallError> {
             let bytes = fs::read(from).map_err(failed("read", from))?;
             Ok(file::write_atomic_with_mode(path, &bytes, EXECUTABLE)?)
         }
+        Step::Link { to, path } => link(to, path),
         Step::Write { path, text, mode } => Ok(file::write_atomic_with_mode(path, text.as_bytes(), *mode)?),
     }
+}
+
+/// Makes the link under another name first, so that a runtime always finds a plugin at `path`.
+fn link(to: &Path, path: &Path) -> Result<(), InstallError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let fresh = path.with_file_name(format!(".{name}.new"));
+    match fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &fresh)(error)),
+        _ => {}
+    }
+    symlink(to, &fresh).map_err(failed("make link", &fresh))?;
+    fs::rename(&fresh, path).map_err(failed("replace", path))
 }
 
 /// Links the file to a second name, so that the first one exists until it is replaced. An existing

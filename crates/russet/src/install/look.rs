@@ -25,7 +25,7 @@ pub fn look(wish: &Wish) -> Result<Found, InstallError> {
     let dirs: Vec<PathBuf> = dirs.into_iter().flatten().filter(|dir| dir.is_dir()).cloned().collect();
     let mut files = Vec::new();
     for (path, from) in wish.executables() {
-        files.push((path.clone(), executable_at(&path, from)?));
+        files.push((path.clone(), executable_at(&path, from, wish.is_packaged)?));
     }
     for (path, wanted) in wish.units() {
         let there = text_at(&path, &wanted)?;
@@ -60,9 +60,14 @@ fn reference_ports() -> usize {
     })
 }
 
-fn executable_at(path: &Path, from: &Path) -> Result<There, InstallError> {
+fn executable_at(path: &Path, from: &Path, as_link: bool) -> Result<There, InstallError> {
     let Some(bytes) = read(path)? else { return Ok(There::Nothing) };
-    if read(from)?.is_some_and(|wanted| wanted == bytes) {
+    let is_same = match as_link {
+        // The command itself, or a link to it. A copy of the same bytes would stay behind at the package's next upgrade.
+        true => path == from || fs::read_link(path).is_ok_and(|to| to == from),
+        false => read(from)?.is_some_and(|wanted| wanted == bytes),
+    };
+    if is_same {
         return Ok(There::Same);
     }
     Ok(if executable::owner_of(path) == Whose::Ours { There::Ours } else { There::Foreign })

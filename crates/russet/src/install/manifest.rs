@@ -63,7 +63,9 @@ impl Manifest {
         let before = self.clone();
         for step in plan.steps.iter().chain(&plan.last) {
             match step {
-                Step::Copy { path, .. } | Step::Write { path, .. } if !self.files.contains(path) => {
+                Step::Copy { path, .. } | Step::Link { path, .. } | Step::Write { path, .. }
+                    if !self.files.contains(path) =>
+                {
                     self.files.push(path.clone());
                 }
                 Step::Save { path, saved } if !self.saved.iter().any(|it| it.path == *path) => {

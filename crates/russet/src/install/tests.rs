@@ -29,6 +29,7 @@ impl TestNode {
             plugins: None,
             command: at("dist/russet"),
             plugin: at("dist/russet-cni"),
+            is_packaged: false,
         };
         fs::create_dir_all(at("dist")).unwrap();
         let node = Self { root, wish };
@@ -285,4 +286,36 @@ fn a_plugin_that_a_package_replaced_is_foreign() {
     assert!(!ours.iter().any(|path| files.programs.contains(path)), "{files:?}");
     // Version 1 must not replace version 2.
     assert!(files.saved.is_empty() && files.programs.contains(&node.at("opt/cni/bin/.bridge.before-russet")));
+}
+
+#[test]
+fn a_packages_command_stays_and_its_plugins_are_links_that_follow_an_upgrade() {
+    let mut node = TestNode::new();
+    node.put("usr/bin/russet", relay::MARK);
+    node.put("usr/libexec/russet/russet-cni", relay::MARK);
+    // As an installation before the package has left it.
+    node.put("opt/cni/bin/portmap", relay::MARK);
+    node.wish.command = node.at("usr/bin/russet");
+    node.wish.plugin = node.at("usr/libexec/russet/russet-cni");
+    (node.wish.bin_dir, node.wish.unit_dir, node.wish.is_packaged) = (node.at("usr/bin"), None, true);
+    let plan = node.install();
+    assert!(
+        matches!(&plan.steps[1], Step::Leave { path, .. } if *path == node.at("usr/bin/russet")),
+        "{plan:?}"
+    );
+    for plugin in ["russet", "loopback", "portmap"] {
+        let link = fs::read_link(node.at("opt/cni/bin").join(plugin)).unwrap();
+        assert_eq!(link, node.wish.plugin, "{plugin}");
+    }
+    let list: serde_json::Value =
+        serde_json::from_str(&node.text("etc/cni/net.d/10-russet.conflist")).unwrap();
+    assert_eq!(list["plugins"][0]["russet_path"], "/usr/bin/russet");
+
+    node.put("usr/libexec/russet/russet-cni", &format!("2 {}", relay::MARK));
+    assert_eq!(node.text("opt/cni/bin/russet"), format!("2 {}", relay::MARK));
+    assert!(node.plan().steps.iter().all(|step| !step.is_change()), "{:?}", node.plan());
+    // What the package has is removed by its package manager.
+    let files = Manifest::read(&node.wish.root).unwrap().files;
+    assert!(!files.contains(&node.wish.command) && !files.contains(&node.wish.plugin), "{files:?}");
+    assert!(files.contains(&node.at("opt/cni/bin/russet")), "{files:?}");
 }

@@ -34,6 +34,7 @@ mod fabric;
 mod faults;
 mod flannel;
 mod flows;
+mod generated;
 mod hardened;
 mod host;
 mod hostile_store;
