@@ -34,6 +34,7 @@ use tokio::sync::watch;
 
 use crate::drift::{ControllerId, Dirty, Drift, DriftReport, Repaired, lock};
 use crate::metrics::Metrics;
+use crate::peers::Targets;
 use endpoints::Endpoints;
 use forward_accepts::ForwardAccepts;
 use nat::Nat;
@@ -59,6 +60,8 @@ struct Shared {
     answer_ready: Arc<WakeHandle>,
     /// Other programs keep the node's routes, including those to pods.
     aside: AtomicBool,
+    /// What probes of the other nodes need of the overlay. None while other programs keep the routes.
+    peers: Mutex<Arc<Targets>>,
 }
 
 // === impl Controllers ===
@@ -73,9 +76,9 @@ impl Controllers {
         Ok(Self(shared))
     }
 
-    /// Brings the overlay to the state that `inputs` describe. Later comparisons use these inputs.
-    /// Blocks.
-    pub fn reconcile_overlay(&self, inputs: Inputs) -> ReconcileReport {
+    /// Brings the overlay to the state that `inputs` describe. Later comparisons use these inputs, and so do the
+    /// probes of other nodes, which take `pod_mtu_bytes` for the largest packet. Blocks.
+    pub fn reconcile_overlay(&self, inputs: Inputs, pod_mtu_bytes: u32) -> ReconcileReport {
         let shared = &*self.0;
         shared.aside.store(false, Ordering::Relaxed);
         let mut overlay = lock(&shared.overlay);
@@ -87,6 +90,7 @@ impl Controllers {
                 repaired = shared.reconcile_overlay(&mut overlay, Some(dirty)).1;
             }
             let desired = overlay.set(inputs.clone());
+            *lock(&shared.peers) = Arc::new(Targets::new(&inputs, &desired, pod_mtu_bytes));
             shared.drift.event_filter().expect(desired, inputs.underlay);
         }
         let dirty = if same { shared.drift.take(ControllerId::Overlay) } else { None };
@@ -100,6 +104,7 @@ impl Controllers {
     pub fn stand_aside(&self) {
         self.0.aside.store(true, Ordering::Relaxed);
         lock(&self.0.overlay).leave_tunnels();
+        *lock(&self.0.peers) = Arc::default();
         self.0.drift.event_filter().forget();
     }
 
@@ -120,6 +125,11 @@ impl Controllers {
             Some(inputs) => tunnel::faults(&inputs).map_err(|error| error.to_string()),
             None => Ok(Vec::new()),
         }
+    }
+
+    /// What is to be probed of the other nodes.
+    pub fn peer_targets(&self) -> Arc<Targets> {
+        Arc::clone(&lock(&self.0.peers))
     }
 
     /// The current differences, and the repairs so far. Blocks.
@@ -168,6 +178,7 @@ impl Shared {
             drift: Drift::new(metrics, endpoints),
             answer_ready,
             aside: AtomicBool::new(false),
+            peers: Mutex::default(),
         })
     }
 

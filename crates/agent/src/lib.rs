@@ -27,6 +27,7 @@ mod node_lock;
 mod node_status;
 mod openshift_server;
 mod operations;
+pub mod peers;
 mod pods;
 mod policies;
 mod reaper;
@@ -65,6 +66,7 @@ pub use config::{
 pub use direct::{Direct, direct};
 pub use health::{Condition, Readiness};
 pub use node_lock::Taken;
+pub use peers::{PeerSettings, ProbeSettings};
 pub use policies::{record_document, wired_endpoint};
 pub use reconcile::{LoopError as OverlayInputsError, overlay_inputs};
 pub use route_daemons::has_felix;
@@ -82,6 +84,7 @@ use metrics::{Listeners, Metrics};
 use node_lock::Timeouts;
 use node_status::NodeStatus;
 use operations::Operations;
+use peers::{Observers, PeerProbes};
 use pods::Pods;
 use policies::alone::Marker;
 use policies::{HoldsNewPods, Policies, Source};
@@ -178,6 +181,7 @@ pub async fn run(
             let kernel = recovery::KernelState::look(&node, &journal).await;
             // The endpoint table is complete now.
             let controllers = Controllers::start(metrics.clone(), journal.table().clone(), node.host.wiring.verdicts())?;
+            let _peers = start_peer_probes(&config, &controllers, &metrics, &readiness)?;
             isolation::guard_known_ports(&node.host.wiring.verdicts(), journal.table());
             isolation::begin(&node, &readiness).await;
             let mut background = JoinSet::new();
@@ -194,9 +198,7 @@ pub async fn run(
                 background.spawn_local(endpoint_status::Files::new(&keep).run());
             }
             background.spawn_local(keep.run());
-            if let Some(service) = store.service {
-                background.spawn_local(service);
-            }
+            store.service.into_iter().for_each(|service| _ = background.spawn_local(service));
             recovery::run(&operations, found, &kernel).await;
             background.spawn_local(carry_out(Rc::clone(&operations), requests));
             let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(controllers.clone())));
@@ -371,6 +373,19 @@ fn journal(config: &Config, metrics: &Metrics) -> std::io::Result<(Rc<Journal>, 
     let boot = russet_linux::host::boot_id()?;
     let (journal, found) = Journal::open(config.paths.journal_file(), boot, metrics.journal.clone());
     Ok((Rc::new(journal), found))
+}
+
+/// Starts to probe the other nodes, if that is wished.
+fn start_peer_probes(
+    config: &Config,
+    controllers: &Controllers,
+    metrics: &Metrics,
+    readiness: &Readiness,
+) -> Result<PeerProbes, AgentError> {
+    let (metrics, readiness) = (metrics.peers.clone(), readiness.clone());
+    let observers = Observers { metrics, readiness, gates_readiness: config.peers.gates_readiness };
+    PeerProbes::start(config.peers.probes, controllers.clone(), observers)
+        .map_err(io("start the thread that probes other nodes"))
 }
 
 /// Starts the threads that enforce network policies, where this agent does.

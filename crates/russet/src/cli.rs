@@ -25,6 +25,7 @@ pub mod openshift;
 pub mod owned;
 #[cfg(test)]
 mod pages;
+pub mod peers;
 pub mod pods;
 pub mod policy;
 pub mod repair;
@@ -233,6 +234,8 @@ pub struct AgentArgs {
     pub conflist: Option<PathBuf>,
     #[command(flatten)]
     pub leaks: repair::LeakArgs,
+    #[command(flatten)]
+    pub peers: peers::PeerArgs,
     #[command(flatten)]
     pub openshift: openshift::OpenshiftArgs,
 }

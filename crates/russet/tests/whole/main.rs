@@ -51,6 +51,7 @@ mod node;
 mod openshift_drift;
 mod openshift_egress;
 mod openshift_tenants;
+mod peers;
 mod pinging;
 mod policy;
 mod races;
