@@ -14,6 +14,7 @@ mod forward_accepts;
 mod nat;
 mod overlay;
 mod repair_thread;
+mod routes;
 mod tunnel;
 mod verdicts;
 
@@ -41,6 +42,7 @@ use nat::Nat;
 use overlay::Overlay;
 use verdicts::Verdicts;
 
+pub use routes::{PathStatus, RoutesStatus};
 pub use tunnel::faults as tunnel_faults;
 
 /// The node's controllers. Clones share them.
@@ -125,6 +127,18 @@ impl Controllers {
             Some(inputs) => tunnel::faults(&inputs).map_err(|error| error.to_string()),
             None => Ok(Vec::new()),
         }
+    }
+
+    /// How packets reach the other nodes, and how many of the routes to them are in the kernel. None before the agent has
+    /// read its store, and while other programs keep the routes. Blocks.
+    pub fn routes(&self) -> Option<Result<RoutesStatus, NetlinkError>> {
+        let desired = lock(&self.0.overlay).desired()?;
+        Some(RoutesStatus::look(&desired))
+    }
+
+    /// How many repairs there were since the start, and when the last one was, in RFC 3339.
+    pub fn repairs(&self) -> (u64, Option<String>) {
+        self.0.drift.repairs()
     }
 
     /// What is to be probed of the other nodes.

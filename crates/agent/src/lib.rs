@@ -91,7 +91,7 @@ use policies::{HoldsNewPods, Policies, Source};
 use reconcile::Loop;
 use repair::{LeakFinder, RepairQueue, Repairs, UnheldQueue};
 use server::Shown;
-use status::StatusSource;
+use status::{Observed, StatusSource};
 use watched::WatchedStore;
 
 /// Why an agent cannot run.
@@ -181,7 +181,7 @@ pub async fn run(
             let kernel = recovery::KernelState::look(&node, &journal).await;
             // The endpoint table is complete now.
             let controllers = Controllers::start(metrics.clone(), journal.table().clone(), node.host.wiring.verdicts())?;
-            let _peers = start_peer_probes(&config, &controllers, &metrics, &readiness)?;
+            let status = start_status(&config, &controllers, &journal, &metrics, &readiness)?;
             isolation::guard_known_ports(&node.host.wiring.verdicts(), journal.table());
             isolation::begin(&node, &readiness).await;
             let mut background = JoinSet::new();
@@ -202,7 +202,7 @@ pub async fn run(
             recovery::run(&operations, found, &kernel).await;
             background.spawn_local(carry_out(Rc::clone(&operations), requests));
             let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(controllers.clone())));
-            let (drift, status) = ((controllers, unheld_queue, readiness.clone()), StatusSource::new(&config, &readiness));
+            let drift = (controllers, unheld_queue, readiness.clone());
             start_health(&config, readiness, registry, &listeners, stop_requested(stopped.clone()))?;
             let shown = Shown { repairs: repair_queue, drift, flow_log: policies.as_ref().map(Policies::flows), status };
             let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, shown, stop_requested(stopped)));
@@ -373,6 +373,20 @@ fn journal(config: &Config, metrics: &Metrics) -> std::io::Result<(Rc<Journal>, 
     let boot = russet_linux::host::boot_id()?;
     let (journal, found) = Journal::open(config.paths.journal_file(), boot, metrics.journal.clone());
     Ok((Rc::new(journal), found))
+}
+
+/// Starts to probe the other nodes, and returns what `/v1/status` is read from.
+fn start_status(
+    config: &Config,
+    controllers: &Controllers,
+    journal: &Journal,
+    metrics: &Metrics,
+    readiness: &Readiness,
+) -> Result<StatusSource, AgentError> {
+    let peers = start_peer_probes(config, controllers, metrics, readiness)?;
+    let (store, endpoints) = (metrics.store.clone(), journal.table().clone());
+    let observed = Observed { store, endpoints, controllers: controllers.clone(), peers };
+    Ok(StatusSource::new(config, readiness, observed))
 }
 
 /// Starts to probe the other nodes, if that is wished.

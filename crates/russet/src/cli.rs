@@ -32,6 +32,7 @@ pub mod repair;
 pub mod resources;
 pub mod sandbox;
 pub mod span;
+pub mod status;
 pub mod store;
 pub mod unknown;
 
@@ -110,6 +111,9 @@ pub enum Verb {
     /// Show what is wrong on this node: kernel, settings, networks, datastore, agent, and what to do about it.
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(Box<doctor::DoctorArgs>),
+    /// Show the state of this node: problems first, then its datastore, routes, and which other nodes answer.
+    #[command(after_help = status::EXAMPLES)]
+    Status(status::StatusArgs),
     /// Show what differs on this node from the desired state, and what Russet repaired after
     /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]

@@ -64,6 +64,7 @@ mod root;
 mod sandbox_command;
 mod sandboxes;
 mod settings;
+mod status;
 mod stored_policies;
 mod uninstall;
 mod v1_data;
