@@ -19,6 +19,7 @@ mod fill;
 pub mod flows;
 mod guards;
 mod health;
+mod health_record;
 mod heap;
 mod isolation;
 mod measured;
@@ -65,6 +66,7 @@ pub use config::{
 };
 pub use direct::{Direct, direct};
 pub use health::{Condition, Readiness};
+pub use health_record::HealthRecord;
 pub use node_lock::Taken;
 pub use peers::{PeerSettings, ProbeSettings};
 pub use policies::{record_document, wired_endpoint};
@@ -79,6 +81,7 @@ use announce::Announcer;
 use cni_kubeconfig::CniKubeconfig;
 use controllers::Controllers;
 use datastores::{OpenDatastores, OwnDatastore};
+use health_record::{LastRecord, Publisher};
 use measured::Measured;
 use metrics::{Listeners, Metrics};
 use node_lock::Timeouts;
@@ -192,7 +195,8 @@ pub async fn run(
             maintain(&mut background, &node, &operations, doomed, &metrics);
             let client = pods.as_ref().map(Pods::client);
             policies.iter().for_each(|policies| policies.watch(&mut background, &node.store, client.as_ref()));
-            start_kubernetes(&mut background, &config, pods, &readiness, &operations).map_err(io("read the boot's ID"))?;
+            start_kubernetes(&mut background, &config, pods, (&readiness, &status), &operations).map_err(io("read the boot's ID"))?;
+            background.spawn_local(Publisher::new(&node, &status).run());
             let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, controllers.clone(), store.kubernetes);
             if config.calico {
                 background.spawn_local(endpoint_status::Files::new(&keep).run());
@@ -255,13 +259,16 @@ fn start_kubernetes(
     background: &mut JoinSet<()>,
     config: &Config,
     pods: Option<Pods>,
-    readiness: &Readiness,
+    (readiness, status): (&Readiness, &StatusSource),
     operations: &Operations,
 ) -> std::io::Result<()> {
     let Some(pods) = pods else { return Ok(()) };
     let client = pods.client();
     let boot = russet_linux::host::boot_id()?;
-    background.spawn_local(Heartbeat::new(client.clone(), config.node_name.as_str()).run());
+    let record = LastRecord::default();
+    background.spawn_local(record.clone().keep(status.clone()));
+    let heartbeat = Heartbeat::new(client.clone(), config.node_name.as_str());
+    background.spawn_local(heartbeat.with_annotation(HealthRecord::ANNOTATION, move || record.text()).run());
     background.spawn_local(NodeStatus::new(client.clone(), config, readiness, &boot).run());
     if config.calico {
         background.spawn_local(pods.clone().run_namespaces());

@@ -2,7 +2,10 @@
 
 /// Verbs of kubectl and calicoctl, with their replacements.
 const VERBS: [(&str, &str); 11] = [
-    ("node", "`russet status` shows this node, `russet get nodes` lists all of them"),
+    (
+        "node",
+        "`russet status` shows this node, `russet status --cluster` all of them; `russet get nodes` has their records",
+    ),
     (
         "describe",
         "`russet get KIND NAME -o yaml` prints a resource whole; `russet ipam who ADDRESS` and `russet ipam why` explain addresses",
