@@ -14,6 +14,7 @@ use russet_store_etcd::{LOCATION_SCHEME, Settings as EtcdSettings};
 use russet_store_kube::Location as KubeLocation;
 
 use crate::announce::Annotate;
+use crate::peers::PeerSettings;
 
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -49,6 +50,8 @@ pub struct Config {
     pub conflist: Option<PathBuf>,
     /// The kubeconfig of Calico's plugins, which an agent in Calico's place keeps.
     pub calico_kubeconfig: Option<PathBuf>,
+    /// What is done about other nodes' reachability.
+    pub peers: PeerSettings,
     /// Settings of the OpenShift server, on a node that replaces openshift-sdn.
     pub openshift: Option<russet_openshift::Settings>,
 }

@@ -14,6 +14,7 @@ mod forward_accepts;
 mod nat;
 mod overlay;
 mod repair_thread;
+mod routes;
 mod tunnel;
 mod verdicts;
 
@@ -34,12 +35,14 @@ use tokio::sync::watch;
 
 use crate::drift::{ControllerId, Dirty, Drift, DriftReport, Repaired, lock};
 use crate::metrics::Metrics;
+use crate::peers::Targets;
 use endpoints::Endpoints;
 use forward_accepts::ForwardAccepts;
 use nat::Nat;
 use overlay::Overlay;
 use verdicts::Verdicts;
 
+pub use routes::{PathStatus, RoutesStatus};
 pub use tunnel::faults as tunnel_faults;
 
 /// The node's controllers. Clones share them.
@@ -59,6 +62,8 @@ struct Shared {
     answer_ready: Arc<WakeHandle>,
     /// Other programs keep the node's routes, including those to pods.
     aside: AtomicBool,
+    /// What probes of the other nodes need of the overlay. None while other programs keep the routes.
+    peers: Mutex<Arc<Targets>>,
 }
 
 // === impl Controllers ===
@@ -73,9 +78,9 @@ impl Controllers {
         Ok(Self(shared))
     }
 
-    /// Brings the overlay to the state that `inputs` describe. Later comparisons use these inputs.
-    /// Blocks.
-    pub fn reconcile_overlay(&self, inputs: Inputs) -> ReconcileReport {
+    /// Brings the overlay to the state that `inputs` describe. Later comparisons use these inputs, and so do the
+    /// probes of other nodes, which take `pod_mtu_bytes` for the largest packet. Blocks.
+    pub fn reconcile_overlay(&self, inputs: Inputs, pod_mtu_bytes: u32) -> ReconcileReport {
         let shared = &*self.0;
         shared.aside.store(false, Ordering::Relaxed);
         let mut overlay = lock(&shared.overlay);
@@ -87,6 +92,7 @@ impl Controllers {
                 repaired = shared.reconcile_overlay(&mut overlay, Some(dirty)).1;
             }
             let desired = overlay.set(inputs.clone());
+            *lock(&shared.peers) = Arc::new(Targets::new(&inputs, &desired, pod_mtu_bytes));
             shared.drift.event_filter().expect(desired, inputs.underlay);
         }
         let dirty = if same { shared.drift.take(ControllerId::Overlay) } else { None };
@@ -100,6 +106,7 @@ impl Controllers {
     pub fn stand_aside(&self) {
         self.0.aside.store(true, Ordering::Relaxed);
         lock(&self.0.overlay).leave_tunnels();
+        *lock(&self.0.peers) = Arc::default();
         self.0.drift.event_filter().forget();
     }
 
@@ -120,6 +127,23 @@ impl Controllers {
             Some(inputs) => tunnel::faults(&inputs).map_err(|error| error.to_string()),
             None => Ok(Vec::new()),
         }
+    }
+
+    /// How packets reach the other nodes, and how many of the routes to them are in the kernel. None before the agent has
+    /// read its store, and while other programs keep the routes. Blocks.
+    pub fn routes(&self) -> Option<Result<RoutesStatus, NetlinkError>> {
+        let desired = lock(&self.0.overlay).desired()?;
+        Some(RoutesStatus::look(&desired))
+    }
+
+    /// How many repairs there were since the start, and when the last one was, in RFC 3339.
+    pub fn repairs(&self) -> (u64, Option<String>) {
+        self.0.drift.repairs()
+    }
+
+    /// What is to be probed of the other nodes.
+    pub fn peer_targets(&self) -> Arc<Targets> {
+        Arc::clone(&lock(&self.0.peers))
     }
 
     /// The current differences, and the repairs so far. Blocks.
@@ -168,6 +192,7 @@ impl Shared {
             drift: Drift::new(metrics, endpoints),
             answer_ready,
             aside: AtomicBool::new(false),
+            peers: Mutex::default(),
         })
     }
 

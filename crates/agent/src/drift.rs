@@ -178,6 +178,11 @@ impl Drift {
         lock(&self.log).add(repair);
     }
 
+    /// How many repairs there were, and when the last one was.
+    pub fn repairs(&self) -> (u64, Option<String>) {
+        lock(&self.log).repairs()
+    }
+
     /// The current differences, which the caller has computed, and the repairs so far.
     pub fn report(&self, compared: Vec<Result<Vec<String>, String>>) -> DriftReport {
         lock(&self.log).report(compared)

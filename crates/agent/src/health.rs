@@ -26,6 +26,9 @@ pub enum Condition {
     /// The kernel judges what bridges carry for pods that policies are about. Only where it did not at some time. Pods can be
     /// attached without this.
     Policies,
+    /// At least one of the other nodes that are probed answers through the data path. Only where the settings make that a
+    /// condition. Pods can be attached without this.
+    Peers,
     /// Health and metrics are served as configured. Pods can be attached without this.
     Health,
 }
@@ -54,6 +57,7 @@ impl Condition {
             Self::Underlay => "underlay",
             Self::Openshift => "openshift",
             Self::Policies => "policies",
+            Self::Peers => "peers",
             Self::Health => "health",
         }
     }
@@ -61,7 +65,7 @@ impl Condition {
     /// Whether plugin `russet` cannot attach pods without it. The OpenShift server answers STATUS
     /// of its own plugin.
     fn is_needed_by_pods(self) -> bool {
-        !matches!(self, Self::Openshift | Self::Policies | Self::Health)
+        !matches!(self, Self::Openshift | Self::Policies | Self::Peers | Self::Health)
     }
 }
 

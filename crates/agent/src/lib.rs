@@ -19,6 +19,7 @@ mod fill;
 pub mod flows;
 mod guards;
 mod health;
+mod health_record;
 mod heap;
 mod isolation;
 mod measured;
@@ -27,6 +28,7 @@ mod node_lock;
 mod node_status;
 mod openshift_server;
 mod operations;
+pub mod peers;
 mod pods;
 mod policies;
 mod reaper;
@@ -64,7 +66,9 @@ pub use config::{
 };
 pub use direct::{Direct, direct};
 pub use health::{Condition, Readiness};
+pub use health_record::HealthRecord;
 pub use node_lock::Taken;
+pub use peers::{PeerSettings, ProbeSettings};
 pub use policies::{record_document, unjudged_on_bridges, wired_endpoint};
 pub use reconcile::{LoopError as OverlayInputsError, overlay_inputs};
 pub use route_daemons::has_felix;
@@ -77,18 +81,20 @@ use announce::Announcer;
 use cni_kubeconfig::CniKubeconfig;
 use controllers::Controllers;
 use datastores::{OpenDatastores, OwnDatastore};
+use health_record::{LastRecord, Publisher};
 use measured::Measured;
 use metrics::{Listeners, Metrics};
 use node_lock::Timeouts;
 use node_status::NodeStatus;
 use operations::Operations;
+use peers::{Observers, PeerProbes};
 use pods::Pods;
 use policies::alone::Marker;
 use policies::{HoldsNewPods, Policies, Source};
 use reconcile::Loop;
 use repair::{LeakFinder, RepairQueue, Repairs, UnheldQueue};
 use server::Shown;
-use status::StatusSource;
+use status::{Observed, StatusSource};
 use watched::WatchedStore;
 
 /// Why an agent cannot run.
@@ -178,6 +184,7 @@ pub async fn run(
             let kernel = recovery::KernelState::look(&node, &journal).await;
             // The endpoint table is complete now.
             let controllers = Controllers::start(metrics.clone(), journal.table().clone(), node.host.wiring.verdicts())?;
+            let status = start_status(&config, &controllers, &journal, &metrics, &readiness)?;
             isolation::guard_known_ports(&node.host.wiring.verdicts(), journal.table());
             isolation::begin(&node, &readiness).await;
             let mut background = JoinSet::new();
@@ -188,19 +195,18 @@ pub async fn run(
             maintain(&mut background, &node, &operations, doomed, &metrics);
             let client = pods.as_ref().map(Pods::client);
             policies.iter().for_each(|policies| policies.watch(&mut background, &node.store, client.as_ref()));
-            start_kubernetes(&mut background, &config, pods, &readiness, &operations).map_err(io("read the boot's ID"))?;
+            start_kubernetes(&mut background, &config, pods, (&readiness, &status), &operations).map_err(io("read the boot's ID"))?;
+            background.spawn_local(Publisher::new(&node, &status).run());
             let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, controllers.clone(), store.kubernetes);
             if config.calico {
                 start_in_calicos_place(&mut background, &keep, client.as_ref());
             }
             background.spawn_local(keep.run());
-            if let Some(service) = store.service {
-                background.spawn_local(service);
-            }
+            store.service.into_iter().for_each(|service| _ = background.spawn_local(service));
             recovery::run(&operations, found, &kernel).await;
             background.spawn_local(carry_out(Rc::clone(&operations), requests));
             let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(controllers.clone())));
-            let (drift, status) = ((controllers, unheld_queue, readiness.clone()), StatusSource::new(&config, &readiness));
+            let drift = (controllers, unheld_queue, readiness.clone());
             start_health(&config, readiness, registry, &listeners, stop_requested(stopped.clone()))?;
             let shown = Shown { repairs: repair_queue, drift, flow_log: policies.as_ref().map(Policies::flows), status };
             let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, shown, stop_requested(stopped)));
@@ -253,13 +259,16 @@ fn start_kubernetes(
     background: &mut JoinSet<()>,
     config: &Config,
     pods: Option<Pods>,
-    readiness: &Readiness,
+    (readiness, status): (&Readiness, &StatusSource),
     operations: &Operations,
 ) -> std::io::Result<()> {
     let Some(pods) = pods else { return Ok(()) };
     let client = pods.client();
     let boot = russet_linux::host::boot_id()?;
-    background.spawn_local(Heartbeat::new(client.clone(), config.node_name.as_str()).run());
+    let record = LastRecord::default();
+    background.spawn_local(record.clone().keep(status.clone()));
+    let heartbeat = Heartbeat::new(client.clone(), config.node_name.as_str());
+    background.spawn_local(heartbeat.with_annotation(HealthRecord::ANNOTATION, move || record.text()).run());
     background.spawn_local(NodeStatus::new(client.clone(), config, readiness, &boot).run());
     if config.calico {
         background.spawn_local(pods.clone().run_namespaces());
@@ -379,6 +388,33 @@ fn journal(config: &Config, metrics: &Metrics) -> std::io::Result<(Rc<Journal>, 
     let boot = russet_linux::host::boot_id()?;
     let (journal, found) = Journal::open(config.paths.journal_file(), boot, metrics.journal.clone());
     Ok((Rc::new(journal), found))
+}
+
+/// Starts to probe the other nodes, and returns what `/v1/status` is read from.
+fn start_status(
+    config: &Config,
+    controllers: &Controllers,
+    journal: &Journal,
+    metrics: &Metrics,
+    readiness: &Readiness,
+) -> Result<StatusSource, AgentError> {
+    let peers = start_peer_probes(config, controllers, metrics, readiness)?;
+    let (store, endpoints) = (metrics.store.clone(), journal.table().clone());
+    let observed = Observed { store, endpoints, controllers: controllers.clone(), peers };
+    Ok(StatusSource::new(config, readiness, observed))
+}
+
+/// Starts to probe the other nodes, if that is wished.
+fn start_peer_probes(
+    config: &Config,
+    controllers: &Controllers,
+    metrics: &Metrics,
+    readiness: &Readiness,
+) -> Result<PeerProbes, AgentError> {
+    let (metrics, readiness) = (metrics.peers.clone(), readiness.clone());
+    let observers = Observers { metrics, readiness, gates_readiness: config.peers.gates_readiness };
+    PeerProbes::start(config.peers.probes, controllers.clone(), observers)
+        .map_err(io("start the thread that probes other nodes"))
 }
 
 /// Starts the threads that enforce network policies, where this agent does.

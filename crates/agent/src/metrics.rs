@@ -2,6 +2,7 @@
 
 mod drift;
 mod listeners;
+mod peers;
 mod policies;
 mod pools;
 mod readiness;
@@ -23,6 +24,7 @@ use crate::health::Readiness;
 
 pub use drift::DriftMetrics;
 pub use listeners::Listeners;
+pub use peers::PeerMetrics;
 pub use policies::PolicyMetrics;
 pub use pools::{Claims, Fill, PoolMetrics};
 pub use store::StoreMetrics;
@@ -68,6 +70,7 @@ pub struct Metrics {
     pub store: StoreMetrics,
     pub pools: PoolMetrics,
     pub policies: PolicyMetrics,
+    pub peers: PeerMetrics,
     /// Connection slots of the agent's sockets.
     pub listeners: Listeners,
     pub journal: JournalMetrics,
@@ -127,6 +130,7 @@ impl Metrics {
             store: StoreMetrics::default(),
             pools: PoolMetrics::default(),
             policies: PolicyMetrics::default(),
+            peers: PeerMetrics::default(),
             listeners: Listeners::new(),
             journal: JournalMetrics::default(),
             recoveries: Family::default(),
@@ -185,6 +189,7 @@ impl Metrics {
         it.store.register(registry);
         it.pools.register(registry);
         it.policies.register(registry);
+        it.peers.register(registry);
         registry.register_collector(Box::new(it.listeners.collector()));
         it.journal.register(registry);
         let help = "Operations that were finished or undone later, by kind";

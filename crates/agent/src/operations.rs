@@ -488,6 +488,7 @@ mod tests {
             policies: Default::default(),
             conflist: None,
             calico_kubeconfig: None,
+            peers: Default::default(),
             openshift: None,
         };
         let mut node = crate::node(&config, Rc::new(store), Teardown::Synchronous, &Readiness::pending());

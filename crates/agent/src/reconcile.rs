@@ -503,8 +503,8 @@ impl Loop {
         let inputs = inputs(&self.config, cluster, choice);
         self.publish_mtu(&inputs);
         self.controllers.set_forwarded(inputs.pools.iter().map(|pool| pool.cidr));
-        let controllers = self.controllers.clone();
-        let report = tokio::task::spawn_blocking(move || controllers.reconcile_overlay(inputs)).await?;
+        let (controllers, mtu) = (self.controllers.clone(), pod_mtu(&self.config, &inputs));
+        let report = tokio::task::spawn_blocking(move || controllers.reconcile_overlay(inputs, mtu)).await?;
         self.metrics.nodes.set(cluster.nodes.len() as i64);
         self.metrics.pools.set_claims(&fill::claims(cluster));
         self.metrics.reconcile_seconds.observe(started.elapsed().as_secs_f64());

@@ -137,7 +137,8 @@ async fn repair(State(queue): State<RepairQueue>, body: Bytes) -> (StatusCode, V
 
 /// The agent's state.
 async fn show(State(source): State<StatusSource>) -> (StatusCode, Vec<u8>) {
-    written(Ok(source.status()))
+    let status = tokio::task::spawn_blocking(move || source.status()).await;
+    written(status.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
 }
 
 /// The differences and repairs, or an object with the error.

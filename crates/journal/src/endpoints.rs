@@ -77,6 +77,11 @@ impl EndpointTable {
         !self.state().endpoints.values().any(Endpoint::has_link)
     }
 
+    /// How many interfaces are attached.
+    pub fn len(&self) -> usize {
+        self.state().endpoints.values().filter(|it| it.has_link()).count()
+    }
+
     /// The endpoint whose interface is attached, if it is.
     pub fn get(&self, id: &EndpointId) -> Option<Endpoint> {
         self.state().endpoints.values().find(|it| it.subject.id == *id && it.has_link()).cloned()

@@ -4,6 +4,7 @@
 //!
 //! 5,000 agents make 42 requests a second, a twelfth of what their kubelets make.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use russet_sync::{Backoff, random};
@@ -33,7 +34,11 @@ pub struct Heartbeat {
     node: String,
     interval: Duration,
     duration: Duration,
+    annotation: Option<Annotation>,
 }
+
+/// The name of an annotation, and what gives its value at each renewal.
+type Annotation = (&'static str, Arc<dyn Fn() -> Option<String> + Send + Sync>);
 
 /// The node whose agent renews this lease; none if it is another's.
 pub fn heartbeat_node(lease: &Lease) -> Option<&str> {
@@ -45,7 +50,17 @@ pub fn heartbeat_node(lease: &Lease) -> Option<&str> {
 impl Heartbeat {
     /// Those of the agent of a node.
     pub fn new(client: Client, node: &str) -> Self {
-        Self { client, node: node.to_owned(), interval: INTERVAL, duration: DURATION }
+        Self { client, node: node.to_owned(), interval: INTERVAL, duration: DURATION, annotation: None }
+    }
+
+    /// Each renewal also sets this annotation, if it has a value.
+    #[must_use]
+    pub fn with_annotation(
+        self,
+        name: &'static str,
+        value: impl Fn() -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        Self { annotation: Some((name, Arc::new(value))), ..self }
     }
 
     /// The selector by which the leases of all agents are listed.
@@ -101,6 +116,11 @@ impl Heartbeat {
             }
         };
         lease.label(LABEL.0, LABEL.1);
+        if let Some((name, value)) = &self.annotation
+            && let Some(value) = value()
+        {
+            lease.annotate(name, Some(value));
+        }
         lease.renew(&self.node, self.duration, SystemTime::now());
         self.client.write_lease(&lease, DEADLINE).await
     }

@@ -11,6 +11,7 @@
 pub mod bpf;
 pub mod conntrack;
 pub mod cpu;
+pub mod echo;
 pub mod execute;
 pub mod file;
 pub mod host;

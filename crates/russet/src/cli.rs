@@ -26,12 +26,14 @@ pub mod openshift;
 pub mod owned;
 #[cfg(test)]
 mod pages;
+pub mod peers;
 pub mod pods;
 pub mod policy;
 pub mod repair;
 pub mod resources;
 pub mod sandbox;
 pub mod span;
+pub mod status;
 pub mod store;
 pub mod unknown;
 
@@ -110,6 +112,9 @@ pub enum Verb {
     /// Show what is wrong on this node: kernel, settings, networks, datastore, agent, and what to do about it.
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(Box<doctor::DoctorArgs>),
+    /// Show the state of this node: problems first, then its datastore, routes, and which other nodes answer.
+    #[command(after_help = status::EXAMPLES)]
+    Status(status::StatusArgs),
     /// Show what differs on this node from the desired state, and what Russet repaired after
     /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]
@@ -240,6 +245,8 @@ pub struct AgentArgs {
     pub conflist: Option<PathBuf>,
     #[command(flatten)]
     pub leaks: repair::LeakArgs,
+    #[command(flatten)]
+    pub peers: peers::PeerArgs,
     #[command(flatten)]
     pub openshift: openshift::OpenshiftArgs,
 }

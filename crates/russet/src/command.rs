@@ -30,6 +30,7 @@ pub mod place;
 mod pods;
 pub mod policy;
 mod sandbox;
+mod status;
 mod store;
 mod uninstall;
 mod version;
@@ -69,6 +70,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Policy(args) => return policy::run(args).unwrap_or_else(failed),
         Verb::Flows(args) => return flows::run(args).unwrap_or_else(failed),
         Verb::Doctor(args) => return doctor::run(*args).unwrap_or_else(failed),
+        Verb::Status(args) => return status::run(args).unwrap_or_else(failed),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

@@ -12,9 +12,13 @@ use std::path::{Path, PathBuf};
 use clap::Args as _;
 use russet_addr::{NameError, NodeName};
 use russet_agent::repair::{DEFAULT_CACHE, DEFAULT_GRACE};
-use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, EtcdSettingsError, IpamMode, Paths, StoreLocation};
+use russet_agent::{
+    Config, DEFAULT_HEALTH, DefaultPools, EtcdSettingsError, IpamMode, Paths, PeerSettings, ProbeSettings,
+    StoreLocation,
+};
 
 use crate::cli::given::Variables;
+use crate::cli::peers::{PROBED_RANGE, PeerArgs, PeerProbing};
 use crate::cli::repair::RepairArgs;
 use crate::cli::span::LeakRepair;
 use crate::cli::store::StoreChoice;
@@ -163,7 +167,24 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging, Effective), SettingsEr
     config.sync_delete = sync_delete;
     config.conflist = conflist;
     config.leak_repair = leak_repair;
+    config.peers = peer_settings(args.peers, &file)?;
     Ok((config, logging, effective))
+}
+
+fn peer_settings(args: PeerArgs, file: &File) -> Result<PeerSettings, SettingsError> {
+    let defaults = ProbeSettings::default();
+    let wanted = or_file(args.peer_probes, file, "peer_probes")?.unwrap_or_default();
+    let interval = or_file(args.peer_probe_interval, file, "peer_probe_interval")?;
+    let at_a_time = match args.peers_at_a_time {
+        Some(count) => Some(count),
+        None => file.integer("peers_at_a_time", PROBED_RANGE)?,
+    };
+    let probes = (wanted == PeerProbing::On).then(|| ProbeSettings {
+        interval: interval.map_or(defaults.interval, |span| span.0),
+        at_a_time: at_a_time.and_then(|count| usize::try_from(count).ok()).unwrap_or(defaults.at_a_time),
+    });
+    let gates_readiness = args.ready_needs_peers || file.flag("ready_needs_peers")?;
+    Ok(PeerSettings { probes, gates_readiness })
 }
 
 /// Settings of a plugin that works without an agent. On a node that ever had an agent, they are
@@ -418,6 +439,7 @@ fn node_with(
         policies,
         conflist: None,
         calico_kubeconfig,
+        peers: Default::default(),
         openshift: None,
     };
     Ok((config, logging(args, file)?, effective))

@@ -11,6 +11,8 @@ use russet_overlay::{Desired, Inputs, ReconcileReport, Reconciler, controller, d
 pub(super) struct Overlay {
     reconciler: Reconciler,
     inputs: Option<Inputs>,
+    /// What follows from them.
+    desired: Option<Arc<Desired>>,
     /// The kernel matched the whole desired state once. A later difference was made by another
     /// program, even if it cannot be restored.
     settled: bool,
@@ -20,7 +22,7 @@ pub(super) struct Overlay {
 
 impl Overlay {
     pub fn open() -> Result<Self, NetlinkError> {
-        Ok(Self { reconciler: Reconciler::new()?, inputs: None, settled: false })
+        Ok(Self { reconciler: Reconciler::new()?, inputs: None, desired: None, settled: false })
     }
 
     pub fn is_settled(&self) -> bool {
@@ -36,7 +38,7 @@ impl Overlay {
     pub fn set(&mut self, inputs: Inputs) -> Arc<Desired> {
         let desired = Arc::new(desired(&inputs));
         self.reconciler.set(Some(Arc::clone(&desired)));
-        (self.inputs, self.settled) = (Some(inputs), false);
+        (self.inputs, self.desired, self.settled) = (Some(inputs), Some(Arc::clone(&desired)), false);
         desired
     }
 
@@ -61,11 +63,16 @@ impl Overlay {
         self.inputs.as_ref()
     }
 
+    /// The state that the last inputs describe.
+    pub fn desired(&self) -> Option<Arc<Desired>> {
+        self.desired.clone()
+    }
+
     /// Leaves the tunnels to another program: packets of peers that only that program knows must be
     /// accepted.
     pub fn leave_tunnels(&mut self) {
         self.reconciler.set(None);
-        (self.inputs, self.settled) = (None, false);
+        (self.inputs, self.desired, self.settled) = (None, None, false);
         match self.reconciler.withdraw_guard() {
             Ok(true) => {
                 tracing::info!(

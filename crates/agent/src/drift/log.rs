@@ -137,6 +137,11 @@ impl Log {
         self.repairs.truncate(REPAIRS_MAX);
     }
 
+    /// The number of repairs, and the time of the last one.
+    pub fn repairs(&self) -> (u64, Option<String>) {
+        (self.total, self.repairs.front().map(|repair| repair.at.clone()))
+    }
+
     pub fn report(&self, compared: Vec<Result<Vec<String>, String>>) -> DriftReport {
         let (mut differences, mut unknown) = (Vec::new(), Vec::new());
         for part in compared {

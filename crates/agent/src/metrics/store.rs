@@ -2,8 +2,8 @@
 //! the time since it last answered.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
@@ -43,6 +43,8 @@ struct Heard {
     began: Instant,
     /// Milliseconds since `began`.
     last_ms: AtomicU64,
+    /// When a request was answered last, and how long that took.
+    answer: Mutex<Option<(Instant, Duration)>>,
 }
 
 /// The time since then, computed at each scrape.
@@ -65,7 +67,11 @@ impl Default for StoreMetrics {
             requests: Family::new_with_constructor(|| Histogram::new(BUCKETS_S)),
             events: Counter::default(),
             lag: latency(),
-            heard: Arc::new(Heard { began: Instant::now(), last_ms: AtomicU64::new(0) }),
+            heard: Arc::new(Heard {
+                began: Instant::now(),
+                last_ms: AtomicU64::new(0),
+                answer: Mutex::default(),
+            }),
         }
     }
 }
@@ -74,6 +80,17 @@ impl StoreMetrics {
     /// Starts to measure a request.
     pub fn clock(&self, op: &'static str) -> Clock<'_> {
         Clock { metrics: self, op, began: Instant::now(), outcome: "abandoned" }
+    }
+
+    /// How long the last answered request took, and how long ago that was. Not of watches.
+    pub fn last_answer(&self) -> Option<(Duration, Duration)> {
+        let answer = *self.heard.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        answer.map(|(at, took)| (took, at.elapsed()))
+    }
+
+    /// The time since the store answered or sent an event.
+    pub fn silence(&self) -> Duration {
+        self.heard.since()
     }
 
     /// Counts an event of a watch.
@@ -145,6 +162,10 @@ impl Clock<'_> {
         self.outcome = outcome;
         if heard {
             self.metrics.heard.now();
+            if !matches!(self.op, "watch" | "follow") {
+                let answer = Some((Instant::now(), self.began.elapsed()));
+                *self.metrics.heard.answer.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+            }
         }
     }
 }

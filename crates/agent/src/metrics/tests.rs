@@ -9,6 +9,7 @@ use russet_plugins::Stages;
 use russet_plugins::stages::during;
 
 use super::*;
+use crate::peers::PeersReport;
 
 /// Suffixes that Prometheus' text format adds to a metric's name.
 const SAMPLE_ENDINGS: [&str; 4] = ["_total", "_bucket", "_sum", "_count"];
@@ -32,6 +33,9 @@ fn use_all(metrics: &Metrics) {
     metrics.pools.set_claims(&BTreeMap::from([("pool".to_owned(), Claims::default())]));
     metrics.pools.set_fill(&BTreeMap::from([("pool".to_owned(), Fill::default())]));
     metrics.policies.denied_flow(None);
+    metrics.peers.count(&[Some(Duration::ZERO)]);
+    metrics.peers.set(&PeersReport::not_probed("a reason"), true);
+    metrics.peers.use_all();
     metrics.policies.pending_flow("StagedNetworkPolicy shop/soon".to_owned(), "denied");
 }
 

@@ -1,7 +1,7 @@
 //! What calls put on the wire. What comes of them is in `conformance`.
 
 use russet_kube::testing::Server;
-use russet_kube::{Kubernetes, StatusPatch};
+use russet_kube::{Heartbeat, Kubernetes, StatusPatch};
 
 use crate::{client, node, pod};
 
@@ -57,4 +57,22 @@ async fn concurrent_calls_get_their_own_answers() {
         client.pod("shop", name).await.unwrap();
     }
     assert_eq!(server.connections(), opened, "kept connections are used again");
+}
+
+#[tokio::test]
+async fn each_renewal_of_an_agents_lease_sets_its_annotation_without_a_further_request() {
+    let server = Server::start();
+    let value = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let shown = std::sync::Arc::clone(&value);
+    let beat = Heartbeat::new(client(&server), "n1")
+        .with_annotation("russet.dev/health", move || shown.lock().unwrap().clone());
+    let first = beat.renew(None).await.unwrap();
+    assert_eq!(first.annotation("russet.dev/health"), None, "nothing is known yet");
+    for text in ["one", "two"] {
+        *value.lock().unwrap() = Some(text.to_owned());
+        let (known, requests) = (beat.renew(None).await.unwrap(), server.seen().len());
+        assert_eq!(known.annotation("russet.dev/health"), Some(text));
+        beat.renew(Some(known)).await.unwrap();
+        assert_eq!(server.seen().len(), requests + 1);
+    }
 }

@@ -1,12 +1,11 @@
 //! Verbs and kinds of kubectl and calicoctl that Russet does not have: what to use instead.
 
 /// Verbs of kubectl and calicoctl, with their replacements.
-const VERBS: [(&str, &str); 12] = [
+const VERBS: [(&str, &str); 11] = [
     (
-        "status",
-        "`russet drift` compares this node with what should be, `russet cni status NETWORK` asks a network's plugins, and GET /readyz?verbose on the agent's health address lists its conditions",
+        "node",
+        "`russet status` shows this node, `russet status --cluster` all of them; `russet get nodes` has their records",
     ),
-    ("node", "`russet get nodes` lists nodes, `russet drift` compares this one with what should be"),
     (
         "describe",
         "`russet get KIND NAME -o yaml` prints a resource whole; `russet ipam who ADDRESS` and `russet ipam why` explain addresses",
@@ -72,7 +71,8 @@ mod tests {
 
     #[test]
     fn words_of_kubectl_and_calicoctl_lead_to_what_russet_has() {
-        assert!(instead_of_verb("status").unwrap().contains("russet drift"));
+        assert!(instead_of_verb("node").unwrap().contains("russet status"));
+        assert_eq!(instead_of_verb("status"), None);
         assert!(instead_of_verb("describe").unwrap().contains("russet get"));
         assert_eq!(instead_of_verb("get"), None);
         assert!(instead_of_kind("clusternetworkpolicies").unwrap().contains("kubectl"));

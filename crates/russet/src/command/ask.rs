@@ -12,7 +12,7 @@ use crate::output;
 /// The agent did not answer, or not as expected.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    #[error("no agent runs at {0}; start it, or give --root")]
+    #[error("no agent runs at {0}; start it (systemctl start russet-agent), or give --root")]
     NoAgent(String),
     #[error("ask the agent at {socket}: {source}")]
     Exchange { socket: String, source: ExchangeError },

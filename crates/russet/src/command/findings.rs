@@ -66,6 +66,7 @@ pub enum FindingKind {
     Operator,
     OtherNetwork,
     Overlap,
+    Peer,
     ReversePath,
     Settings,
     Store,

@@ -305,6 +305,7 @@ impl Recorded {
             policies: file.parsed("policies")?.unwrap_or_default(),
             conflist: None,
             calico_kubeconfig: file.parsed("calico_kubeconfig")?,
+            peers: Default::default(),
             openshift: None,
         })
     }

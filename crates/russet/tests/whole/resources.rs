@@ -588,7 +588,7 @@ fn policies_of_calico_and_kubernetes_are_applied_printed_and_deleted() {
 fn verbs_and_kinds_of_kubectl_and_calicoctl_get_a_hint() {
     let store = Store::empty();
     for (args, words) in [
-        (&["status"][..], "russet drift"),
+        (&["node"][..], "russet status"),
         (&["describe", "pod", "x"], "russet get KIND NAME -o yaml"),
         (&["networkpolicy"], "russet get netpol -A"),
         (&["get", "pods"], "russet journal"),

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::command::ask::{AskError, ask};
 use crate::command::findings::{FindingKind, Findings};
+use crate::command::status::{Problem, peer_problems};
 
 /// The agent answers from memory.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -67,6 +68,9 @@ pub fn look(paths: &Paths, report: &mut Findings) {
             remark,
             "what it means: docs/troubleshooting.md; of policies: `russet policy ls`",
         );
+    }
+    for Problem { what, next } in peer_problems(&status.peers) {
+        report.found(FindingKind::Peer, "other nodes", what, next);
     }
     match ask(&socket, (DRIFT_PATH, DriftReport::SCHEMA), &json!({}), DRIFT_TIMEOUT) {
         Ok(drift) => differences(&drift, report),

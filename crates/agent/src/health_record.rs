@@ -1,0 +1,298 @@
+//! The short record by which each agent tells the cluster how it is, for `russet status --cluster`. In a store with leases
+//! it lives for [`LIFETIME`] after its last renewal; in the Kubernetes API it is an annotation of the agent's lease, which
+//! needs no further request.
+
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use russet_addr::NodeName;
+use russet_model::{Key, Prefix, time};
+use russet_plugins::Node;
+use russet_store::{CommitError, LeaseId, Step, Store, StoreError};
+use russet_sync::Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::drift::lock;
+use crate::peers::PeerState;
+use crate::status::{AgentStatus, StatusSource};
+
+/// What the other nodes' operators see of an agent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthRecord {
+    /// Grows when a member changes its meaning.
+    pub schema: u32,
+    pub node: String,
+    pub version: String,
+    /// When it was written, by the node's clock, in RFC 3339.
+    pub at: String,
+    /// A record that is older than a few of these is of an agent that does not write any more.
+    pub every_s: u64,
+    pub ready: bool,
+    /// Conditions that are not met, and what is wrong besides; the first [`Self::REASONS_MAX`], cut.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<String>,
+    /// Interfaces of pods.
+    pub endpoints: usize,
+    /// Nodes and families that answered this one.
+    pub reachable: usize,
+    /// Nodes that did not, of those that were probed; the first [`Self::UNREACHABLE_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreachable: Vec<String>,
+    /// Nodes that only small packets reach, of the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub small_packets_only: Vec<String>,
+}
+
+/// Writes the record into a store with leases.
+pub struct Publisher {
+    store: Rc<dyn Store>,
+    node: NodeName,
+    source: StatusSource,
+}
+
+/// The last record, for an observer that asks without waiting.
+#[derive(Debug, Clone, Default)]
+pub struct LastRecord(Arc<Mutex<Option<String>>>);
+
+/// Where records are, below it by node.
+const ROOT: &str = "/russet/health/v1/";
+/// How often a record is written, less up to a tenth. 5,000 nodes make 90 small writes a second.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// The first record comes within this time, so that agents that start together do not write together.
+const FIRST_WITHIN: Duration = Duration::from_secs(5);
+/// How often it is looked whether the record would be another one.
+const LOOK: Duration = Duration::from_secs(5);
+/// The least time between two records.
+const PAUSE: Duration = Duration::from_secs(15);
+/// For so long the last record of an agent that has ended says when that was.
+const LIFETIME: Duration = Duration::from_secs(3600);
+/// A reason may name any text of the kernel or of the store.
+const REASON_MAX_CHARS: usize = 200;
+
+// === impl HealthRecord ===
+
+impl HealthRecord {
+    pub const SCHEMA: u32 = 1;
+    pub const REASONS_MAX: usize = 4;
+    pub const UNREACHABLE_MAX: usize = 16;
+    /// The annotation of the agent's lease in the Kubernetes API.
+    pub const ANNOTATION: &'static str = "russet.dev/health";
+    /// A larger record is not an agent's.
+    pub const MAX_BYTES: usize = 16 * 1024;
+
+    pub fn new(status: &AgentStatus, every: Duration, now: SystemTime) -> Self {
+        let cut = |text: String| text.chars().take(REASON_MAX_CHARS).collect::<String>();
+        let reasons: Vec<String> =
+            status.unmet().map(|(name, reason)| cut(format!("{name}: {reason}"))).collect();
+        let of = |state: PeerState| {
+            let peers = status.peers.peers.iter().filter(|peer| peer.state == state);
+            let mut names: Vec<String> = peers.map(|peer| peer.node.clone()).collect();
+            names.dedup();
+            names.truncate(Self::UNREACHABLE_MAX);
+            names
+        };
+        Self {
+            schema: Self::SCHEMA,
+            node: status.node.clone(),
+            version: status.version.clone(),
+            at: time::rfc3339(now),
+            every_s: every.as_secs(),
+            ready: reasons.is_empty(),
+            reasons: reasons.into_iter().take(Self::REASONS_MAX).collect(),
+            endpoints: status.endpoints,
+            reachable: status.peers.counts.reachable,
+            unreachable: of(PeerState::Unreachable),
+            small_packets_only: of(PeerState::SmallPacketsOnly),
+        }
+    }
+
+    /// Reads a record, which any client of the store may have written. None if it is not one of this version.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() > Self::MAX_BYTES {
+            return None;
+        }
+        serde_json::from_slice(bytes).ok().filter(|record: &Self| record.schema == Self::SCHEMA)
+    }
+
+    /// All records of a store with leases.
+    pub fn prefix() -> Prefix {
+        Prefix::from_stored(ROOT)
+    }
+
+    fn key(node: &NodeName) -> Key {
+        Key::from_stored(format!("{ROOT}{node}"))
+    }
+
+    /// Whether a reader would see another state.
+    fn differs(&self, other: &Self) -> bool {
+        let state =
+            |it: &Self| (it.ready, it.reasons.len(), it.unreachable.clone(), it.small_packets_only.clone());
+        state(self) != state(other)
+    }
+}
+
+// === impl LastRecord ===
+
+impl LastRecord {
+    /// The annotation's value.
+    pub fn text(&self) -> Option<String> {
+        lock(&self.0).clone()
+    }
+
+    /// Keeps the record current, for the agent's lease, which is renewed every two minutes.
+    pub async fn keep(self, source: StatusSource) {
+        loop {
+            let record = current(&source, 2 * INTERVAL).await;
+            *lock(&self.0) = record.and_then(|record| serde_json::to_string(&record).ok());
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+async fn current(source: &StatusSource, every: Duration) -> Option<HealthRecord> {
+    let source = source.clone();
+    let status = tokio::task::spawn_blocking(move || source.status()).await.ok()?;
+    Some(HealthRecord::new(&status, every, SystemTime::now()))
+}
+
+// === impl Publisher ===
+
+impl Publisher {
+    pub fn new(node: &Node, source: &StatusSource) -> Self {
+        Self { store: Rc::clone(&node.store), node: node.name.clone(), source: source.clone() }
+    }
+
+    /// Writes the record for ever, and early when the state changes. A failure is logged when it is another one than the last.
+    pub async fn run(self) {
+        if !self.store.claims().ttl {
+            return;
+        }
+        let mut rng = Rng::new(russet_sync::random());
+        let spread = |rng: &mut Rng, within: Duration| {
+            Duration::from_millis(rng.below(u64::try_from(within.as_millis()).unwrap_or(0)))
+        };
+        tokio::time::sleep(spread(&mut rng, FIRST_WITHIN)).await;
+        let (mut lease, mut failed) = (None, String::new());
+        loop {
+            let Some(record) = current(&self.source, INTERVAL).await else { return };
+            match publish(&*self.store, &self.node, &record, &mut lease).await {
+                Ok(()) => failed.clear(),
+                Err(reason) => {
+                    lease = None;
+                    if failed != reason {
+                        tracing::info!(
+                            reason,
+                            "the record for `russet status --cluster` was not written; it is tried again"
+                        );
+                        failed = reason;
+                    }
+                }
+            }
+            let length = INTERVAL.saturating_sub(spread(&mut rng, INTERVAL / 10));
+            self.wait(&record, length).await;
+        }
+    }
+
+    /// Until `length` is over, or the state has changed.
+    async fn wait(&self, last: &HealthRecord, length: Duration) {
+        let end = tokio::time::Instant::now() + length;
+        tokio::time::sleep(PAUSE).await;
+        while tokio::time::Instant::now() < end {
+            if current(&self.source, INTERVAL).await.is_none_or(|record| record.differs(last)) {
+                return;
+            }
+            tokio::time::sleep_until(end.min(tokio::time::Instant::now() + LOOK)).await;
+        }
+    }
+}
+
+/// Writes the record with a lease, which is renewed if it is there.
+async fn publish(
+    store: &dyn Store,
+    node: &NodeName,
+    record: &HealthRecord,
+    lease: &mut Option<LeaseId>,
+) -> Result<(), String> {
+    let text = |error: StoreError| error.to_string();
+    let id = match lease.take() {
+        Some(id) => match store.keep_alive(id).await {
+            Ok(_) => id,
+            Err(StoreError::NoLease { .. }) => store.grant(LIFETIME).await.map_err(text)?,
+            Err(error) => return Err(text(error)),
+        },
+        None => store.grant(LIFETIME).await.map_err(text)?,
+    };
+    *lease = Some(id);
+    let value = serde_json::to_vec(record).map_err(|error| error.to_string())?;
+    let step = Step::put(HealthRecord::key(node), value).with_lease(id);
+    store.commit(vec![step]).await.map(drop).map_err(|CommitError { error, .. }| text(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(extra: serde_json::Value) -> AgentStatus {
+        let mut status = serde_json::json!({"schema": 1, "version": "0.1.0", "node": "n1", "store": "embedded", "pid": 1, "uptime_s": 0,
+            "conditions": [{"name": "store"}], "remarks": []});
+        status.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        serde_json::from_value(status).unwrap()
+    }
+
+    #[test]
+    fn a_record_is_small_whatever_an_agent_has_to_say() {
+        let peer = |n: u32| {
+            serde_json::json!({"node": format!("{n}-{}", "x".repeat(200)), "ip_version": 4, "path": "tunnel", "probed": "10.0.0.1",
+            "state": "unreachable", "lost": 3, "lost_of": 3, "reason": "y".repeat(5000), "age_s": 1})
+        };
+        let counts =
+            serde_json::json!({"reachable": 0, "unreachable": 64, "small_packets_only": 0, "unknown": 0});
+        let peers = serde_json::json!({"known": 64, "at_a_time": 16, "interval_ms": 5000, "counts": counts, "peers": (0..64).map(peer).collect::<Vec<_>>()});
+        let conditions: Vec<_> = (0..20)
+            .map(|n| serde_json::json!({"name": format!("c{n}"), "reason": "\u{e9}".repeat(9000)}))
+            .collect();
+        let status = status(serde_json::json!({"peers": peers, "conditions": conditions}));
+        let record = HealthRecord::new(&status, INTERVAL, SystemTime::UNIX_EPOCH);
+        let bytes = serde_json::to_vec(&record).unwrap();
+        assert!(bytes.len() < HealthRecord::MAX_BYTES, "{}", bytes.len());
+        assert_eq!((record.ready, record.unreachable.len(), record.reasons.len()), (false, 16, 4));
+        assert_eq!(HealthRecord::decode(&bytes), Some(record));
+    }
+
+    #[test]
+    fn what_is_no_record_is_ignored() {
+        let record = HealthRecord::new(&status(serde_json::json!({})), INTERVAL, SystemTime::UNIX_EPOCH);
+        assert!(record.ready);
+        let other = serde_json::to_vec(&HealthRecord { schema: 2, ..record.clone() }).unwrap();
+        let large =
+            serde_json::to_vec(&HealthRecord { version: "x".repeat(HealthRecord::MAX_BYTES), ..record })
+                .unwrap();
+        for bytes in [&b""[..], b"{}", b"[1]", &other, &large] {
+            assert_eq!(HealthRecord::decode(bytes), None);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_record_is_renewed_with_one_lease_and_goes_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = russet_store::Embedded::open(dir.path().join(russet_store::STORE_FILE)).unwrap();
+        let record =
+            HealthRecord { schema: HealthRecord::SCHEMA, node: "n1".to_owned(), ..HealthRecord::default() };
+        let (node, mut lease): (NodeName, _) = ("n1".parse().unwrap(), None);
+        publish(&store, &node, &record, &mut lease).await.unwrap();
+        let first = lease.unwrap();
+        publish(&store, &node, &record, &mut lease).await.unwrap();
+        assert_eq!(lease, Some(first), "a renewal needs no further lease");
+        let found = store.list(&HealthRecord::prefix()).await.unwrap().records;
+        let found: Vec<HealthRecord> =
+            found.iter().filter_map(|it| HealthRecord::decode(&it.value)).collect();
+        assert_eq!(found, std::slice::from_ref(&record));
+        store.revoke(first).await.unwrap();
+        assert!(store.list(&HealthRecord::prefix()).await.unwrap().records.is_empty());
+        // It has expired while the agent could not write.
+        publish(&store, &node, &record, &mut lease).await.unwrap();
+        assert_ne!(lease, Some(first));
+        assert_eq!(store.list(&HealthRecord::prefix()).await.unwrap().records.len(), 1);
+    }
+}
