@@ -82,6 +82,12 @@ const PACKAGES: &[Package] = &[
         reason: "the manual's formatter, whose warnings are failures of our pages",
     },
     Package {
+        name: "debootstrap",
+        proof: "debootstrap",
+        reason: "makes the fresh Debian on which packages are installed and removed",
+    },
+    Package { name: "rpm", proof: "rpm", reason: "the second opinion on the .rpm" },
+    Package {
         name: "systemd",
         proof: "systemd-analyze",
         reason: "says how exposed the daemons of packaging/systemd are",

@@ -13,7 +13,7 @@ use files::{collect, root};
 const CALLS: [(&str, bool); 5] =
     [("require_tool(", false), ("run(", false), ("sh(", true), ("succeeds(", true), ("sh_json(", true)];
 /// What comes with a package whose other program `packages.rs` names.
-const ALSO_INSTALLED: [&str; 10] = [
+const ALSO_INSTALLED: [&str; 11] = [
     "bridge",
     "ctr",
     "ip6tables-legacy",
@@ -22,6 +22,7 @@ const ALSO_INSTALLED: [&str; 10] = [
     "iptables-legacy-save",
     "iptables-nft-save",
     "iptables-restore",
+    "rpm2cpio",
     "sysctl",
     "tc",
 ];

@@ -52,6 +52,7 @@ mod node;
 mod openshift_drift;
 mod openshift_egress;
 mod openshift_tenants;
+mod packages;
 mod peers;
 mod pinging;
 mod policy;

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The part of systemd that pages need: starts the programs of units, waits for READY=1, and ends them."""
+"""The part of systemd that pages and packages need: starts the programs of units, waits for READY=1, and ends them."""
 
 import os
 import select
@@ -9,14 +9,22 @@ import subprocess
 import sys
 
 UNITS = "/etc/systemd/system"
+# Those of packages, which an administrator's come before.
+PACKAGED_UNITS = "/usr/lib/systemd/system"
 STATE = "/run/units"
+
+
+def path_of(unit):
+    """The file of a unit, or of its template."""
+    name, at, _ = unit.removesuffix(".service").partition("@")
+    paths = [f"{directory}/{name}{at}.service" for directory in (UNITS, PACKAGED_UNITS)]
+    return next((path for path in paths if os.path.exists(path)), None)
 
 
 def read(unit):
     """The settings of a unit, each a list of values; None if there is no such unit."""
-    name, at, instance = unit.removesuffix(".service").partition("@")
-    path = f"{UNITS}/{name}{at}.service"
-    if not os.path.exists(path):
+    path, instance = path_of(unit), unit.removesuffix(".service").partition("@")[2]
+    if path is None:
         return None
     settings = {}
     for line in open(path):
@@ -83,22 +91,32 @@ def enable(unit):
         os.makedirs(f"{UNITS}/{target}.wants", exist_ok=True)
         link = f"{UNITS}/{target}.wants/{unit}"
         if not os.path.lexists(link):
-            os.symlink(f"{UNITS}/{unit}", link)
+            os.symlink(path_of(unit), link)
+
+
+def disable(unit):
+    for target in read(unit)["WantedBy"]:
+        link = f"{UNITS}/{target}.wants/{unit}"
+        if os.path.lexists(link):
+            os.remove(link)
 
 
 def main():
     os.makedirs(STATE, exist_ok=True)
-    verb, words = sys.argv[1], sys.argv[2:]
+    verb, *words = sorted(sys.argv[1:], key=lambda word: word.startswith("-"))
     units = [word if word.endswith(".service") else f"{word}.service" for word in words if word[0] != "-"]
     for unit in units:
         if read(unit) is None:
             sys.exit(f"Unit {unit} not found.")
     for unit in units:
-        if verb in ("stop", "restart"):
+        runs = os.path.exists(pid_file(unit))
+        if verb in ("stop", "restart") or verb == "disable" and "--now" in words or verb == "try-restart" and runs:
             stop(unit)
         if verb == "enable":
             enable(unit)
-        if verb in ("start", "restart") or "--now" in words:
+        if verb == "disable":
+            disable(unit)
+        if verb in ("start", "restart") or verb == "enable" and "--now" in words or verb == "try-restart" and runs:
             start(unit)
 
 
