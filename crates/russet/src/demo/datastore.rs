@@ -28,7 +28,7 @@ use crate::command::{Failure, runtime};
 /// The port at which the demo's nodes reach etcd.
 const ETCD_PORT: u16 = 2379;
 /// The prefixes of everything that the demo's nodes write: agents, and flannel's daemons.
-const DATA: [&str; 2] = ["/calico/", "/coreos.com/network/"];
+const DATA: [&str; 3] = ["/calico/", "/coreos.com/network/", "/russet/health/"];
 /// The key that identifies the demo to which an etcd's data belongs; its value is also in the
 /// demo's directory.
 const MARK: &str = "/russet/demo";
