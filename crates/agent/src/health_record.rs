@@ -3,7 +3,6 @@
 //! needs no further request.
 
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use russet_addr::NodeName;
@@ -13,7 +12,6 @@ use russet_store::{CommitError, LeaseId, Step, Store, StoreError};
 use russet_sync::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::drift::lock;
 use crate::peers::PeerState;
 use crate::status::{AgentStatus, StatusSource};
 
@@ -51,10 +49,6 @@ pub struct Publisher {
     source: StatusSource,
 }
 
-/// The last record, for an observer that asks without waiting.
-#[derive(Debug, Clone, Default)]
-pub struct LastRecord(Arc<Mutex<Option<String>>>);
-
 /// Where records are, below it by node.
 const ROOT: &str = "/russet/health/v1/";
 /// How often a record is written, less up to a tenth. 5,000 nodes make 90 small writes a second.
@@ -81,7 +75,12 @@ impl HealthRecord {
     /// A larger record is not an agent's.
     pub const MAX_BYTES: usize = 16 * 1024;
 
-    pub fn new(status: &AgentStatus, every: Duration, now: SystemTime) -> Self {
+    /// The value of [`Self::ANNOTATION`] now, for the agent's lease, which is renewed every two minutes.
+    pub fn annotation(source: &StatusSource) -> Option<String> {
+        serde_json::to_string(&current(source, 2 * INTERVAL)).ok()
+    }
+
+    fn new(status: &AgentStatus, every: Duration, now: SystemTime) -> Self {
         let cut = |text: String| text.chars().take(REASON_MAX_CHARS).collect::<String>();
         let reasons: Vec<String> =
             status.unmet().map(|(name, reason)| cut(format!("{name}: {reason}"))).collect();
@@ -132,28 +131,8 @@ impl HealthRecord {
     }
 }
 
-// === impl LastRecord ===
-
-impl LastRecord {
-    /// The annotation's value.
-    pub fn text(&self) -> Option<String> {
-        lock(&self.0).clone()
-    }
-
-    /// Keeps the record current, for the agent's lease, which is renewed every two minutes.
-    pub async fn keep(self, source: StatusSource) {
-        loop {
-            let record = current(&source, 2 * INTERVAL).await;
-            *lock(&self.0) = record.and_then(|record| serde_json::to_string(&record).ok());
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
-}
-
-async fn current(source: &StatusSource, every: Duration) -> Option<HealthRecord> {
-    let source = source.clone();
-    let status = tokio::task::spawn_blocking(move || source.status()).await.ok()?;
-    Some(HealthRecord::new(&status, every, SystemTime::now()))
+fn current(source: &StatusSource, every: Duration) -> HealthRecord {
+    HealthRecord::new(&source.in_memory(), every, SystemTime::now())
 }
 
 // === impl Publisher ===
@@ -175,7 +154,7 @@ impl Publisher {
         tokio::time::sleep(spread(&mut rng, FIRST_WITHIN)).await;
         let (mut lease, mut failed) = (None, String::new());
         loop {
-            let Some(record) = current(&self.source, INTERVAL).await else { return };
+            let record = current(&self.source, INTERVAL);
             match publish(&*self.store, &self.node, &record, &mut lease).await {
                 Ok(()) => failed.clear(),
                 Err(reason) => {
@@ -199,7 +178,7 @@ impl Publisher {
         let end = tokio::time::Instant::now() + length;
         tokio::time::sleep(PAUSE).await;
         while tokio::time::Instant::now() < end {
-            if current(&self.source, INTERVAL).await.is_none_or(|record| record.differs(last)) {
+            if current(&self.source, INTERVAL).differs(last) {
                 return;
             }
             tokio::time::sleep_until(end.min(tokio::time::Instant::now() + LOOK)).await;

@@ -81,7 +81,7 @@ use announce::Announcer;
 use cni_kubeconfig::CniKubeconfig;
 use controllers::Controllers;
 use datastores::{OpenDatastores, OwnDatastore};
-use health_record::{LastRecord, Publisher};
+use health_record::Publisher;
 use measured::Measured;
 use metrics::{Listeners, Metrics};
 use node_lock::Timeouts;
@@ -265,10 +265,9 @@ fn start_kubernetes(
     let Some(pods) = pods else { return Ok(()) };
     let client = pods.client();
     let boot = russet_linux::host::boot_id()?;
-    let record = LastRecord::default();
-    background.spawn_local(record.clone().keep(status.clone()));
-    let heartbeat = Heartbeat::new(client.clone(), config.node_name.as_str());
-    background.spawn_local(heartbeat.with_annotation(HealthRecord::ANNOTATION, move || record.text()).run());
+    let (heartbeat, source) = (Heartbeat::new(client.clone(), config.node_name.as_str()), status.clone());
+    let health = move || HealthRecord::annotation(&source);
+    background.spawn_local(heartbeat.with_annotation(HealthRecord::ANNOTATION, health).run());
     background.spawn_local(NodeStatus::new(client.clone(), config, readiness, &boot).run());
     if config.calico {
         background.spawn_local(pods.clone().run_namespaces());

@@ -123,16 +123,18 @@ impl StatusSource {
 
     /// The state now. Blocks: it reads routes from the kernel.
     pub fn status(&self) -> AgentStatus {
+        let mut status = self.in_memory();
+        match self.observed.controllers.routes() {
+            Some(Ok(routes)) => status.routes = Some(routes),
+            Some(Err(error)) => status.unknown.push(format!("routes: {error}")),
+            None => {}
+        }
+        status
+    }
+
+    /// The state without the routes, which in a large cluster are thousands: for callers that ask every few seconds.
+    pub fn in_memory(&self) -> AgentStatus {
         let Observed { store, endpoints, controllers, peers } = &self.observed;
-        let mut unknown = Vec::new();
-        let routes = match controllers.routes() {
-            Some(Err(error)) => {
-                unknown.push(format!("routes: {error}"));
-                None
-            }
-            Some(Ok(routes)) => Some(routes),
-            None => None,
-        };
         let (repairs_total, last_repair) = controllers.repairs();
         let condition = |(name, reason): (&'static str, Option<String>)| ConditionStatus {
             name: name.to_owned(),
@@ -149,10 +151,10 @@ impl StatusSource {
             remarks: self.readiness.remarks(),
             datastore: DatastoreStatus::of(store),
             endpoints: endpoints.len(),
-            routes,
+            routes: None,
             drift: DriftStatus { repairs_total, last_repair },
             peers: peers.report(),
-            unknown,
+            unknown: Vec::new(),
         }
     }
 }
