@@ -130,7 +130,7 @@ fn go_version() -> Result<String> {
 }
 
 /// `$XDG_CACHE_HOME/russet`, by default `~/.cache/russet`.
-fn cache_dir() -> Result<PathBuf> {
+pub fn cache_dir() -> Result<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
     let cache = cache.ok_or_else(|| Error::Found("neither XDG_CACHE_HOME nor HOME is set".to_owned()))?;

@@ -24,6 +24,7 @@ mod soak;
 mod suite;
 mod tar;
 mod text_table;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -48,6 +49,7 @@ usage: cargo xtask COMMAND
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
   chaos [--ops N] [--kills N] [--cuts N] [--seed S] [--field NAME]...   kill -9 and power cuts among operations of runtimes
   soak                                   2,000 seeds of each kind of simulated cluster; 300 policy sets with real packets; kill -9 at 200 moments of real clusters; chaos
+  upgrade [--from COMMIT]                an upgrade from an earlier release, which is built, and back, under traffic
 
 fields: embedded etcd calico power-embedded power-etcd
 layers: format lint unit supply sim budget kubernetes kernel program cluster
@@ -67,6 +69,7 @@ enum Command {
     Chaos(chaos::Options),
     Sim(sim::Options),
     Soak(sim::Options),
+    Upgrade(upgrade::Options),
 }
 
 fn main() -> ExitCode {
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Chaos(options) => chaos::run(&options),
         Command::Sim(options) => sim::run(&options),
         Command::Soak(options) => soak::run(&options),
+        Command::Upgrade(options) => upgrade::run(&options),
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -120,6 +124,7 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         "chaos" => chaos::Options::parse(parser).map(Command::Chaos),
         "sim" => sim::Options::parse(parser).map(Command::Sim),
         "soak" => sim::Options::soak(parser).map(Command::Soak),
+        "upgrade" => upgrade::Options::parse(parser).map(Command::Upgrade),
         _ => Err(Error::Usage(format!("unknown command {name:?}\n{USAGE}"))),
     }
 }

@@ -5,6 +5,7 @@
 mod carry_out;
 mod look;
 mod manifest;
+mod rollback;
 mod service;
 mod texts;
 
@@ -16,6 +17,7 @@ use serde::Serialize;
 pub use carry_out::carry_out;
 pub use look::look;
 pub use manifest::{Manifest, RECORD, Saved};
+pub use rollback::roll_back;
 pub use service::Service;
 
 /// What to install, and where. Paths are those of the node, with its root in front.
@@ -71,6 +73,10 @@ pub struct Found {
     pub before_ours: Vec<String>,
     /// How many containers have host ports that the reference plugin `portmap` wrote.
     pub reference_ports: usize,
+    /// The files of the version before that exist under their second names.
+    pub previous: Vec<Saved>,
+    /// They are of a version that was to be replaced by an installation that has not come to its end.
+    pub unfinished: bool,
 }
 
 /// One step of the installation.
@@ -84,6 +90,20 @@ pub enum Step {
     Save {
         path: PathBuf,
         saved: PathBuf,
+    },
+    /// Remove a file of the version before the last.
+    Discard {
+        path: PathBuf,
+    },
+    /// Give a file of Russet's, which will be replaced, a second name beside it.
+    Keep {
+        path: PathBuf,
+        kept: PathBuf,
+    },
+    /// Put a file of the version before in the place of the present one.
+    Restore {
+        from: PathBuf,
+        path: PathBuf,
     },
     /// Copy an executable.
     Copy {
@@ -113,6 +133,8 @@ pub enum Step {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Plan {
+    /// The version in place gets second names before any of its files is replaced.
+    pub keep: Vec<Step>,
     /// Before pods can use it.
     pub steps: Vec<Step>,
     /// The steps after which runtimes use it.
@@ -145,6 +167,8 @@ pub enum InstallError {
     /// The record of an earlier installation is damaged.
     #[error("{} is damaged ({source}); move it away, and install again", path.display())]
     Manifest { path: PathBuf, source: serde_json::Error },
+    #[error("there is no earlier version to go back to: {0}")]
+    NothingToRestore(String),
     /// The service manager would start the host's files, and not the image's.
     #[error("--start is for the running system, and --root {} is another: the service starts when the image does", .0.display())]
     StartElsewhere(PathBuf),
@@ -162,6 +186,8 @@ pub enum InstallError {
 const DEFAULT_PLUGINS: [&str; 3] = ["russet", "loopback", "portmap"];
 /// The suffix of saved files: not the name of a plugin or of a conflist.
 const SAVED_SUFFIX: &str = ".before-russet";
+/// The suffix of the files of the version before: runtimes and systemd read no such names.
+const PREVIOUS_SUFFIX: &str = ".previous";
 /// The conflist's name, (ARCHITECTURE.md, "Names and places").
 pub const CONFLIST: &str = "10-russet.conflist";
 pub const COMMAND: &str = "russet";
@@ -219,6 +245,20 @@ impl Wish {
 impl Found {
     fn at(&self, path: &Path) -> There {
         self.files.iter().find(|(found, _)| found == path).map_or(There::Nothing, |(_, there)| there.clone())
+    }
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// All steps, in order.
+    pub fn all(&self) -> impl Iterator<Item = &Step> {
+        self.keep.iter().chain(&self.steps).chain(&self.last)
+    }
+
+    /// Whether a whole version gets second names.
+    fn keeps_finished_version(&self) -> bool {
+        self.keep.iter().any(|step| matches!(step, Step::Keep { .. }))
     }
 }
 
@@ -280,7 +320,35 @@ pub fn plan(wish: &Wish, found: &Found) -> Result<Plan, InstallError> {
         |step: &Step| matches!(step, Step::Copy { path, .. } | Step::Link { path, .. } if *path == portmap);
     let replaced = steps.iter().any(is_new);
     warnings.extend(reference_ports(found.reference_ports).filter(|_| replaced));
-    Ok(Plan { steps, last, warnings })
+    Ok(Plan { keep: keep(found, &steps), steps, last, warnings })
+}
+
+/// What comes before `steps` so that `--rollback` can go back to the version that they replace.
+fn keep(found: &Found, steps: &[Step]) -> Vec<Step> {
+    let is_kept = |kept: &Path| found.unfinished && found.previous.iter().any(|it| it.saved == kept);
+    let replaced = steps.iter().filter_map(|step| match step {
+        Step::Copy { path, .. } | Step::Write { path, .. } if found.at(path) == There::Ours => Some(path),
+        _ => None,
+    });
+    let of = |path: &PathBuf| Step::Keep { path: path.clone(), kept: beside(path, PREVIOUS_SUFFIX) };
+    let kept: Vec<Step> =
+        replaced.map(of).filter(|step| !matches!(step, Step::Keep { kept, .. } if is_kept(kept))).collect();
+    if kept.is_empty() || found.unfinished {
+        return kept;
+    }
+    let discard = |it: &Saved| Step::Discard { path: it.saved.clone() };
+    found.previous.iter().map(discard).chain(kept).collect()
+}
+
+/// Whether a file has the name of one of the version before.
+pub fn is_previous(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(PREVIOUS_SUFFIX))
+}
+
+/// A hidden name in the same directory.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}{suffix}"))
 }
 
 /// The warning about host ports that another `portmap` wrote, if there are any.
@@ -302,9 +370,7 @@ fn executable(path: PathBuf, from: &Path, there: &There, named: bool, as_link: b
         There::Same => vec![Step::Leave { path, why: "it is this version" }],
         There::Nothing | There::Ours => vec![copy(path)],
         There::Foreign if named => {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let saved = path.with_file_name(format!(".{name}{SAVED_SUFFIX}"));
-            vec![Step::Save { path: path.clone(), saved }, copy(path)]
+            vec![Step::Save { path: path.clone(), saved: beside(&path, SAVED_SUFFIX) }, copy(path)]
         }
         There::Foreign => vec![Step::Leave { path, why: "another plugin of that name is there" }],
     }

@@ -19,7 +19,7 @@ use russet_plugins::executable::{self, ExecutableOwner as Whose};
 use russet_sandbox::SandboxId;
 use serde::Serialize;
 
-use crate::install::{CONFLIST, InstallError, Manifest, Saved, Service};
+use crate::install::{self, CONFLIST, InstallError, Manifest, Saved, Service};
 use flannel::Flannel;
 use pods::{Keeper, PodsError};
 
@@ -195,8 +195,8 @@ impl Files {
         } else if let Some(service) = Service::from_unit(name) {
             self.units.extend(enabled(file, service));
             self.units.push(file.to_owned());
-        } else if executable::owner_of(file) != Whose::Foreign {
-            // A package may have replaced the plugin with its own since.
+        } else if install::is_previous(file) || executable::owner_of(file) != Whose::Foreign {
+            // A package may have replaced the plugin with its own since. A unit of the version before is no executable.
             self.programs.push(file.to_owned());
         }
     }

@@ -16,6 +16,7 @@ const EXAMPLES: &str = "Examples:
                                                 a node of a flannel network, which needs no agent
   russet install --no-unit --bin-dir /opt/cni/bin --plugins flannel,bridge,host-local --conflist /etc/kube-flannel/10-flannel.conflist
                                                 in a pod of a flannel network, with these directories of the node mounted
+  russet install --rollback --start             back to the version before the last installation
   russet install --root /mnt/image --no-conflist
   russet install --root /srv/node-2 --in-place  a second node on this machine, for russet agent --root /srv/node-2
 
@@ -73,6 +74,10 @@ pub struct InstallArgs {
     /// Start the services, or restart them, by systemd; the conflist is written when pods can start.
     #[arg(long, conflicts_with_all = ["no_unit", "dry_run"])]
     pub start: bool,
+    /// Go back to the version that the last installation replaced, whose files were kept beside the present ones. With --start
+    /// the services that run are restarted. To go forward again, install the newer version.
+    #[arg(long, conflicts_with_all = ["plugins", "conflist", "no_conflist", "services", "no_agent", "in_place"])]
+    pub rollback: bool,
     /// Print what would be done, and do nothing.
     #[arg(long)]
     pub dry_run: bool,

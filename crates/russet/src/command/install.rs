@@ -1,5 +1,7 @@
 //! `russet install`.
 
+mod rollback;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -34,6 +36,9 @@ const SYSTEMD: &str = "/run/systemd/system";
 
 pub fn run(args: InstallArgs) -> Result<(), Failure> {
     let mut manifest = Manifest::read(&args.root)?;
+    if args.rollback {
+        return rollback::run(&args, manifest);
+    }
     let wish = wish(&args, &manifest)?;
     let plan = install::plan(&wish, &install::look(&wish)?)?;
     for warning in &plan.warnings {
@@ -44,11 +49,19 @@ pub fn run(args: InstallArgs) -> Result<(), Failure> {
             manifest.write(&wish.root)?;
         }
         let mut report_progress = |step: &Step| output::progress(&in_words(step));
+        if !plan.keep.is_empty() {
+            install::carry_out(&plan.keep, &mut report_progress)?;
+            manifest.add_kept(&plan);
+            manifest.write(&wish.root)?;
+        }
         install::carry_out(&plan.steps, &mut report_progress)?;
         if args.start {
             start_agent(&wish, !args.no_agent)?;
         }
         install::carry_out(&plan.last, &mut report_progress)?;
+        if std::mem::take(&mut manifest.unfinished) {
+            manifest.write(&wish.root)?;
+        }
         // Pods of kubelet's runtime need none of it.
         if args.start {
             for (service, what) in [(Service::Cri, "russet cri"), (Service::Flanneld, "russet flanneld")] {
@@ -147,7 +160,7 @@ fn start_agent(wish: &Wish, with_agent: bool) -> Result<(), InstallError> {
     systemctl(&["enable", agent])?;
     systemctl(&["restart", agent])?;
     output::progress("the agent was started; waiting until pods can start");
-    wait_until_ready(wish)
+    wait_until_ready(&wish.cni_bin_dir)
 }
 
 /// The same with another daemon, if it was installed. It notifies systemd when it serves (Type=notify), so `systemctl` fails if it does not.
@@ -176,10 +189,10 @@ fn start_service(
     clippy::disallowed_methods,
     reason = "no event announces the readiness of the agent to another process"
 )]
-fn wait_until_ready(wish: &Wish) -> Result<(), InstallError> {
+fn wait_until_ready(cni_bin_dir: &Path) -> Result<(), InstallError> {
     let end = Instant::now() + READY_TIMEOUT;
     loop {
-        match status(wish) {
+        match status(cni_bin_dir) {
             Ok(()) => return Ok(()),
             Err(error) if Instant::now() >= end => return Err(error),
             Err(_not_yet) => std::thread::sleep(READY_POLL_INTERVAL),
@@ -187,12 +200,12 @@ fn wait_until_ready(wish: &Wish) -> Result<(), InstallError> {
     }
 }
 
-fn status(wish: &Wish) -> Result<(), InstallError> {
+fn status(cni_bin_dir: &Path) -> Result<(), InstallError> {
     let what = "ask the agent for its STATUS";
     let failed = |why: String| InstallError::Command { what: what.to_owned(), why };
-    let mut plugin = Command::new(wish.cni_bin_dir.join("russet"))
+    let mut plugin = Command::new(cni_bin_dir.join("russet"))
         .env("CNI_COMMAND", "STATUS")
-        .env("CNI_PATH", &wish.cni_bin_dir)
+        .env("CNI_PATH", cni_bin_dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -224,11 +237,10 @@ fn systemctl(args: &[&str]) -> Result<(), InstallError> {
 }
 
 fn for_people(plan: &Plan, wish: &Wish, args: &InstallArgs) -> String {
-    let steps = || plan.steps.iter().chain(&plan.last);
     if args.dry_run {
-        return steps().map(|step| format!("{}\n", in_words(step))).collect();
+        return plan.all().map(|step| format!("{}\n", in_words(step))).collect();
     }
-    let changes = steps().filter(|step| step.is_change()).count();
+    let changes = plan.all().filter(|step| step.is_change()).count();
     let mut text = match changes {
         0 => "everything was in place\n".to_owned(),
         _ => "installed\n".to_owned(),
@@ -268,7 +280,11 @@ fn startable_units(plan: &Plan, wish: &Wish, args: &InstallArgs) -> Vec<&'static
 fn in_words(step: &Step) -> String {
     match step {
         Step::Directory { path } => format!("make directory {}", path.display()),
-        Step::Save { path, saved } => format!("keep {} as {}", path.display(), saved.display()),
+        Step::Save { path, saved: second } | Step::Keep { path, kept: second } => {
+            format!("keep {} as {}", path.display(), second.display())
+        }
+        Step::Discard { path } => format!("remove {}", path.display()),
+        Step::Restore { from, path } => format!("put {} back as {}", from.display(), path.display()),
         Step::Copy { from, path } => format!("copy {} to {}", from.display(), path.display()),
         Step::Link { to, path } => format!("link {} to {}", path.display(), to.display()),
         Step::Write { path, .. } => format!("write {}", path.display()),

@@ -30,7 +30,9 @@ fn one(step: &Step) -> Result<(), InstallError> {
         Step::Directory { path } => {
             fs::DirBuilder::new().recursive(true).mode(EXECUTABLE).create(path).map_err(failed("make", path))
         }
-        Step::Save { path, saved } => save(path, saved),
+        Step::Save { path, saved: second } | Step::Keep { path, kept: second } => save(path, second),
+        Step::Discard { path } => remove(path),
+        Step::Restore { from, path } => fs::rename(from, path).map_err(failed("put back", path)),
         Step::Copy { from, path } => {
             let bytes = fs::read(from).map_err(failed("read", from))?;
             Ok(file::write_atomic_with_mode(path, &bytes, EXECUTABLE)?)
@@ -44,10 +46,7 @@ fn one(step: &Step) -> Result<(), InstallError> {
 fn link(to: &Path, path: &Path) -> Result<(), InstallError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let fresh = path.with_file_name(format!(".{name}.new"));
-    match fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &fresh)(error)),
-        _ => {}
-    }
+    remove(&fresh)?;
     symlink(to, &fresh).map_err(failed("make link", &fresh))?;
     fs::rename(&fresh, path).map_err(failed("replace", path))
 }
@@ -56,11 +55,16 @@ fn link(to: &Path, path: &Path) -> Result<(), InstallError> {
 /// second name is the original: the file at `path` is then from an interrupted installation or from
 /// an update by another program, and the newer one is kept.
 fn save(path: &Path, saved: &Path) -> Result<(), InstallError> {
-    match fs::remove_file(saved) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", saved)(error)),
-        _ => {}
-    }
+    remove(saved)?;
     fs::hard_link(path, saved).map_err(failed("link to", saved))
+}
+
+/// Removes a file, unless there is none.
+fn remove(path: &Path) -> Result<(), InstallError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
 }
 
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> InstallError {

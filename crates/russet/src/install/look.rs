@@ -11,7 +11,7 @@ use russet_plugins::executable::{self, ExecutableOwner as Whose};
 
 use crate::output;
 
-use super::{Found, InstallError, There, Wish};
+use super::{Found, InstallError, Manifest, There, Wish};
 
 /// Inspects everything that an installation may change.
 pub fn look(wish: &Wish) -> Result<Found, InstallError> {
@@ -40,7 +40,9 @@ pub fn look(wish: &Wish) -> Result<Found, InstallError> {
         wish.cni_conf_dir.as_ref().map_or(Ok(Vec::new()), |dir| before(dir, wish.conflist_name()))?;
     // The running system's; an image has none.
     let reference_ports = if wish.root == Path::new("/") { reference_ports() } else { 0 };
-    Ok(Found { dirs, files, before_ours, reference_ports })
+    let Manifest { mut previous, unfinished, .. } = Manifest::read(&wish.root)?;
+    previous.retain(|it| it.saved.is_file());
+    Ok(Found { dirs, files, before_ours, reference_ports, previous, unfinished })
 }
 
 /// How many containers have host ports in nf_tables that the reference plugin wrote. An

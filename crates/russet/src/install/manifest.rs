@@ -16,9 +16,15 @@ pub struct Manifest {
     pub files: Vec<PathBuf>,
     /// The foreign files that it replaced.
     pub saved: Vec<Saved>,
+    /// Russet's own files that the last installation replaced: together one version, to which `--rollback` goes back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub previous: Vec<Saved>,
+    /// An installation or a rollback has begun and has not come to its end, so that files of two versions may be in place.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unfinished: bool,
 }
 
-/// A foreign file, kept under another name.
+/// A file that was replaced, kept under another name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
     /// Its original path.
@@ -58,10 +64,15 @@ impl Manifest {
         serde_json::from_slice(&bytes).map_err(|source| InstallError::Manifest { path, source })
     }
 
-    /// Adds the files that `plan` will write. Returns true if that changes the manifest.
+    /// Adds the files that `plan` will write, before the first of its steps. Returns true if that changes the manifest.
     pub fn add(&mut self, plan: &Plan) -> bool {
         let before = self.clone();
-        for step in plan.steps.iter().chain(&plan.last) {
+        if plan.keeps_finished_version() && !self.unfinished {
+            // The version before the last is removed first. Files of two versions must never be listed together.
+            self.previous.clear();
+        }
+        self.unfinished |= plan.all().any(Step::is_change);
+        for step in plan.all() {
             match step {
                 Step::Copy { path, .. } | Step::Link { path, .. } | Step::Write { path, .. }
                     if !self.files.contains(path) =>
@@ -71,10 +82,23 @@ impl Manifest {
                 Step::Save { path, saved } if !self.saved.iter().any(|it| it.path == *path) => {
                     self.saved.push(Saved { path: path.clone(), saved: saved.clone() });
                 }
+                // Also listed as a file, for `russet uninstall` after an interruption.
+                Step::Keep { kept, .. } if !self.files.contains(kept) => self.files.push(kept.clone()),
                 _ => {}
             }
         }
         *self != before
+    }
+
+    /// Notes that the files of the version in place have their second names, before the first of them is replaced.
+    pub fn add_kept(&mut self, plan: &Plan) {
+        for step in &plan.keep {
+            if let Step::Keep { path, kept } = step
+                && !self.previous.iter().any(|it| it.path == *path)
+            {
+                self.previous.push(Saved { path: path.clone(), saved: kept.clone() });
+            }
+        }
     }
 
     pub fn write(&self, root: &Path) -> Result<(), InstallError> {

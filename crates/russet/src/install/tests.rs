@@ -66,8 +66,13 @@ impl TestNode {
         if manifest.add(&plan) {
             manifest.write(&self.wish.root).unwrap();
         }
+        carry_out(&plan.keep, &mut |_| ()).unwrap();
+        manifest.add_kept(&plan);
+        manifest.write(&self.wish.root).unwrap();
         carry_out(&plan.steps, &mut |_| ()).unwrap();
         carry_out(&plan.last, &mut |_| ()).unwrap();
+        manifest.unfinished = false;
+        manifest.write(&self.wish.root).unwrap();
         plan
     }
 }
@@ -318,4 +323,134 @@ fn a_packages_command_stays_and_its_plugins_are_links_that_follow_an_upgrade() {
     let files = Manifest::read(&node.wish.root).unwrap().files;
     assert!(!files.contains(&node.wish.command) && !files.contains(&node.wish.plugin), "{files:?}");
     assert!(files.contains(&node.at("opt/cni/bin/russet")), "{files:?}");
+}
+
+const INSTALLED: [&str; 4] =
+    ["usr/local/bin/russet", "opt/cni/bin/russet", "opt/cni/bin/loopback", "opt/cni/bin/portmap"];
+
+impl TestNode {
+    /// The versions of the files in place.
+    fn versions(&self) -> String {
+        INSTALLED.iter().map(|path| self.text(path).chars().next().unwrap()).collect()
+    }
+
+    /// As `russet install --rollback` does it.
+    fn roll_back(&self) -> Result<(), InstallError> {
+        let mut manifest = Manifest::read(&self.wish.root)?;
+        carry_out(&rollback::roll_back(&manifest)?, &mut |_| ())?;
+        (manifest.previous, manifest.unfinished) = (Vec::new(), false);
+        manifest.write(&self.wish.root)
+    }
+}
+
+#[test]
+fn a_rollback_restores_the_version_before_the_last_and_nothing_older() {
+    let node = TestNode::new();
+    node.install();
+    assert!(matches!(node.roll_back(), Err(InstallError::NothingToRestore(_))));
+    node.put("etc/systemd/system/russet-agent.service", "the unit of version 1");
+    for version in ["2", "3"] {
+        node.version(version);
+        node.install();
+        // A repeated installation replaces nothing, and what was kept stays.
+        node.install();
+    }
+    assert_eq!(node.versions(), "3333");
+    node.roll_back().unwrap();
+    assert_eq!(node.versions(), "2222");
+    // Version 3 had the unit of version 2; the one of version 1 is not mixed with executables of version 2.
+    let unit = node.text("etc/systemd/system/russet-agent.service");
+    assert!(unit != "the unit of version 1", "{unit}");
+    assert!(matches!(node.roll_back(), Err(InstallError::NothingToRestore(_))));
+    let files = crate::owned::look(&node.wish.root, false).unwrap().files;
+    assert!(!files.programs.iter().any(|path| is_previous(path)), "{files:?}");
+}
+
+#[test]
+fn what_a_rollback_needs_is_removed_with_the_installation() {
+    let node = TestNode::new();
+    node.install();
+    node.put("etc/systemd/system/russet-agent.service", "the unit of version 1");
+    node.version("2");
+    node.install();
+    let kept: Vec<PathBuf> = INSTALLED
+        .iter()
+        .chain(&["etc/systemd/system/russet-agent.service"])
+        .map(|path| beside(&node.at(path), PREVIOUS_SUFFIX))
+        .collect();
+    let programs = crate::owned::look(&node.wish.root, false).unwrap().files.programs;
+    assert!(kept.iter().all(|path| path.is_file() && programs.contains(path)), "{programs:?}");
+}
+
+/// Carries out the first `done` steps of an installation, as if the machine had stopped then.
+fn interrupted(node: &TestNode, done: usize) -> bool {
+    let plan = node.plan();
+    let mut manifest = Manifest::read(&node.wish.root).unwrap();
+    manifest.add(&plan);
+    manifest.write(&node.wish.root).unwrap();
+    let kept = plan.keep.len();
+    carry_out(&plan.keep[..kept.min(done)], &mut |_| ()).unwrap();
+    if done > kept {
+        manifest.add_kept(&plan);
+        manifest.write(&node.wish.root).unwrap();
+        let steps: Vec<Step> = plan.steps.iter().chain(&plan.last).take(done - kept).cloned().collect();
+        carry_out(&steps, &mut |_| ()).unwrap();
+    }
+    done < plan.all().count()
+}
+
+#[test]
+fn a_rollback_after_an_interrupted_installation_never_mixes_versions() {
+    for done in 0.. {
+        let node = TestNode::new();
+        node.install();
+        node.version("2");
+        node.install();
+        node.version("3");
+        let is_interrupted = interrupted(&node, done);
+        match node.roll_back() {
+            Ok(()) | Err(InstallError::NothingToRestore(_)) => assert_eq!(node.versions(), "2222", "{done}"),
+            Err(error) => panic!("{done}: {error}"),
+        }
+        if !is_interrupted {
+            return;
+        }
+    }
+}
+
+#[test]
+fn another_version_after_an_interrupted_installation_keeps_the_whole_one_before_both() {
+    for done in 0.. {
+        let node = TestNode::new();
+        node.install();
+        node.version("2");
+        let is_interrupted = interrupted(&node, done);
+        node.version("3");
+        node.install();
+        assert_eq!(node.versions(), "3333", "{done}");
+        if !is_interrupted {
+            return;
+        }
+        node.roll_back().unwrap();
+        assert_eq!(node.versions(), "1111", "{done}");
+    }
+}
+
+#[test]
+fn an_installation_after_an_interrupted_rollback_keeps_the_whole_older_version() {
+    for done in 0..INSTALLED.len() {
+        let node = TestNode::new();
+        node.install();
+        node.version("2");
+        node.install();
+        let mut manifest = Manifest::read(&node.wish.root).unwrap();
+        manifest.unfinished = true;
+        manifest.write(&node.wish.root).unwrap();
+        let steps = rollback::roll_back(&manifest).unwrap();
+        carry_out(&steps[..done], &mut |_| ()).unwrap();
+        node.install();
+        assert_eq!(node.versions(), "2222", "{done}");
+        node.roll_back().unwrap();
+        assert_eq!(node.versions(), "1111", "{done}");
+    }
 }

@@ -69,5 +69,6 @@ mod settings;
 mod status;
 mod stored_policies;
 mod uninstall;
+mod upgrade;
 mod v1_data;
 mod verbs;
