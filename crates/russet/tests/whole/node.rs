@@ -166,7 +166,8 @@ impl TestNode {
         self.spawn_agent_by(Command::new(env!("CARGO_BIN_EXE_russet")))
     }
 
-    fn spawn_agent_by(&self, mut command: Command) -> Process {
+    /// The same by this command, to which the agent's arguments are added.
+    pub fn spawn_agent_by(&self, mut command: Command) -> Process {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.root().join("agent.log"));
         command.arg("agent").arg("--root").arg(self.root()).args(&self.agent_args);
         if !self.is_named && !self.agent_args.iter().any(|arg| arg == "--node-name") {
