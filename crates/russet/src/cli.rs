@@ -164,6 +164,7 @@ const DEMO_EXAMPLES: &str = "Examples:
   russet demo --etcd http://127.0.0.1:2379
   russet demo --kubernetes           the manifest and a Deployment in a Kubernetes cluster (needs its server programs)
   russet demo --policy               who reaches whom before and after network policies
+  russet demo --break                nine faults on a node under pings: what is noticed, by whom it was done, what is lost
   russet demo --keep                 leaves the nodes running and prints how to enter a pod
   russet demo --clean                removes what --keep or a killed demo left
 
@@ -296,6 +297,11 @@ pub struct DemoArgs {
     /// an allow, by pings and by the policies themselves. Exits with 3 if these differ.
     #[arg(long, conflicts_with = "clean")]
     pub policy: bool,
+    /// Break the first node in nine ways, as other programs, a crash or a firewall would, while a pod sends pings to another
+    /// node, and show what the agent noticed and restored, which process it names, and how many pings were lost. Exits with 3
+    /// if a fault was not noticed, or not repaired.
+    #[arg(long = "break", conflicts_with_all = ["clean", "kubernetes", "policy"])]
+    pub break_nodes: bool,
     /// Leave everything running, and print how to enter a pod.
     #[arg(long, conflicts_with = "clean")]
     pub keep: bool,

@@ -2,7 +2,7 @@
 
 mod agent;
 mod apply;
-mod ask;
+pub mod ask;
 mod cni;
 pub mod cni_direct;
 mod completions;

@@ -6,6 +6,7 @@
 //! user namespace can only be entered by a process without threads.
 
 mod datastore;
+mod faults;
 mod flannel;
 mod fleet;
 mod interrupt;
@@ -23,7 +24,7 @@ mod topology;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::cli::{DemoArgs, DemoFabric};
+use crate::cli::{DemoArgs, DemoFabric, DemoMode};
 use crate::command::{Failure, PROBLEMS};
 use crate::output;
 use datastore::Datastore;
@@ -102,7 +103,7 @@ pub fn run(args: DemoArgs) -> Result<ExitCode, Failure> {
     let mut fleet = Fleet::new(datastore, args.keep);
     let outcome = match &programs {
         Some(programs) => show_cluster(&mut lab, &mut fleet, programs, args.pods, &interrupt),
-        None => show(&lab, &mut fleet, args.policy, &interrupt),
+        None => show(&lab, &mut fleet, &args, &interrupt),
     };
     if let Ok(report) = &outcome {
         output::print_as(args.output.format, report, || report.text());
@@ -126,9 +127,7 @@ pub fn run(args: DemoArgs) -> Result<ExitCode, Failure> {
     }
     let report = outcome?;
     match report.failures() {
-        0 if report.policy.as_ref().is_some_and(|policy| policy.differences() > 0) => {
-            Ok(ExitCode::from(PROBLEMS))
-        }
+        0 if report.problems() > 0 => Ok(ExitCode::from(PROBLEMS)),
         0 => Ok(ExitCode::SUCCESS),
         failed => Err(DemoError::Unreachable { failed, all: report.pings.len() }.into()),
     }
@@ -141,6 +140,9 @@ fn refuse_contradictions(args: &DemoArgs) -> Result<(), DemoError> {
         "--backend is flannel's: add --fabric flannel".to_owned()
     } else if args.policy && is_flannel {
         "--policy needs the agent: flannel enforces no policies".to_owned()
+    } else if args.break_nodes && (is_flannel || args.mode != DemoMode::Vxlan || args.nodes < 2) {
+        "--break needs the agent, its tunnels and two nodes: leave out --fabric, --mode and --nodes 1"
+            .to_owned()
     } else if args.policy && pods > policies::PODS_MAX {
         format!("--policy shows at most {} pods, and there would be {pods}", policies::PODS_MAX)
     } else {
@@ -150,7 +152,7 @@ fn refuse_contradictions(args: &DemoArgs) -> Result<(), DemoError> {
 }
 
 /// Builds everything and measures.
-fn show(lab: &Lab, fleet: &mut Fleet, policy: bool, interrupt: &Interrupt) -> Result<Report, DemoError> {
+fn show(lab: &Lab, fleet: &mut Fleet, args: &DemoArgs, interrupt: &Interrupt) -> Result<Report, DemoError> {
     let started = Instant::now();
     let say = |line: &str| report_progress(started, line);
     let (nodes, pods) = (lab.nodes.len(), lab.pods().count());
@@ -163,8 +165,11 @@ fn show(lab: &Lab, fleet: &mut Fleet, policy: bool, interrupt: &Interrupt) -> Re
     say(&format!("{pods} pods, attached through CNI"));
     let attached = pods::attach_all(lab, interrupt)?;
     let mut report = measure(lab, fleet, attached, started, interrupt)?;
-    if policy {
+    if args.policy {
         report.policy = Some(policies::show(fleet, &report.pods, interrupt, say)?);
+    }
+    if args.break_nodes {
+        report.faults = Some(faults::show(lab, fleet, &report.pods, interrupt, say)?);
     }
     Ok(finished(report, started))
 }
@@ -218,6 +223,7 @@ fn measure(
         blocks,
         kubernetes: None,
         policy: None,
+        faults: None,
         elapsed_ms: 0,
     })
 }

@@ -64,13 +64,7 @@ impl Fleet {
             flannel::configure(&datastore, backend)?;
         }
         for node in &lab.nodes {
-            let mut daemon = match lab.fabric {
-                Fabric::Russet(mode) => self.agent(node, mode, &datastore.location())?,
-                Fabric::Flannel(_) => flannel::daemon(self.russet()?, node, &datastore),
-            };
-            let started = process::in_netns(&mut daemon, &node.netns()?).map(drop);
-            started.map_err(|e| DemoError::step(format!("start in {}", node.namespace), e))?;
-            self.spawn(&node.name, daemon)?;
+            self.start_daemon(lab, node)?;
         }
         super::pods::configure(lab, super::pods::conflist_path)?;
         for node in &lab.nodes {
@@ -81,6 +75,25 @@ impl Fleet {
             })?;
         }
         Ok(())
+    }
+
+    /// Starts the agent, or flannel's daemon, of a node.
+    pub fn start_daemon(&mut self, lab: &Lab, node: &Node) -> Result<(), DemoError> {
+        let mut daemon = match lab.fabric {
+            Fabric::Russet(mode) => self.agent(node, mode, &self.datastore.location())?,
+            Fabric::Flannel(_) => flannel::daemon(self.russet()?, node, &self.datastore),
+        };
+        let started = process::in_netns(&mut daemon, &node.netns()?).map(drop);
+        started.map_err(|e| DemoError::step(format!("start in {}", node.namespace), e))?;
+        self.spawn(&node.name, daemon)
+    }
+
+    /// Ends a process as a crash would.
+    pub fn kill(&mut self, name: &str) -> Result<(), DemoError> {
+        let Some(at) = self.members.iter().position(|member| member.name == name) else { return Ok(()) };
+        let mut member = self.members.remove(at);
+        member.signal(Signal::KILL);
+        member.process.wait().map(drop).map_err(|source| DemoError::io(format!("kill {name}"), source))
     }
 
     /// The agent of a node, with its data in `store`.

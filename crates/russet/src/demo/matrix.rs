@@ -55,6 +55,12 @@ impl<'a> Prober<'a> {
         self.pingers.iter_mut().find(is_it).map(|(_, pinger)| pinger)
     }
 
+    /// The socket for packets to an address.
+    pub fn into_pinger(self, target: IpAddr) -> Option<Pinger> {
+        let is_it = |(family, _): &(Family, Pinger)| *family == Family::of(target);
+        self.pingers.into_iter().find(is_it).map(|(_, pinger)| pinger)
+    }
+
     fn ask(&mut self, to: &str, addresses: &[IpAddr], pings: &mut Vec<Ping>) {
         for (family, pinger) in &mut self.pingers {
             let Some(address) = addresses.iter().find(|ip| Family::of(**ip) == *family) else { continue };

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::faults::FaultsReport;
 use super::policies::PolicyReport;
 use crate::output;
 
@@ -21,6 +22,9 @@ pub struct Report {
     /// With `--policy`: who reaches whom under policies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyReport>,
+    /// With `--break`: what became of each fault.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub faults: Option<FaultsReport>,
     /// The demo's total time.
     pub elapsed_ms: u64,
 }
@@ -101,10 +105,21 @@ impl Report {
         self.pings.iter().filter(|ping| !ping.ok).count()
     }
 
+    /// How many faults and policies did not come out as they should.
+    pub fn problems(&self) -> usize {
+        self.policy.as_ref().map_or(0, PolicyReport::differences)
+            + self.faults.as_ref().map_or(0, FaultsReport::failures)
+    }
+
     /// The report for people.
     pub fn text(&self) -> String {
         let mut text = String::new();
         text.push_str(&self.pods_table());
+        if let Some(faults) = &self.faults {
+            text.push_str(&faults.text());
+            text.push_str(&self.verdict());
+            return text;
+        }
         if let Some(policy) = &self.policy {
             // The matrices of policies say more than the times of a ping.
             text.push_str(&policy.text(&self.pods));

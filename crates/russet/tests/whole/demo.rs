@@ -186,10 +186,41 @@ fn a_demo_whose_packets_do_not_pass_as_the_policies_say_exits_with_3() {
 }
 
 #[test]
-fn a_demo_with_policies_needs_the_agent_and_few_pods() {
+#[ignore = "root: makes network namespaces, breaks a node in nine ways"]
+fn a_demo_breaks_a_node_in_nine_ways_and_its_agent_notices_and_restores_each() {
+    let _turn = demo_turn();
+    let before = HostState::now();
+    let report = Russet::demo(&["--break", "--nodes", "2", "--pods", "1"]).json();
+    let faults = report["faults"]["faults"].as_array().unwrap();
+    assert_eq!(faults.len(), 9, "{report}");
+    for fault in faults {
+        let (sent, lost) = (fault["sent"].as_u64().unwrap(), fault["lost"].as_u64().unwrap());
+        assert!(fault["recovered"] == true && lost < sent, "{fault}");
+        let what = fault["noticed"]["what"].to_string();
+        let (words, is_restored) = match fault["name"].as_str().unwrap() {
+            "pod-route" | "node-route" => (" route ", true),
+            "neighbours" => ("put ", true),
+            "tunnel-down" | "tunnel-deleted" => ("tunnel device", true),
+            "forwarding" => ("ip_forward", true),
+            "tables" => ("russet", true),
+            "tunnel-port" => ("demo-firewall", false),
+            "agent-killed" => ("started again", false),
+            other => panic!("{other}"),
+        };
+        assert!(what.contains(words), "{fault}");
+        assert_eq!(fault["noticed"]["restored_ms"].is_number(), is_restored, "{fault}");
+    }
+    // The kernel names who deleted a route: the demo.
+    assert!(faults[0]["noticed"]["who"].to_string().contains("russet"), "{report}");
+    assert_eq!(HostState::now(), before);
+}
+
+#[test]
+fn a_demo_that_could_not_show_what_it_is_for_is_refused() {
     for (args, reason) in [
         (&["--policy", "--fabric", "flannel"][..], "flannel enforces no policies"),
         (&["--policy", "--nodes", "32", "--pods", "3"], "at most 64 pods"),
+        (&["--break", "--mode", "routed"], "needs the agent, its tunnels and two nodes"),
     ] {
         let output = Russet::demo(args).output();
         assert_eq!(output.status.code(), Some(1));
