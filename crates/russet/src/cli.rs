@@ -30,6 +30,7 @@ pub mod peers;
 pub mod pods;
 pub mod policy;
 pub mod repair;
+pub mod report;
 pub mod resources;
 pub mod sandbox;
 pub mod span;
@@ -115,6 +116,9 @@ pub enum Verb {
     /// Show the state of this node: problems first, then its datastore, routes, and which other nodes answer.
     #[command(after_help = status::EXAMPLES)]
     Status(status::StatusArgs),
+    /// Write the state of this node into one archive, without secrets, for a reader elsewhere.
+    #[command(after_help = report::EXAMPLES)]
+    Report(report::ReportArgs),
     /// Show what differs on this node from the desired state, and what Russet repaired after
     /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]

@@ -29,6 +29,7 @@ mod owned;
 pub mod place;
 mod pods;
 pub mod policy;
+mod report;
 mod sandbox;
 mod status;
 mod store;
@@ -71,6 +72,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Flows(args) => return flows::run(args).unwrap_or_else(failed),
         Verb::Doctor(args) => return doctor::run(*args).unwrap_or_else(failed),
         Verb::Status(args) => return status::run(args).unwrap_or_else(failed),
+        Verb::Report(args) => report::run(args),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

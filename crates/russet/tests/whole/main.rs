@@ -60,6 +60,7 @@ mod races;
 mod recovery;
 mod reference_plugins;
 mod repair;
+mod report;
 mod resources;
 mod restart;
 mod root;
