@@ -3,6 +3,7 @@
 mod agent;
 mod apply;
 mod ask;
+mod capture;
 mod cni;
 pub mod cni_direct;
 mod completions;
@@ -73,6 +74,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Doctor(args) => return doctor::run(*args).unwrap_or_else(failed),
         Verb::Status(args) => return status::run(args).unwrap_or_else(failed),
         Verb::Report(args) => report::run(args),
+        Verb::Capture(args) => return capture::run(args).unwrap_or_else(failed),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

@@ -12,6 +12,7 @@ mod calico_direct;
 mod calico_ipam;
 mod calico_place;
 mod calico_v1;
+mod capture;
 mod chaos;
 mod cni_command;
 mod concurrency;
