@@ -30,6 +30,7 @@ const PACKAGES: &[Package] = &[
         proof: "conntrack",
         reason: "the second opinion on connections, their marks and their deletion",
     },
+    Package { name: "tcpdump", proof: "tcpdump", reason: "the second opinion on files of `russet capture`" },
     Package { name: "ethtool", proof: "ethtool", reason: "takes a wire's offloads away" },
     Package {
         name: "curl",

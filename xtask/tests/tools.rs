@@ -27,7 +27,7 @@ const ALSO_INSTALLED: [&str; 11] = [
     "tc",
 ];
 /// What Debian's essential packages have, and the compiler's own.
-const PRESENT: [&str; 15] = [
+const PRESENT: [&str; 16] = [
     "bash",
     "cp",
     "env",
@@ -37,6 +37,7 @@ const PRESENT: [&str; 15] = [
     "mount",
     "nsenter",
     "rustc",
+    "script",
     "sh",
     "sha256sum",
     "tar",

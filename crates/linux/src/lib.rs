@@ -20,6 +20,7 @@ pub mod memory;
 pub mod namespaces;
 pub mod netns;
 pub mod notify;
+pub mod packet;
 pub mod pause;
 pub mod probe;
 pub mod process;

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
 use russet_agent::{Annotate, Encapsulation, HealthAddress, IpamMode, PolicyMode, StoreLocation};
 
+pub mod capture;
 pub mod cni;
 pub mod controller;
 pub mod cri;
@@ -30,6 +31,7 @@ pub mod peers;
 pub mod pods;
 pub mod policy;
 pub mod repair;
+pub mod report;
 pub mod resources;
 pub mod sandbox;
 pub mod span;
@@ -115,6 +117,12 @@ pub enum Verb {
     /// Show the state of this node: problems first, then its datastore, routes, and which other nodes answer.
     #[command(after_help = status::EXAMPLES)]
     Status(status::StatusArgs),
+    /// Write the state of this node into one archive, without secrets, for a reader elsewhere.
+    #[command(after_help = report::EXAMPLES)]
+    Report(report::ReportArgs),
+    /// Write packets of a pod, of the tunnel to a node, or of an interface into a file for Wireshark.
+    #[command(after_help = capture::EXAMPLES)]
+    Capture(capture::CaptureArgs),
     /// Show what differs on this node from the desired state, and what Russet repaired after
     /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]

@@ -3,6 +3,7 @@
 mod agent;
 mod apply;
 pub mod ask;
+mod capture;
 mod cni;
 pub mod cni_direct;
 mod completions;
@@ -29,6 +30,7 @@ mod owned;
 pub mod place;
 mod pods;
 pub mod policy;
+mod report;
 mod sandbox;
 mod status;
 mod store;
@@ -71,6 +73,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Flows(args) => return flows::run(args).unwrap_or_else(failed),
         Verb::Doctor(args) => return doctor::run(*args).unwrap_or_else(failed),
         Verb::Status(args) => return status::run(args).unwrap_or_else(failed),
+        Verb::Report(args) => report::run(args),
+        Verb::Capture(args) => return capture::run(args).unwrap_or_else(failed),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

@@ -130,6 +130,8 @@ pub struct File {
     table: toml::Table,
 }
 
+/// The configuration of calicoctl, below a root.
+pub const CALICOCTL_FILE: &str = calicoctl::CONFIG_FILE;
 /// The allowed MTU of pods.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 1280..=65535;
 
@@ -609,7 +611,7 @@ impl File {
 
 /// Every key of the settings file: the names of the agent's arguments. The root is none of them,
 /// because the file is below it.
-fn keys() -> Vec<String> {
+pub fn keys() -> Vec<String> {
     let agent = AgentArgs::augment_args(clap::Command::new("agent"));
     let names = agent.get_arguments().map(|argument| argument.get_id().to_string());
     names.filter(|name| name != "root").collect()
