@@ -223,9 +223,9 @@ fn split(command: &str, look: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
 fn expand(word: &str, look: &dyn Fn(&str) -> Option<String>) -> String {
     let mut text = String::new();
     let mut rest = word;
-    while let Some(at) = rest.find('$') {
-        text.push_str(&rest[..at]);
-        rest = &rest[at + 1..];
+    while let Some((before, behind)) = rest.split_once('$') {
+        text.push_str(before);
+        rest = behind;
         let (name, behind) = match rest.strip_prefix('{').and_then(|braced| braced.split_once('}')) {
             Some((name, behind)) => (name, behind),
             None => rest

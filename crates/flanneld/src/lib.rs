@@ -6,6 +6,8 @@
 //! `overlay`, and the proxy of the backend `udp` is here; this crate connects them. Called by `russet flanneld`.
 
 #![allow(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
+// It reads leases, configurations and packets of other programs: none of that may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
 
 mod backend;
 mod carrier;

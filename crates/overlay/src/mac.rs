@@ -15,8 +15,9 @@ pub fn tunnel_mac(node: &NodeName, family: Family) -> Mac {
     if family == Family::V6 {
         hash.update("-v6");
     }
-    let digest = hash.finalize();
-    Mac([PREFIX, digest[0], digest[1], digest[2], digest[3], digest[4]])
+    let digest: [u8; 20] = hash.finalize().into();
+    let [a, b, c, d, e, ..] = digest;
+    Mac([PREFIX, a, b, c, d, e])
 }
 
 #[cfg(test)]

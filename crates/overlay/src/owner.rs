@@ -59,11 +59,19 @@ pub(crate) enum RouteOwner {
     Connected,
 }
 
-/// The position of a family in pairs.
-pub(crate) const fn index(family: Family) -> usize {
+/// What a pair has for a family.
+pub(crate) const fn of<T>(pair: &[T; 2], family: Family) -> &T {
     match family {
-        Family::V4 => 0,
-        Family::V6 => 1,
+        Family::V4 => &pair[0],
+        Family::V6 => &pair[1],
+    }
+}
+
+/// The same, to be changed.
+pub(crate) const fn of_mut<T>(pair: &mut [T; 2], family: Family) -> &mut T {
+    match family {
+        Family::V4 => &mut pair[0],
+        Family::V6 => &mut pair[1],
     }
 }
 
@@ -87,12 +95,12 @@ impl Owner {
 
     /// The name of a family's device.
     pub fn name(&self, family: Family) -> Option<&IfName> {
-        self.names[index(family)].as_ref()
+        of(&self.names, family).as_ref()
     }
 
     /// Whether an address of our device is managed by us.
     pub(crate) fn owns_address(&self, net: &IpNet) -> bool {
-        self.addresses[index(Family::of_net(net))].is_none_or(|network| network.contains(&net.addr()))
+        of(&self.addresses, Family::of_net(net)).is_none_or(|network| network.contains(&net.addr()))
     }
 
     /// The protocols of all relevant routes; none if routes of every protocol are relevant.

@@ -108,11 +108,11 @@ pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>, metric: Option<u3
 pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
     let mut planner =
         Planner { desired, observed, fates: BTreeMap::new(), refusals: Vec::new(), replaced: Vec::new() };
-    let mut stages = vec![Vec::new(), Vec::new()];
+    let (mut swaps, mut fixes) = (Vec::new(), Vec::new());
     for family in Family::BOTH {
-        let [swaps, fixes] = planner.device(family);
-        stages[0].extend(swaps);
-        stages[1].extend(fixes);
+        let [swap, fix] = planner.device(family);
+        swaps.extend(swap);
+        fixes.extend(fix);
     }
     let [put_entries, stale_entries] = planner.entries();
     let [put_routes, stale_routes] = planner.routes();
@@ -120,7 +120,7 @@ pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
         Fate::Goes(ifindex) => Some(Op::DeleteDevice(*family, *ifindex)),
         _ => None,
     });
-    stages.extend([put_entries, put_routes, stale_routes, stale_entries, going.collect()]);
+    let stages = [swaps, fixes, put_entries, put_routes, stale_routes, stale_entries, going.collect()];
     let ops = stages.into_iter().flatten().collect();
     Plan { ops, refusals: planner.refusals, replaced: planner.replaced }
 }

@@ -9,6 +9,7 @@ use russet_addr::{Family, IpNet, Mac, NodeName, host_net};
 use crate::desired::{Desired, Hop};
 use crate::inputs::{Addresses, Inputs};
 use crate::mac::tunnel_mac;
+use crate::owner::of;
 use crate::refusal::{Reason, Subject};
 use crate::validated::ValidatedInputs;
 
@@ -145,7 +146,7 @@ fn device(validated: &mut ValidatedInputs<'_>, family: Family) -> Result<Device,
         validated.refuse(Subject::Tunnel(address), Some(&inputs.node), reason);
         return Err(Reason::OwnTunnelAddressMissing);
     }
-    let set = inputs.tunnel.mtu[usize::from(family == Family::V6)];
+    let set = *of(&inputs.tunnel.mtu, family);
     let mtu = set.unwrap_or_else(|| inputs.underlay.mtu.saturating_sub(overhead(family)));
     if mtu < mtu_min(family) {
         return Err(Reason::MtuTooSmall(inputs.underlay.mtu));

@@ -11,19 +11,18 @@ pub fn boolean(text: &str) -> Result<bool, &'static str> {
 
 /// `strconv.ParseInt` with base 0: prefixes 0x, 0o, 0b and 0, and underscores between digits.
 pub fn integer(text: &str) -> Result<i64, &'static str> {
-    let (negative, digits) = match text.as_bytes().first() {
-        Some(b'-') => (true, &text[1..]),
-        Some(b'+') => (false, &text[1..]),
-        _ => (false, text),
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
     let lower = digits.to_ascii_lowercase();
-    let (radix, body) = match lower.get(..2) {
-        Some("0x") => (16, &lower[2..]),
-        Some("0o") => (8, &lower[2..]),
-        Some("0b") => (2, &lower[2..]),
-        _ if lower.len() > 1 && lower.starts_with('0') => (8, &lower[1..]),
-        _ => (10, lower.as_str()),
-    };
+    let prefixed = |(radix, prefix)| Some((radix, lower.strip_prefix(prefix)?));
+    let octal = || lower.strip_prefix('0').filter(|body| !body.is_empty()).map(|body| (8, body));
+    let (radix, body) = [(16, "0x"), (8, "0o"), (2, "0b")]
+        .into_iter()
+        .find_map(prefixed)
+        .or_else(octal)
+        .unwrap_or((10, lower.as_str()));
     // Behind a prefix an underscore may come first, because the prefix counts as a digit.
     let body = if body.len() < lower.len() { body.strip_prefix('_').unwrap_or(body) } else { body };
     let groups_are_whole = body.split('_').all(|group| !group.is_empty());

@@ -9,7 +9,7 @@ use std::io::{self, IoSlice};
 use russet_linux::tun::{Segments, VIRTIO_HEADER_BYTES, VirtioHeader};
 
 use super::checksum::Sum;
-use super::packet::{Ipv4, TCP, UDP, put_u16, set_header_checksum, u16_at, u32_at};
+use super::packet::{Ipv4, TCP, UDP, put, put_u16, set_header_checksum, u16_at, u32_at};
 use super::segment::udp_length_is_right;
 
 /// Takes packets in order and writes them, coalesced where possible. It must not outlive a batch of
@@ -45,8 +45,10 @@ struct Packet<'a> {
     bytes: &'a [u8],
     ip: Ipv4,
     kind: Option<Kind>,
-    /// Bytes of all headers.
-    header_bytes: usize,
+    /// The parts of `bytes`. Without a kind, the transport header is part of the payload.
+    ip_header: &'a [u8],
+    transport_header: &'a [u8],
+    payload: &'a [u8],
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,9 +89,10 @@ impl<'a> Coalescer<'a> {
     /// join it.
     pub(super) fn push(&mut self, bytes: &'a [u8], ip: Ipv4, sink: &mut impl Sink) -> io::Result<()> {
         let packet = Packet::new(bytes, ip, self.allowed);
-        if self.joins(&packet) {
-            self.closed = packet.ends(&self.run[0]);
-            self.run_bytes += packet.bytes.len() - packet.header_bytes;
+        let joins = self.joins(&packet);
+        if let Some(first) = self.run.first().filter(|_| joins) {
+            self.closed = packet.ends(first);
+            self.run_bytes += packet.payload.len();
             self.run.push(packet);
             return Ok(());
         }
@@ -103,7 +106,7 @@ impl<'a> Coalescer<'a> {
 
     /// Writes the current run.
     pub(super) fn flush(&mut self, sink: &mut impl Sink) -> io::Result<()> {
-        let written = match &self.run[..] {
+        let written = match self.run.as_slice() {
             [] => Ok(()),
             [single] => single.write(sink),
             run => write_joined(run, self.run_bytes, sink),
@@ -141,12 +144,12 @@ impl<'a> Coalescer<'a> {
 
     fn joins(&mut self, packet: &Packet<'a>) -> bool {
         let Some(first) = self.run.first() else { return false };
-        let payload = packet.bytes.len() - packet.header_bytes;
-        if self.closed || !first.is_alike(packet) || self.run_bytes + payload > MAX_BYTES {
+        let is_too_large = self.run_bytes + packet.payload.len() > MAX_BYTES;
+        if self.closed || !first.is_alike(packet) || is_too_large {
             return false;
         }
         let follows = match first.kind {
-            Some(Kind::Tcp) => packet.follows_tcp(first, self.run_bytes - first.header_bytes),
+            Some(Kind::Tcp) => packet.follows_tcp(first, self.run_bytes - first.header_bytes()),
             _ => self.run.len() < UDP_MAX_PACKETS,
         };
         let number = self.run.len() as u16;
@@ -188,7 +191,8 @@ impl RefusalsLeft {
 
 impl<'a> Packet<'a> {
     fn new(bytes: &'a [u8], ip: Ipv4, allowed: Kinds) -> Self {
-        let transport = &bytes[ip.header_bytes..];
+        // The header was parsed from these bytes, so it is shorter.
+        let (ip_header, transport) = bytes.split_at_checked(ip.header_bytes).unwrap_or((bytes, &[]));
         let kind = match ip.protocol {
             _ if ip.is_fragment() => None,
             TCP if allowed.tcp.is_left() => tcp_header_bytes(transport).map(|bytes| (Kind::Tcp, bytes)),
@@ -201,45 +205,58 @@ impl<'a> Packet<'a> {
             }
             _ => None,
         };
+        let parts = kind.and_then(|(kind, bytes)| Some((kind, transport.split_at_checked(bytes)?)));
         // A packet without payload is never coalesced.
-        let kind = kind.filter(|(_, header)| transport.len() > *header);
-        let header_bytes = ip.header_bytes + kind.map_or(0, |(_, bytes)| bytes);
-        Self { bytes, ip, kind: kind.map(|(kind, _)| kind), header_bytes }
+        match parts.filter(|(_, (_, payload))| !payload.is_empty()) {
+            Some((kind, (transport_header, payload))) => {
+                Self { bytes, ip, kind: Some(kind), ip_header, transport_header, payload }
+            }
+            None => Self { bytes, ip, kind: None, ip_header, transport_header: &[], payload: transport },
+        }
+    }
+
+    /// Bytes of all headers.
+    fn header_bytes(&self) -> usize {
+        self.ip_header.len() + self.transport_header.len()
     }
 
     /// Whether both are of one flow, and their headers differ only in fields that segmentation
     /// restores: lengths, IDs, checksums, sequence, PSH.
     fn is_alike(&self, other: &Self) -> bool {
-        let (a, b) = (self.bytes, other.bytes);
-        let ip = self.ip.header_bytes;
-        let same = |from: usize, to: usize| a[from..to] == b[from..to];
-        let alike = self.kind.is_some() && self.kind == other.kind && self.header_bytes == other.header_bytes;
+        let (ip, transport) = (self.ip_header.len(), self.transport_header.len());
+        let lengths_agree = ip == other.ip_header.len() && transport == other.transport_header.len();
         // Version, header length and TOS; fragment word, TTL and protocol; addresses, options and ports.
-        let alike = alike && ip == other.ip.header_bytes && same(0, 2) && same(6, 10) && same(12, ip + 4);
-        let carried = other.bytes.len() - other.header_bytes;
-        alike && carried <= self.bytes.len() - self.header_bytes
+        let fields = [0..2, 6..10, 12..ip + 4];
+        self.kind.is_some()
+            && self.kind == other.kind
+            && lengths_agree
+            && fields.into_iter().all(|field| self.bytes.get(field.clone()) == other.bytes.get(field))
+            && other.payload.len() <= self.payload.len()
     }
 
     /// Whether its payload continues `first` after `carried` bytes, with the same acknowledgement,
     /// window and options.
     fn follows_tcp(&self, first: &Self, carried: usize) -> bool {
-        let (a, b) = (
-            &first.bytes[first.ip.header_bytes..first.header_bytes],
-            &self.bytes[self.ip.header_bytes..self.header_bytes],
-        );
+        let (a, b) = (first.transport_header, self.transport_header);
         let expected = u32_at(a, 4).map(|sequence| sequence.wrapping_add(carried as u32));
-        u32_at(b, 4) == expected && a[8..13] == b[8..13] && a[14..16] == b[14..16] && a[18..] == b[18..]
+        let fields = [8..13, 14..16, 18..a.len()];
+        u32_at(b, 4) == expected && fields.into_iter().all(|field| a.get(field.clone()) == b.get(field))
     }
 
     /// Whether it ends a run that began with `first`: it is shorter, or has PSH.
     fn ends(&self, first: &Self) -> bool {
-        let pushes = self.kind == Some(Kind::Tcp) && self.bytes[self.ip.header_bytes + FLAGS_AT] & PSH != 0;
-        pushes || self.bytes.len() < first.bytes.len()
+        (self.kind == Some(Kind::Tcp) && self.flags() & PSH != 0) || self.bytes.len() < first.bytes.len()
+    }
+
+    /// The flags of a TCP segment.
+    fn flags(&self) -> u8 {
+        self.transport_header.get(FLAGS_AT).copied().unwrap_or(0)
     }
 
     fn is_intact(&self) -> bool {
-        let (header, transport) = self.bytes.split_at(self.ip.header_bytes);
-        Sum::default().add(header).is_intact() && self.ip.pseudo(transport.len()).add(transport).is_intact()
+        let pseudo = self.ip.pseudo(self.transport_header.len() + self.payload.len());
+        Sum::default().add(self.ip_header).is_intact()
+            && pseudo.add(self.transport_header).add(self.payload).is_intact()
     }
 
     fn write(&self, sink: &mut impl Sink) -> io::Result<()> {
@@ -251,35 +268,34 @@ impl<'a> Packet<'a> {
 /// and all payloads.
 fn write_joined(run: &[Packet<'_>], bytes: usize, sink: &mut impl Sink) -> io::Result<()> {
     let [first, .., last] = run else { return Ok(()) };
-    let ip_bytes = first.ip.header_bytes;
-    let mut header = first.bytes[..first.header_bytes].to_vec();
-    let (ip, transport) = header.split_at_mut(ip_bytes);
-    put_u16(ip, 2, bytes as u16);
-    set_header_checksum(ip);
+    let ip_bytes = first.ip_header.len();
+    let (mut header, mut transport) = (first.ip_header.to_vec(), first.transport_header.to_vec());
+    put_u16(&mut header, 2, bytes as u16);
+    set_header_checksum(&mut header);
     let (segments, csum_offset) = match first.kind {
         Some(Kind::Tcp) => {
-            transport[FLAGS_AT] |= last.bytes[ip_bytes + FLAGS_AT] & PSH;
+            put(&mut transport, FLAGS_AT, [first.flags() | last.flags() & PSH]);
             (Segments::Tcp4, 16)
         }
         _ => {
-            put_u16(transport, 4, (bytes - ip_bytes) as u16);
+            put_u16(&mut transport, 4, (bytes - ip_bytes) as u16);
             (Segments::Udp, 6)
         }
     };
-    let open = first.ip.pseudo(bytes - ip_bytes).folded();
-    transport[csum_offset..csum_offset + 2].copy_from_slice(&open);
+    put(&mut transport, csum_offset, first.ip.pseudo(bytes - ip_bytes).folded());
+    header.append(&mut transport);
     let virtio = VirtioHeader {
         needs_checksum: true,
         segments,
-        header_bytes: first.header_bytes as u16,
-        segment_bytes: (first.bytes.len() - first.header_bytes) as u16,
+        header_bytes: header.len() as u16,
+        segment_bytes: first.payload.len() as u16,
         csum_start: ip_bytes as u16,
         csum_offset: csum_offset as u16,
     };
     let virtio: [u8; VIRTIO_HEADER_BYTES] = virtio.encode();
     let mut pieces = Vec::with_capacity(run.len() + 2);
     pieces.extend([IoSlice::new(&virtio), IoSlice::new(&header)]);
-    pieces.extend(run.iter().map(|packet| IoSlice::new(&packet.bytes[packet.header_bytes..])));
+    pieces.extend(run.iter().map(|packet| IoSlice::new(packet.payload)));
     sink.write(&pieces)
 }
 

@@ -67,7 +67,7 @@ impl GsoBatch {
     /// `head_bytes` are copied, so that it has two pieces like all others.
     pub(super) fn push_whole(&mut self, to: Ipv4Addr, memory: &[u8], place: Range<usize>, head_bytes: usize) {
         let (at, body) = (self.heads.len(), place.start + head_bytes..place.end);
-        self.heads.extend_from_slice(&memory[place.start..body.start]);
+        self.heads.extend_from_slice(part(memory, place.start..body.start));
         self.add(to, Datagram { head: at..self.heads.len(), body, is_whole: true });
     }
 
@@ -81,9 +81,10 @@ impl GsoBatch {
     /// error.
     pub(super) fn send(&mut self, memory: &[u8], port: u16, socket: &UdpSocket) -> io::Result<()> {
         let Some(first) = self.datagrams.first() else { return Ok(()) };
-        if let [single] = &self.datagrams[..] {
-            let pieces = match single.is_whole {
-                true => &[IoSlice::new(&memory[single.body.start - single.head.len()..single.body.end])][..],
+        if let [single] = self.datagrams.as_slice() {
+            let whole = single.body.start.saturating_sub(single.head.len())..single.body.end;
+            let pieces: &[IoSlice<'_>] = match single.is_whole {
+                true => &[IoSlice::new(part(memory, whole))],
                 false => &single.pieces(&self.heads, memory),
             };
             let gso_batch = DatagramBatch { pieces, pieces_each: pieces.len(), datagram_bytes: 0 };
@@ -96,7 +97,7 @@ impl GsoBatch {
             *pair = datagram.pieces(&self.heads, memory);
         }
         let gso_batch = DatagramBatch {
-            pieces: &pieces[..PIECES_EACH * self.datagrams.len()],
+            pieces: pieces.get(..PIECES_EACH * self.datagrams.len()).unwrap_or_default(),
             pieces_each: PIECES_EACH,
             datagram_bytes: u16::try_from(first.bytes()).unwrap_or(u16::MAX),
         };
@@ -120,8 +121,14 @@ impl Datagram {
     }
 
     fn pieces<'a>(&self, heads: &'a [u8], memory: &'a [u8]) -> [IoSlice<'a>; PIECES_EACH] {
-        [IoSlice::new(&heads[self.head.clone()]), IoSlice::new(&memory[self.body.clone()])]
+        [IoSlice::new(part(heads, self.head.clone())), IoSlice::new(part(memory, self.body.clone()))]
     }
+}
+
+/// The bytes of a range that the sender gave together with this memory; a packet without them is
+/// better than the end of all packets.
+fn part(memory: &[u8], range: Range<usize>) -> &[u8] {
+    memory.get(range).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -74,11 +74,9 @@ impl Ipv4 {
 /// packet must be dropped silently (flannel.md section 6.1).
 #[must_use]
 pub(super) fn step_ttl(packet: &mut [u8]) -> bool {
-    let (Some(&ttl), Some(sum)) = (packet.get(TTL_AT), u16_at(packet, CHECKSUM_AT)) else { return false };
-    if ttl <= 1 {
-        return false;
-    }
-    packet[TTL_AT] = ttl - 1;
+    let Some(sum) = u16_at(packet, CHECKSUM_AT) else { return false };
+    let Some(ttl) = packet.get_mut(TTL_AT).filter(|ttl| **ttl > 1) else { return false };
+    *ttl -= 1;
     // The TTL is the upper half of a word, which has lost 0x0100.
     let (sum, carry) = sum.overflowing_add(0x0100);
     put_u16(packet, CHECKSUM_AT, sum + u16::from(carry));
@@ -88,13 +86,12 @@ pub(super) fn step_ttl(packet: &mut [u8]) -> bool {
 /// Completes an unfinished checksum. False when the virtio header points outside of the packet.
 #[must_use]
 pub(super) fn complete_checksum(packet: &mut [u8], virtio: &VirtioHeader) -> bool {
-    let start = usize::from(virtio.csum_start);
-    let field = start + usize::from(virtio.csum_offset);
-    if start > packet.len() || field + 2 > packet.len() {
-        return false;
-    }
-    let checksum = Sum::default().add(&packet[start..]).checksum_not_zero();
-    packet[field..field + 2].copy_from_slice(&checksum);
+    let covered = packet.get_mut(usize::from(virtio.csum_start)..);
+    let Some(covered) = covered else { return false };
+    let checksum = Sum::default().add(covered).checksum_not_zero();
+    let field = covered.get_mut(usize::from(virtio.csum_offset)..).and_then(|rest| rest.first_chunk_mut());
+    let Some(field) = field else { return false };
+    *field = checksum;
     true
 }
 
@@ -102,9 +99,7 @@ pub(super) fn complete_checksum(packet: &mut [u8], virtio: &VirtioHeader) -> boo
 pub(super) fn set_header_checksum(header: &mut [u8]) {
     put_u16(header, CHECKSUM_AT, 0);
     let checksum = Sum::default().add(header).checksum();
-    if let Some(field) = header.get_mut(CHECKSUM_AT..CHECKSUM_AT + 2) {
-        field.copy_from_slice(&checksum);
-    }
+    put(header, CHECKSUM_AT, checksum);
 }
 
 pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -120,17 +115,20 @@ fn ipv4_at(bytes: &[u8], at: usize) -> Option<Ipv4Addr> {
 }
 
 /// Ignores a range beyond the end; callers have checked it.
-pub(super) fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
+pub(super) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: [u8; N]) {
     if let Some(field) = bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut()) {
-        *field = value.to_be_bytes();
+        *field = value;
     }
 }
 
-/// Like [`put_u16`].
+/// Like [`put`].
+pub(super) fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
+    put(bytes, at, value.to_be_bytes());
+}
+
+/// Like [`put`].
 pub(super) fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
-    if let Some(field) = bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut()) {
-        *field = value.to_be_bytes();
-    }
+    put(bytes, at, value.to_be_bytes());
 }
 
 #[cfg(test)]

@@ -87,17 +87,17 @@ fn accept(datagram: &mut [u8], mtu_bytes: usize) -> Result<(&[u8], Ipv4), Count>
     if ip.total_bytes > mtu_bytes {
         return Err(Count::Oversized);
     }
-    match step_ttl(datagram) {
-        true => Ok((&datagram[..ip.total_bytes], ip)),
-        false => Err(Count::Expired),
+    if !step_ttl(datagram) {
+        return Err(Count::Expired);
     }
+    datagram.get(..ip.total_bytes).map(|packet| (packet, ip)).ok_or(Count::Malformed)
 }
 
 // === impl TunSink ===
 
 impl Sink for TunSink<'_> {
     fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<()> {
-        let pieces = if self.shared.virtio { pieces } else { &pieces[1..] };
+        let pieces = if self.shared.virtio { pieces } else { pieces.get(1..).unwrap_or_default() };
         let written = self.queue.write(pieces);
         match &written {
             Ok(()) => self.shared.counters.add(Count::Writes, 1),

@@ -8,15 +8,17 @@ use std::ops::Range;
 use russet_linux::tun::{Segments, VirtioHeader};
 
 use super::checksum::Sum;
-use super::packet::{Ipv4, TCP, UDP, put_u16, put_u32, u16_at, u32_at};
+use super::packet::{Ipv4, TCP, UDP, put, put_u16, put_u32, u16_at, u32_at};
 
 /// A large packet with parsed headers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LargePacket<'a> {
-    packet: &'a [u8],
     ip: Ipv4,
-    /// Bytes of all headers.
-    header_bytes: usize,
+    /// All headers.
+    headers: &'a [u8],
+    /// Never empty.
+    payload: &'a [u8],
+    /// Never 0.
     segment_bytes: usize,
     /// Sums of the parts that all headers share: the IPv4 header without length and ID, and the
     /// transport header with pseudo header, without length, sequence and flags.
@@ -26,7 +28,8 @@ pub(super) struct LargePacket<'a> {
 
 const UDP_HEADER_BYTES: usize = 8;
 const TCP_MIN_HEADER_BYTES: usize = 20;
-const TCP_FLAGS_AT: usize = 13;
+/// The header's length, and the flags behind it.
+const TCP_OFFSET_AT: usize = 12;
 const FIN_AND_PSH: u8 = 0x01 | 0x08;
 const CWR: u8 = 0x80;
 
@@ -36,77 +39,90 @@ impl<'a> LargePacket<'a> {
     /// None when the virtio header does not match the packet.
     pub(super) fn new(packet: &'a [u8], ip: Ipv4, virtio: &VirtioHeader) -> Option<Self> {
         let packet = packet.get(..ip.total_bytes)?;
-        let transport = packet.get(ip.header_bytes..)?;
+        let (ip_header, transport) = packet.split_at_checked(ip.header_bytes)?;
         let transport_bytes = match (virtio.segments, ip.protocol) {
             (Segments::Tcp4, TCP) => usize::from(*transport.get(12)? >> 4) * 4,
             (Segments::Udp, UDP) => UDP_HEADER_BYTES,
             _ => return None,
         };
         let least = if ip.protocol == TCP { TCP_MIN_HEADER_BYTES } else { UDP_HEADER_BYTES };
-        let header_bytes = ip.header_bytes + transport_bytes;
+        let (headers, payload) = packet.split_at_checked(ip.header_bytes + transport_bytes)?;
         let segment_bytes = usize::from(virtio.segment_bytes);
-        let is_whole = transport_bytes >= least && header_bytes < packet.len() && segment_bytes != 0;
+        let is_whole = transport_bytes >= least && !payload.is_empty() && segment_bytes != 0;
         if !is_whole || ip.is_fragment() {
             return None;
         }
-        let header = &packet[..ip.header_bytes];
+        let sum_of = |sum: Sum, bytes: &[u8], range: Range<usize>| Some(sum.add(bytes.get(range)?));
         // Length, ID and checksum are the words 1, 2 and 5.
-        let ip_sum = Sum::default().add(&header[..2]).add(&header[6..10]).add(&header[12..]);
-        let ports = ip.pseudo(0).add(&transport[..4]);
-        let transport_sum = match ip.protocol {
+        let mut ip_sum = Sum::default();
+        for range in [0..2, 6..10, 12..ip.header_bytes] {
+            ip_sum = sum_of(ip_sum, ip_header, range)?;
+        }
+        let mut transport_sum = sum_of(ip.pseudo(0), transport, 0..4)?;
+        if ip.protocol == TCP {
             // Acknowledgement, window, and all behind the checksum.
-            TCP => ports.add(&transport[8..12]).add(&transport[14..16]).add(&transport[18..transport_bytes]),
-            _ => ports,
-        };
-        Some(Self { packet, ip, header_bytes, segment_bytes, ip_sum, transport_sum })
+            for range in [8..12, 14..16, 18..transport_bytes] {
+                transport_sum = sum_of(transport_sum, transport, range)?;
+            }
+        }
+        Some(Self { ip, headers, payload, segment_bytes, ip_sum, transport_sum })
     }
 
     /// The number of packets after segmentation.
     pub(super) fn count(&self) -> usize {
-        (self.packet.len() - self.header_bytes).div_ceil(self.segment_bytes)
+        self.payload.len().div_ceil(self.segment_bytes)
     }
 
     /// Bytes of the packet with this number; the first is the largest.
     pub(super) fn bytes_of(&self, number: usize) -> usize {
-        let payload = self.packet.len() - self.header_bytes;
-        self.header_bytes + payload.saturating_sub(number * self.segment_bytes).min(self.segment_bytes)
+        let left = self.payload.len().saturating_sub(number * self.segment_bytes);
+        self.headers.len() + left.min(self.segment_bytes)
     }
 
     /// Appends the header of the packet with this number to `headers`; returns the place of its
     /// payload.
     pub(super) fn segment(&self, number: usize, headers: &mut Vec<u8>) -> Range<usize> {
-        let start = self.header_bytes + number * self.segment_bytes;
-        let end = (start + self.segment_bytes).min(self.packet.len());
+        let before = number * self.segment_bytes;
+        let payload = self.payload.chunks(self.segment_bytes).nth(number).unwrap_or_default();
         let at = headers.len();
-        headers.extend_from_slice(&self.packet[..self.header_bytes]);
-        let (ip, transport) = headers[at..].split_at_mut(self.ip.header_bytes);
-        let bytes = transport.len() + (end - start);
-        // Both fit, because the whole packet's length did.
-        put_u16(ip, 2, (self.ip.header_bytes + bytes) as u16);
-        put_u16(ip, 4, self.ip.id.wrapping_add(number as u16));
-        let checksum = self.ip_sum.add(&ip[2..6]).checksum();
-        ip[10..12].copy_from_slice(&checksum);
-        let payload = &self.packet[start..end];
-        match self.ip.protocol {
-            TCP => self.finish_tcp(transport, number, payload),
-            _ => self.finish_udp(transport, payload),
+        headers.extend_from_slice(self.headers);
+        let added = headers.get_mut(at..).unwrap_or_default();
+        if let Some((ip, transport)) = added.split_at_mut_checked(self.ip.header_bytes) {
+            self.finish_ip(ip, number, transport.len() + payload.len());
+            match self.ip.protocol {
+                TCP => self.finish_tcp(transport, number, payload),
+                _ => self.finish_udp(transport, payload),
+            }
         }
-        start..end
+        let start = self.headers.len() + before;
+        start..start + payload.len()
+    }
+
+    /// `bytes` are those behind this header.
+    fn finish_ip(&self, header: &mut [u8], number: usize, bytes: usize) {
+        // Both fit, because the whole packet's length did.
+        let length = ((header.len() + bytes) as u16).to_be_bytes();
+        let id = self.ip.id.wrapping_add(number as u16).to_be_bytes();
+        put(header, 2, length);
+        put(header, 4, id);
+        put(header, 10, self.ip_sum.add(&length).add(&id).checksum());
     }
 
     fn finish_tcp(&self, header: &mut [u8], number: usize, payload: &[u8]) {
-        let sequence = u32_at(header, 4).unwrap_or(0);
-        put_u32(header, 4, sequence.wrapping_add((number * self.segment_bytes) as u32));
+        let before = (number * self.segment_bytes) as u32;
+        let sequence = u32_at(header, 4).unwrap_or(0).wrapping_add(before);
+        put_u32(header, 4, sequence);
+        let [offset, mut flags] = u16_at(header, TCP_OFFSET_AT).unwrap_or(0).to_be_bytes();
         if number + 1 < self.count() {
-            header[TCP_FLAGS_AT] &= !FIN_AND_PSH;
+            flags &= !FIN_AND_PSH;
         }
         if number > 0 {
-            header[TCP_FLAGS_AT] &= !CWR;
+            flags &= !CWR;
         }
-        let bytes = (header.len() + payload.len()) as u16;
-        let sum =
-            self.transport_sum.add(&bytes.to_be_bytes()).add(&header[4..8]).add(&header[12..14]).add(payload);
-        header[16..18].copy_from_slice(&sum.checksum());
+        put(header, TCP_OFFSET_AT, [offset, flags]);
+        let length = ((header.len() + payload.len()) as u16).to_be_bytes();
+        let sum = self.transport_sum.add(&length).add(&sequence.to_be_bytes());
+        put(header, 16, sum.add(&[offset, flags]).add(payload).checksum());
     }
 
     fn finish_udp(&self, header: &mut [u8], payload: &[u8]) {
@@ -115,7 +131,7 @@ impl<'a> LargePacket<'a> {
         // The length is part of the pseudo header, too.
         let length = (bytes as u16).to_be_bytes();
         let sum = self.transport_sum.add(&length).add(&length).add(payload);
-        header[6..8].copy_from_slice(&sum.checksum_not_zero());
+        put(header, 6, sum.checksum_not_zero());
     }
 }
 

@@ -73,7 +73,8 @@ impl Sender {
         if self.used + READ_BYTES > self.memory.len() {
             self.send();
         }
-        let Some(bytes) = self.queue.read(&mut self.memory[self.used..])? else { return Ok(false) };
+        let free = self.memory.get_mut(self.used..).unwrap_or_default();
+        let Some(bytes) = self.queue.read(free)? else { return Ok(false) };
         self.take(bytes);
         Ok(true)
     }
@@ -84,10 +85,12 @@ impl Sender {
         self.used = end;
         let taken = match self.shared.virtio {
             false => self.forward(at, end, &VirtioHeader::default()),
-            true => match self.memory[at..end].first_chunk().map(VirtioHeader::decode) {
-                None => Err(Count::Malformed),
-                Some(header) => self.forward(at + VIRTIO_HEADER_BYTES, end, &header),
-            },
+            true => {
+                match self.memory.get(at..end).and_then(|read| read.first_chunk()).map(VirtioHeader::decode) {
+                    None => Err(Count::Malformed),
+                    Some(header) => self.forward(at + VIRTIO_HEADER_BYTES, end, &header),
+                }
+            }
         };
         if let Err(why) = taken {
             self.shared.counters.add(why, 1);
@@ -96,7 +99,7 @@ impl Sender {
 
     /// Finds the peer and prepares the packet for it.
     fn forward(&mut self, start: usize, end: usize, virtio: &VirtioHeader) -> Result<(), Count> {
-        let packet = &mut self.memory[start..end];
+        let packet = self.memory.get_mut(start..end).ok_or(Count::Malformed)?;
         let ip = Ipv4::parse(packet).ok_or(Count::Malformed)?;
         let Some(to) = self.peers.find(ip.destination) else {
             self.refuse(start, &ip);
@@ -109,7 +112,8 @@ impl Sender {
         if virtio.segments != Segments::None {
             return self.forward_whole(start, end, ip, virtio, to);
         }
-        if virtio.needs_checksum && !complete_checksum(&mut self.memory[start..end], virtio) {
+        let packet = packet.get_mut(..ip.total_bytes).ok_or(Count::Malformed)?;
+        if virtio.needs_checksum && !complete_checksum(packet, virtio) {
             return Err(Count::Malformed);
         }
         if ip.total_bytes > self.shared.mtu_bytes {
@@ -129,7 +133,8 @@ impl Sender {
         virtio: &VirtioHeader,
         to: Ipv4Addr,
     ) -> Result<(), Count> {
-        let large = LargePacket::new(&self.memory[start..end], ip, virtio).ok_or(Count::Malformed)?;
+        let packet = self.memory.get(start..end).ok_or(Count::Malformed)?;
+        let large = LargePacket::new(packet, ip, virtio).ok_or(Count::Malformed)?;
         if large.bytes_of(0) > self.shared.mtu_bytes {
             return Err(Count::Oversized);
         }
@@ -154,8 +159,9 @@ impl Sender {
 
     /// Answers the sender of a packet for which there is no route.
     fn refuse(&self, start: usize, ip: &Ipv4) {
-        let offender = &self.memory[start..start + ip.total_bytes];
-        let Some(answer) = unreachable(self.shared.own, offender, ip) else { return };
+        let offender = self.memory.get(start..start + ip.total_bytes);
+        let answer = offender.and_then(|offender| unreachable(self.shared.own, offender, ip));
+        let Some(answer) = answer else { return };
         let header = VirtioHeader::default().encode();
         let header: &[u8] = if self.shared.virtio { &header } else { &[] };
         // The answer may be lost like any packet: a device that is down accepts none.

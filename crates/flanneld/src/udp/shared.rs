@@ -104,7 +104,9 @@ impl Count {
 
 impl Counters {
     pub(super) fn add(&self, what: Count, count: u64) {
-        self.0[what as usize].fetch_add(count, Ordering::Relaxed);
+        if let Some(counter) = self.0.get(what as usize) {
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
     }
 
     /// Counts a failed write; later packets may succeed.
@@ -115,6 +117,6 @@ impl Counters {
     }
 
     pub(super) fn get(&self, what: Count) -> u64 {
-        self.0[what as usize].load(Ordering::Relaxed)
+        self.0.get(what as usize).map_or(0, |counter| counter.load(Ordering::Relaxed))
     }
 }

@@ -4,7 +4,7 @@
 use std::net::Ipv4Addr;
 
 use super::checksum::Sum;
-use super::packet::{ICMP, Ipv4, put_u16, set_header_checksum};
+use super::packet::{ICMP, Ipv4, put, put_u16, set_header_checksum};
 
 /// TTL of the answer: it only returns to a pod of this node.
 const TTL: u8 = 8;
@@ -31,22 +31,21 @@ pub(super) fn unreachable(own: Ipv4Addr, offender: &[u8], ip: &Ipv4) -> Option<V
     {
         return None;
     }
-    let quoted = &offender[..ip.total_bytes.min(ip.header_bytes + QUOTED_BYTES)];
+    let quoted = offender.get(..ip.total_bytes.min(ip.header_bytes + QUOTED_BYTES))?;
     let total = HEADER_BYTES + ICMP_BYTES + quoted.len();
-    let mut packet = vec![0; total];
-    let (header, icmp) = packet.split_at_mut(HEADER_BYTES);
+    let mut header = [0; HEADER_BYTES];
     header[0] = 0x45;
-    put_u16(header, 2, u16::try_from(total).ok()?);
+    put_u16(&mut header, 2, u16::try_from(total).ok()?);
     header[8] = TTL;
     header[9] = ICMP;
-    header[12..16].copy_from_slice(&own.octets());
-    header[16..20].copy_from_slice(&source.octets());
-    set_header_checksum(header);
+    put(&mut header, 12, own.octets());
+    put(&mut header, 16, source.octets());
+    set_header_checksum(&mut header);
+    let mut icmp = [0; ICMP_BYTES];
     icmp[0] = 3; // Type 3: destination unreachable; code 0: net.
-    icmp[ICMP_BYTES..].copy_from_slice(quoted);
-    let checksum = Sum::default().add(icmp).checksum();
-    icmp[2..4].copy_from_slice(&checksum);
-    Some(packet)
+    let checksum = Sum::default().add(&icmp).add(quoted).checksum();
+    put(&mut icmp, 2, checksum);
+    Some([&header[..], &icmp, quoted].concat())
 }
 
 #[cfg(test)]

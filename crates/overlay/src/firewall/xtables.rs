@@ -288,9 +288,9 @@ impl Saved {
             .collect();
         let others = self.rules.iter().filter(|rule| !rule.chain.starts_with(chains));
         let belongs = |rule: &&SavedRule| {
-            rule.words.windows(2).any(|pair| match pair[0].as_str() {
-                "-j" | "-g" => pair[1].starts_with(chains),
-                "--comment" => pair[1].starts_with(comments),
+            rule.options().any(|(option, value)| match option {
+                "-j" | "-g" => value.starts_with(chains),
+                "--comment" => value.starts_with(comments),
                 _ => false,
             })
         };
@@ -325,13 +325,18 @@ impl SavedRule {
     }
 
     fn jumps_to(&self, chain: &str) -> bool {
-        self.words.windows(2).any(|pair| matches!(pair[0].as_str(), "-j" | "-g") && pair[1] == chain)
+        self.options().any(|(option, value)| matches!(option, "-j" | "-g") && value == chain)
+    }
+
+    /// Each word with the one behind it.
+    fn options(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.words.iter().zip(self.words.iter().skip(1)).map(|(word, next)| (word.as_str(), next.as_str()))
     }
 
     /// The words without the comment, and the comment.
     fn without_comment(&self) -> (Vec<String>, Option<&str>) {
         let mut words = self.words.clone();
-        let Some(at) = words.windows(3).position(|three| three[..3] == ["-m", "comment", "--comment"]) else {
+        let Some(at) = words.windows(3).position(|three| three == ["-m", "comment", "--comment"]) else {
             return (words, None);
         };
         words.drain(at..(at + 4).min(words.len()));

@@ -23,7 +23,7 @@ use super::{
 use crate::apply::{Executor, ignore_router_advertisements};
 use crate::desired::{Desired, Hop};
 use crate::observe::{FoundDevice, Observed, observe, observe_devices};
-use crate::owner::{Owner, Yielding, index};
+use crate::owner::{Owner, Yielding, of, of_mut};
 use crate::plan::{Plan, plan};
 use crate::refusal::{Refusal, Subject};
 use crate::report::{Kind, OverlayError, ReconcileReport};
@@ -328,7 +328,7 @@ impl Fabric {
         for family in self.rules.networks.families() {
             let (there, known) = (found.get(&family), self.peer_table.desired().devices.get(&family));
             let device = vxlan::device(options, &self.rules.underlay, family, there, known)?;
-            let address = self.rules.own[index(family)].map(|net| host_net(net.addr()));
+            let address = of(&self.rules.own, family).map(|net| host_net(net.addr()));
             desired.devices.insert(family, Device { address, ..device });
             if let (Some(_), Some(name)) = (there, self.owner.name(family)) {
                 ignore_router_advertisements(name, report);
@@ -341,7 +341,7 @@ impl Fabric {
         self.devices = observe_devices(&mut self.socket, &self.owner)?;
         for (family, device) in &mut desired.devices {
             device.mac = self.devices.get(family).and_then(|found| found.mac).unwrap_or(device.mac);
-            self.rules.mac[index(*family)] = Some(device.mac);
+            *of_mut(&mut self.rules.mac, *family) = Some(device.mac);
         }
         self.peer_table.desired_mut().devices = desired.devices;
         Ok(())
@@ -440,7 +440,7 @@ impl AsFd for Fabric {
 fn owner(backend: &Backend, networks: Networks) -> Result<Owner, FlannelError> {
     let mut names = [None, None];
     for family in networks.families() {
-        names[index(family)] = match backend {
+        *of_mut(&mut names, family) = match backend {
             Backend::Vxlan(options) => Some(vxlan::device_name(options.vni, family)?),
             Backend::Ipip { .. } => Some(IfName::new(ipip::DEVICE)?),
             Backend::Wireguard(options) => Some(IfName::new(options.device(family))?),

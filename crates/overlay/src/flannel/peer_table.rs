@@ -11,7 +11,7 @@ use super::PeerKey;
 use super::rules::{Claim, PeerPath};
 use crate::desired::{Desired, Hop};
 use crate::observe::{FoundDevice, Observed};
-use crate::owner::{Owner, index};
+use crate::owner::{Owner, of, of_mut};
 use crate::plan::route;
 use crate::refusal::{Reason, Refusal, Subject};
 
@@ -107,8 +107,8 @@ impl PeerTable {
         let age = self.newest;
         let mut record = PeerClaims { age, claims: [None, None], publics };
         for family in Family::BOTH {
-            match &lease_claims[index(family)] {
-                Some(Ok(claim)) => record.claims[index(family)] = Some(*claim),
+            match of(&lease_claims, family) {
+                Some(Ok(claim)) => *of_mut(&mut record.claims, family) = Some(*claim),
                 Some(Err(refusal)) => _ = self.refusals.insert((key, family), (**refusal).clone()),
                 None => {}
             }
@@ -151,12 +151,12 @@ impl PeerTable {
     fn settle(&mut self, base: IpAddr) {
         let family = Family::of(base);
         let claims = self.bases.get(&base).map_or(&[][..], Vec::as_slice);
-        let claim = |(age, key): &(u64, PeerKey)| Some((*age, self.peers.get(key)?.claims[index(family)]?));
+        let claim = |(age, key): &(u64, PeerKey)| Some((*age, (*of(&self.peers.get(key)?.claims, family))?));
         let winner = claims.last().and_then(claim);
         for (number, (_, key)) in claims.iter().enumerate() {
             if number + 1 == claims.len() {
                 self.refusals.remove(&(*key, family));
-            } else if let Some(claim) = self.peers.get(key).and_then(|record| record.claims[index(family)]) {
+            } else if let Some(claim) = self.peers.get(key).and_then(|record| *of(&record.claims, family)) {
                 let refusal = Refusal::new(Subject::Block(claim.subnet), None, Reason::Superseded);
                 self.refusals.insert((*key, family), refusal);
             }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use russet_addr::{Family, IpNet, Mac};
 
 use super::{Backend, Networks, Peer, Underlay, host_gw, ipip, vxlan};
-use crate::owner::index;
+use crate::owner::of;
 use crate::refusal::{Reason, Refusal, Subject};
 
 /// The inputs that are the same for all peers.
@@ -71,8 +71,8 @@ impl Rules {
         let checked = self.check_subnet(subnet).and_then(|()| self.check_public(peer, family, subnet));
         let path = checked.and_then(|public| match &self.backend {
             Backend::Vxlan(options) => {
-                let own = self.mac[index(family)];
-                vxlan::path(options, peer.mac[index(family)], own, public, near)
+                let (theirs, own) = (*of(&peer.mac, family), *of(&self.mac, family));
+                vxlan::path(options, theirs, own, public, near)
             }
             Backend::HostGw => host_gw::path(self.underlay.ifindex, public, near),
             Backend::Ipip { direct_routing } => ipip::path(*direct_routing, self.tunnel, public, near),
@@ -90,7 +90,7 @@ impl Rules {
         if subnet.prefix_len() < network.prefix_len() || !network.contains(&subnet.addr()) {
             return Err(Reason::OutsideNetwork(network));
         }
-        let own = self.own[index(family)];
+        let own = *of(&self.own, family);
         if own.is_some_and(|own| own.contains(&subnet) || subnet.contains(&own)) {
             return Err(Reason::Ours);
         }

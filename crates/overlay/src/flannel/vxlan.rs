@@ -9,7 +9,7 @@ use russet_linux::random;
 use super::rules::{Near, PeerPath};
 use super::{FlannelError, Underlay, VXLAN_PORT, Vxlan};
 use crate::observe::FoundDevice;
-use crate::owner::index;
+use crate::owner::of;
 use crate::plan::matches;
 use crate::refusal::Reason;
 use crate::vxlan::{Device, is_unicast, mtu_min, overhead};
@@ -51,7 +51,7 @@ pub(crate) fn device(
     let port = if options.port == 0 { VXLAN_PORT } else { options.port };
     let predecessor = found.filter(|found| found.vxlan.is_some()).and_then(|found| found.mac);
     let sound = |mac: &Mac| is_unicast(*mac);
-    let given = options.mac[index(family)];
+    let given = *of(&options.mac, family);
     let mac =
         known.map(|known| known.mac).filter(sound).or(given.filter(sound)).or(predecessor.filter(sound));
     let mut device = Device {

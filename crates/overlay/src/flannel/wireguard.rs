@@ -22,7 +22,7 @@ pub use key::{KeyError, Psk};
 use super::rules::Rules;
 use super::{FlannelError, Peer, Underlay};
 use crate::apply::ignore_router_advertisements;
-use crate::owner::{Owner, index};
+use crate::owner::{Owner, of, of_mut};
 use crate::refusal::{Reason, Refusal, Subject};
 use crate::report::{Kind, ReconcileReport};
 
@@ -91,16 +91,19 @@ pub(crate) type Wanted = [BTreeMap<Key, wire::Peer>; 2];
 impl Wireguard {
     /// The name of the device that carries a family.
     pub(crate) fn device(&self, family: Family) -> &'static str {
-        if self.number(family) == 0 { "flannel-wg" } else { "flannel-wg-v6" }
+        match self.carrier(family) {
+            Family::V4 => "flannel-wg",
+            Family::V6 => "flannel-wg-v6",
+        }
     }
 
-    /// The number of the device that carries a family.
-    fn number(&self, family: Family) -> usize {
-        if self.mode == Mode::Separate { index(family) } else { 0 }
+    /// The family whose device carries a family: its own, or IPv4's where there is only one.
+    fn carrier(&self, family: Family) -> Family {
+        if self.mode == Mode::Separate { family } else { Family::V4 }
     }
 
-    fn port(&self, number: usize) -> u16 {
-        [self.port, self.port_v6][number]
+    fn port(&self, carrier: Family) -> u16 {
+        *of(&[self.port, self.port_v6], carrier)
     }
 
     /// The family of the address at which `peer` is reached for traffic of `family`. Mode auto uses
@@ -155,9 +158,9 @@ impl Tunnels {
     /// The ends that our leases publish.
     pub(crate) fn ends(&self) -> [Option<WireguardEnd>; 2] {
         Family::BOTH.map(|family| {
-            let number = self.options.number(family);
-            let (_, public) = self.devices[number]?;
-            let port = Some(self.options.port(number));
+            let carrier = self.options.carrier(family);
+            let (_, public) = (*of(&self.devices, carrier))?;
+            let port = Some(self.options.port(carrier));
             Some(WireguardEnd { public_key: key::text(&public), port })
         })
     }
@@ -171,15 +174,15 @@ impl Tunnels {
         own: [Option<IpNet>; 2],
         report: &mut ReconcileReport,
     ) -> Result<(), FlannelError> {
-        for number in [0, 1] {
-            let carries = |family: &Family| self.options.number(*family) == number;
+        for carrier in Family::BOTH {
+            let carries = |family: &Family| self.options.carrier(*family) == carrier;
             let families: Vec<Family> = Family::BOTH.into_iter().filter(carries).collect();
             let Some(name) = families.iter().find_map(|family| owner.name(*family)) else { continue };
             let link = self.link(socket, name, underlay, report)?;
-            let (index, public) = self.configure(number, link.index)?;
-            self.devices[number] = Some((index, public));
+            let (index, public) = self.configure(carrier, link.index)?;
+            *of_mut(&mut self.devices, carrier) = Some((index, public));
             ignore_router_advertisements(name, report);
-            let addresses = families.iter().filter_map(|family| own[crate::owner::index(*family)]);
+            let addresses = families.iter().filter_map(|family| *of(&own, *family));
             adjust(socket, owner, &link, addresses.collect(), report)?;
         }
         Ok(())
@@ -221,14 +224,15 @@ impl Tunnels {
     }
 
     /// Sets the device's key and port if they differ; returns its index and public key.
-    fn configure(&mut self, number: usize, ifindex: u32) -> Result<(u32, Key), FlannelError> {
+    fn configure(&mut self, carrier: Family, ifindex: u32) -> Result<(u32, Key), FlannelError> {
         let family = match self.family {
             Some(family) => family,
             None => self.generic.family_id(wire::FAMILY).map_err(unsupported)?,
         };
         self.family = Some(family);
-        let port = self.options.port(number);
-        let known = self.devices[number].filter(|(index, _)| *index == ifindex).map(|(_, public)| public);
+        let port = self.options.port(carrier);
+        let known = of(&self.devices, carrier).filter(|(index, _)| *index == ifindex);
+        let known = known.map(|(_, public)| public);
         let mut device = self.generic.wireguard(family, ifindex)?;
         if known.is_none() || known != device.public_key || device.listen_port != port {
             let mut batch = Batch::wireguard();
@@ -260,13 +264,14 @@ impl Tunnels {
         report: &mut ReconcileReport,
     ) -> Result<(), FlannelError> {
         let Some(family) = self.family else { return Ok(()) };
-        for (number, wanted) in wanted.iter().enumerate() {
-            let Some((ifindex, _)) = self.devices[number] else { continue };
+        let devices = self.devices.iter().zip(&mut self.accepted).zip(wanted);
+        for ((device, accepted), wanted) in devices {
+            let Some((ifindex, _)) = *device else { continue };
             if afresh {
                 let device = self.generic.wireguard(family, ifindex)?;
-                self.accepted[number] = settled(device.peers, &self.accepted[number]);
+                *accepted = settled(device.peers, accepted);
             }
-            let changes = difference(wanted, &self.accepted[number]);
+            let changes = difference(wanted, accepted);
             let mut batch = Batch::wireguard();
             batch.change_wireguard_peers(family, ifindex, &changes);
             for (result, piece) in
@@ -274,7 +279,7 @@ impl Tunnels {
             {
                 match result {
                     Ok(()) => {
-                        record_accepted(&mut self.accepted[number], piece);
+                        record_accepted(accepted, piece);
                         piece.iter().for_each(|_| report.count(Kind::Peer));
                     }
                     Err(error) => report.fail(error),
@@ -328,15 +333,16 @@ fn wanted<'a>(
     for peer in peers {
         for family in rules.networks.families() {
             let Some(subnet) = peer.subnet(family) else { continue };
-            let number = options.number(family);
-            let room = |end: (Key, SocketAddr)| match wanted[number].get(&end.0) {
+            let carrier = options.carrier(family);
+            let wanted = of_mut(&mut wanted, carrier);
+            let room = |end: (Key, SocketAddr)| match wanted.get(&end.0) {
                 Some(known) if !has_room(known, &subnet) => Err(Reason::TooMany(wire::ALLOWED_MAX)),
                 _ => Ok(end),
             };
-            match end(options, own[number], rules, peer, family, subnet).and_then(room) {
+            match end(options, *of(&own, carrier), rules, peer, family, subnet).and_then(room) {
                 Ok((key, endpoint)) => {
                     if let Some(holder) = holders.insert(subnet, key).filter(|holder| *holder != key) {
-                        drop_subnet(&mut wanted[number], holder, subnet);
+                        drop_subnet(wanted, holder, subnet);
                     }
                     let fresh = || wire::Peer {
                         key,
@@ -345,7 +351,7 @@ fn wanted<'a>(
                         keepalive_s: options.keepalive_s,
                         allowed: [].into(),
                     };
-                    let entry = wanted[number].entry(key).or_insert_with(fresh);
+                    let entry = wanted.entry(key).or_insert_with(fresh);
                     entry.endpoint = Some(endpoint);
                     entry.allowed.insert(subnet);
                 }
@@ -381,7 +387,7 @@ fn end(
 ) -> Result<(Key, SocketAddr), Reason> {
     rules.check_subnet(subnet)?;
     let public = rules.check_public(peer, options.outer(peer, family, &rules.underlay), subnet)?;
-    let mut end = peer.wireguard[index(family)].as_ref();
+    let mut end = of(&peer.wireguard, family).as_ref();
     if options.mode != Mode::Separate {
         // One tunnel has one key, which both families' leases publish.
         end = end.or(peer.wireguard.iter().flatten().next());
@@ -391,7 +397,7 @@ fn end(
     if own == Some(key) {
         return Err(Reason::Ours);
     }
-    let ours = options.port(options.number(family));
+    let ours = options.port(options.carrier(family));
     Ok((key, SocketAddr::new(public, end.port.filter(|port| *port != 0).unwrap_or(ours))))
 }
 

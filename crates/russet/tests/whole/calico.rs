@@ -289,18 +289,24 @@ fn oracle_18_del_succeeds_when_the_namespace_is_gone() {
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_23_the_self_test_tells_whether_the_datastore_answers() {
-    let setup = CalicoSetup::new();
-    let test = |config: Value| {
+    let mut setup = CalicoSetup::new();
+    let test = |setup: &CalicoSetup, config: Value| {
         let mut command = Command::new(setup.bin.join("calico"));
         setup.node.output(command.env_clear().arg("-t"), config.to_string())
     };
-    assert_eq!(test(setup.config(json!({"cniVersion": "0.3.1"}))).status, 0);
-    let wrong = test(setup.config(json!({"etcd_endpoints": "http://10.77.0.1:2378"})));
-    let error = wrong.error();
-    assert!(error["msg"].as_str().unwrap().contains("cannot be attached"), "{wrong:?}");
-    let details = error["details"].as_str().unwrap();
-    assert!(details.contains("http://10.77.0.1:2378") && details.contains("refused"), "{wrong:?}");
-    assert!(!details.contains("agent"), "{wrong:?}");
+    assert_eq!(test(&setup, setup.config(json!({"cniVersion": "0.3.1"}))).status, 0);
+    for has_agent in [false, true] {
+        if has_agent {
+            // Its answer must come before the plugin stops waiting for it.
+            setup.node.start_agent();
+        }
+        let wrong = test(&setup, setup.config(json!({"etcd_endpoints": "http://10.77.0.1:2378"})));
+        let error = wrong.error();
+        assert!(error["msg"].as_str().unwrap().contains("cannot be attached"), "{has_agent}: {wrong:?}");
+        let details = error["details"].as_str().unwrap();
+        let names_etcd = details.contains("http://10.77.0.1:2378") && details.contains("refused");
+        assert!(names_etcd && !details.contains("agent"), "{has_agent}: {wrong:?}");
+    }
 }
 
 #[test]
