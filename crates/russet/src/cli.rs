@@ -20,6 +20,7 @@ pub mod install;
 pub mod ipam;
 pub mod journal;
 pub mod kube;
+pub mod map;
 pub mod migrate;
 pub mod netnamespace;
 pub mod openshift;
@@ -115,6 +116,9 @@ pub enum Verb {
     /// Show the state of this node: problems first, then its datastore, routes, and which other nodes answer.
     #[command(after_help = status::EXAMPLES)]
     Status(status::StatusArgs),
+    /// Show the cluster: nodes, their address blocks, and which of them reach each other; as a table, a picture or a graph.
+    #[command(after_help = map::EXAMPLES)]
+    Map(map::MapArgs),
     /// Show what differs on this node from the desired state, and what Russet repaired after
     /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]

@@ -23,6 +23,7 @@ mod journal;
 mod kube;
 mod logging;
 mod man;
+mod map;
 mod migrate;
 mod netnamespace;
 mod owned;
@@ -71,6 +72,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Flows(args) => return flows::run(args).unwrap_or_else(failed),
         Verb::Doctor(args) => return doctor::run(*args).unwrap_or_else(failed),
         Verb::Status(args) => return status::run(args).unwrap_or_else(failed),
+        Verb::Map(args) => map::run(args),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

@@ -44,6 +44,7 @@ mod ipam;
 mod kubernetes;
 mod kubernetes_store;
 mod manifests;
+mod map;
 mod migrate_calico_v1;
 mod migrate_flannel_v2;
 mod migrate_host_local;
