@@ -33,6 +33,7 @@ pub mod policy;
 mod sandbox;
 mod status;
 mod store;
+mod ui;
 mod uninstall;
 mod version;
 
@@ -48,7 +49,7 @@ pub const PROBLEMS: u8 = 3;
 /// Runs one verb.
 pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.verb {
-        Verb::Agent(args) => agent::run(args),
+        Verb::Agent(args) => agent::run(*args),
         Verb::Controller(args) => return controller::run(*args).unwrap_or_else(failed),
         Verb::Gc(args) => controller::gc(args),
         Verb::Demo(args) => return crate::demo::run(args).unwrap_or_else(failed),
@@ -73,6 +74,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Doctor(args) => return doctor::run(*args).unwrap_or_else(failed),
         Verb::Status(args) => return status::run(args).unwrap_or_else(failed),
         Verb::Map(args) => map::run(args),
+        Verb::Ui(args) => ui::run(args),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

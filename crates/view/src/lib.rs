@@ -1,4 +1,4 @@
-//! What people see of a cluster: its [`map`] as DOT and SVG. Values in, text out: no I/O and no clock.
+//! What people see of a cluster: its [`map`] as DOT and SVG, and the [`page`] of a node. Values in, text out: no I/O and no clock.
 //!
 //! Names, versions and reasons come from records that any client of the store can write. Whatever they contain, none of them becomes syntax of
 //! the text in which it is shown ([`escape`]).
@@ -9,5 +9,6 @@
 
 pub mod escape;
 pub mod map;
+pub mod page;
 #[cfg(test)]
 mod testing;

@@ -69,6 +69,7 @@ mod sandboxes;
 mod settings;
 mod status;
 mod stored_policies;
+mod ui;
 mod uninstall;
 mod v1_data;
 mod verbs;
