@@ -81,3 +81,45 @@ fn a_link_between_nodes_that_do_not_reach_each_other_is_marked_in_each_form() {
     assert!(answer.stdout.contains("node-d") && !answer.stdout.contains("<script"), "{answer:?}");
     assert!(answer.stderr.contains("nodes/node-d is passed over"), "{answer:?}");
 }
+
+#[test]
+#[ignore = "root: two nodes on an etcd, with a pod on each; kernel: vxlan; tool: etcd, ip"]
+fn pods_of_all_nodes_are_listed_with_their_node_and_addresses() {
+    let mut fabric = Fabric::new();
+    let mut nodes = ["node-a", "node-b"].map(|name| fabric.node(name, &FAST));
+    nodes.iter_mut().for_each(TestNode::start_agent);
+    let pods = nodes.each_mut().map(TestNode::pod);
+    let named = |pod: &crate::node::TestPod, name: &str| {
+        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name}");
+        let mut call = pod.call(env!("CARGO_BIN_EXE_russet"), "ADD", "/opt/cni/bin");
+        call.env("CNI_ARGS", args);
+        call
+    };
+    let answer = nodes[0].output(&mut named(&pods[0], "web"), nodes[0].config(json!({})).to_string());
+    let web = answer.addresses().remove(0);
+    let other = nodes[1].add(&pods[1]).addresses().remove(0);
+    let list = |args: &[&str]| nodes[0].russet_inside(&[&["get", "pods"], args].concat());
+    let all = list(&["-A"]);
+    println!("{}", all.stdout);
+    let rows: Vec<Vec<&str>> = all.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+    let container = pods[1].container.as_str();
+    assert_eq!(
+        rows,
+        [
+            vec!["NAMESPACE", "NAME", "NODE", "ADDRESSES"],
+            vec!["default", container, "node-b", &other],
+            vec!["shop", "web", "node-a", &web],
+        ]
+    );
+    assert_eq!(list(&["-n", "shop", "-o", "name"]).stdout, "pod/web\n");
+    let found: Value = serde_json::from_str(&list(&["web", "-n", "shop", "-o", "json"]).stdout).unwrap();
+    let pod = &found["pods"][0];
+    assert_eq!(
+        (&pod["node"], &pod["interface"], &pod["addresses"]),
+        (&json!("node-a"), &json!("eth0"), &json!([web]))
+    );
+    let missing = list(&["none", "-n", "shop"]);
+    assert!(missing.status == 1 && missing.stderr.contains("no pod shop/none has an address"), "{missing:?}");
+    assert_eq!(nodes[0].del(&pods[0]).status, 0);
+    eventually(TIMEOUT, || !list(&["-A"]).stdout.contains("shop"));
+}
