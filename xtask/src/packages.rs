@@ -87,6 +87,11 @@ const PACKAGES: &[Package] = &[
         proof: "debootstrap",
         reason: "makes the fresh Debian on which packages are installed and removed",
     },
+    Package {
+        name: "chromium",
+        proof: "chromium",
+        reason: "shows the agent's page as operators see it, and keeps pictures",
+    },
     Package { name: "rpm", proof: "rpm", reason: "the second opinion on the .rpm" },
     Package {
         name: "systemd",

@@ -38,6 +38,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("russet-linux", L1),
     ("russet-kube", L1),
     ("russet-verdict", L1),
+    ("russet-view", L1),
     ("russet-store", L1),
     ("russet-cri-api", L1),
     ("russet-containerd", L1),

@@ -33,6 +33,8 @@ pub struct Config {
     pub mtu_bytes: Option<u32>,
     /// Where `/healthz`, `/readyz` and `/metrics` are served.
     pub health: HealthAddress,
+    /// Where the page for a browser is served besides the health socket, behind a token; always an address of this machine only.
+    pub ui: Option<SocketAddr>,
     /// DEL removes the pod's interface before it answers, instead of leaving it to the reaper.
     pub sync_delete: bool,
     /// Interval of the leak repair, and the time between the two looks of one round. None: only on
@@ -366,6 +368,11 @@ impl Paths {
     /// is taken.
     pub fn health_socket(&self) -> PathBuf {
         self.run_dir().join("health.sock")
+    }
+
+    /// The address of the agent's page with its token, for root, while the agent serves it elsewhere than on the health socket.
+    pub fn ui_url_file(&self) -> PathBuf {
+        self.run_dir().join("ui-url")
     }
 
     /// A lock that the agent holds while it runs. Plugins that work without an agent share it.

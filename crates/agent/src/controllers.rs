@@ -33,7 +33,7 @@ use russet_overlay::{Inputs, ReconcileReport};
 use russet_policy::Keeper;
 use tokio::sync::watch;
 
-use crate::drift::{ControllerId, Dirty, Drift, DriftReport, Repaired, lock};
+use crate::drift::{ControllerId, Dirty, Drift, DriftReport, Repair, Repaired, lock};
 use crate::metrics::Metrics;
 use crate::peers::Targets;
 use endpoints::Endpoints;
@@ -139,6 +139,11 @@ impl Controllers {
     /// How many repairs there were since the start, and when the last one was, in RFC 3339.
     pub fn repairs(&self) -> (u64, Option<String>) {
         self.0.drift.repairs()
+    }
+
+    /// How many repairs there were since the start, and the last `max`, newest first.
+    pub fn recent_repairs(&self, max: usize) -> (u64, Vec<Repair>) {
+        self.0.drift.recent(max)
     }
 
     /// What is to be probed of the other nodes.

@@ -183,6 +183,11 @@ impl Drift {
         lock(&self.log).repairs()
     }
 
+    /// How many repairs there were, and the last `max`, newest first.
+    pub fn recent(&self, max: usize) -> (u64, Vec<Repair>) {
+        lock(&self.log).recent(max)
+    }
+
     /// The current differences, which the caller has computed, and the repairs so far.
     pub fn report(&self, compared: Vec<Result<Vec<String>, String>>) -> DriftReport {
         lock(&self.log).report(compared)

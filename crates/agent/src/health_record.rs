@@ -10,6 +10,7 @@ use russet_model::{Key, Prefix, time};
 use russet_plugins::Node;
 use russet_store::{CommitError, LeaseId, Step, Store, StoreError};
 use russet_sync::Rng;
+use russet_view::map::{NodeFacts, NodeState};
 use serde::{Deserialize, Serialize};
 
 use crate::peers::PeerState;
@@ -61,6 +62,8 @@ const LOOK: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(15);
 /// For so long the last record of an agent that has ended says when that was.
 const LIFETIME: Duration = Duration::from_secs(3600);
+/// A record is late after so many of its intervals.
+const LATE_INTERVALS: u64 = 3;
 /// A reason may name any text of the kernel or of the store.
 const REASON_MAX_CHARS: usize = 200;
 
@@ -112,6 +115,38 @@ impl HealthRecord {
             return None;
         }
         serde_json::from_slice(bytes).ok().filter(|record: &Self| record.schema == Self::SCHEMA)
+    }
+
+    /// Seconds since it was written; none if its time cannot be read. A clock that is ahead counts as now.
+    pub fn age_s(&self, now: SystemTime) -> Option<u64> {
+        let at = time::parse_rfc3339(&self.at)?;
+        Some(now.duration_since(at).unwrap_or_default().as_secs())
+    }
+
+    pub fn is_late(&self, age_s: u64) -> bool {
+        age_s > self.every_s.max(1).saturating_mul(LATE_INTERVALS)
+    }
+
+    /// How its node is.
+    pub fn state(&self, now: SystemTime) -> NodeState {
+        match self.age_s(now) {
+            None => NodeState::NoSign,
+            Some(age_s) if self.is_late(age_s) => NodeState::NoSign,
+            Some(_) if !self.ready => NodeState::NotReady,
+            Some(_) => NodeState::Ready,
+        }
+    }
+
+    /// What it says of its node, for a map.
+    pub fn add_to(&self, facts: NodeFacts) -> NodeFacts {
+        NodeFacts {
+            pods: Some(self.endpoints),
+            version: Some(self.version.clone()),
+            reasons: self.reasons.clone(),
+            unreachable: self.unreachable.clone(),
+            small_packets_only: self.small_packets_only.clone(),
+            ..facts
+        }
     }
 
     /// All records of a store with leases.

@@ -28,6 +28,7 @@ mod node_lock;
 mod node_status;
 mod openshift_server;
 mod operations;
+pub mod page;
 pub mod peers;
 mod pods;
 mod policies;
@@ -45,10 +46,13 @@ mod watched;
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use russet_http::health::{Content, Site};
+use russet_http::listener::Admission;
 use russet_ipam::Allocator;
-use russet_journal::{History, Journal, JournalContents};
+use russet_journal::{EndpointTable, History, Journal, JournalContents};
 use russet_kube::{Client, Heartbeat};
 use russet_linux::FileLock;
 use russet_linux::notify::ServiceManager;
@@ -87,6 +91,8 @@ use metrics::{Listeners, Metrics};
 use node_lock::Timeouts;
 use node_status::NodeStatus;
 use operations::Operations;
+use page::cluster::ClusterView;
+use page::{Pages, Sources};
 use peers::{Observers, PeerProbes};
 use pods::Pods;
 use policies::alone::Marker;
@@ -196,7 +202,7 @@ pub async fn run(
             let client = pods.as_ref().map(Pods::client);
             policies.iter().for_each(|policies| policies.watch(&mut background, &node.store, client.as_ref()));
             start_kubernetes(&mut background, &config, pods, (&readiness, &status), &operations).map_err(io("read the boot's ID"))?;
-            background.spawn_local(Publisher::new(&node, &status).run());
+            let pages = start_shown(&mut background, &node, (&status, &controllers, journal.table(), operations.recent()), policies.as_ref().map(Policies::flows));
             let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, controllers.clone(), store.kubernetes);
             if config.calico {
                 start_in_calicos_place(&mut background, &keep, client.as_ref());
@@ -207,7 +213,7 @@ pub async fn run(
             background.spawn_local(carry_out(Rc::clone(&operations), requests));
             let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(controllers.clone())));
             let drift = (controllers, unheld_queue, readiness.clone());
-            start_health(&config, readiness, registry, &listeners, stop_requested(stopped.clone()))?;
+            start_health(&config, readiness, (registry, &listeners), &pages, stop_requested(stopped.clone()))?;
             let shown = Shown { repairs: repair_queue, drift, flow_log: policies.as_ref().map(Policies::flows), status };
             let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, shown, stop_requested(stopped)));
             notify_service_manager(&mut background);
@@ -226,6 +232,25 @@ fn measured(config: &Config, store: &Opened, metrics: &Metrics) -> (Rc<dyn Store
     let Some(kubernetes) = &store.kubernetes else { return (measured, None) };
     let pods = Pods::new(kubernetes, &config.node_name);
     (WatchedStore::over(measured, &config.node_name, pods.clone()), Some(pods))
+}
+
+/// Starts what shows this node to people elsewhere: its record in the store, and its page.
+fn start_shown(
+    background: &mut JoinSet<()>,
+    node: &Node,
+    (status, controllers, endpoints, operations): (
+        &StatusSource,
+        &Controllers,
+        &EndpointTable,
+        operations::RecentOperations,
+    ),
+    flows: Option<flows::FlowLog>,
+) -> Pages {
+    background.spawn_local(Publisher::new(node, status).run());
+    let cluster = ClusterView::default();
+    background.spawn_local(cluster.clone().run(node.clone()));
+    let (status, controllers, endpoints) = (status.clone(), controllers.clone(), endpoints.clone());
+    Pages::new(Sources { status, controllers, endpoints, flows, operations, cluster })
 }
 
 /// Tells the service manager that the agent is ready, and from then on that it works.
@@ -292,14 +317,29 @@ fn start_in_calicos_place(background: &mut JoinSet<()>, keep: &Loop, client: Opt
 fn start_health(
     config: &Config,
     readiness: Readiness,
-    registry: prometheus_client::registry::Registry,
-    listeners: &Listeners,
+    (registry, listeners): (prometheus_client::registry::Registry, &Listeners),
+    pages: &Pages,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), AgentError> {
-    let mut addresses = vec![config.health.clone(), HealthAddress::Unix(config.paths.health_socket())];
-    addresses.dedup();
-    let admission = std::sync::Arc::clone(&listeners.health);
-    russet_http::health::start(addresses, readiness, registry, admission, stop)
+    let site = |address, admission: &Arc<Admission>, content| Site {
+        address,
+        admission: Arc::clone(admission),
+        content,
+    };
+    // The socket is for root; whatever else the settings name has no pages, because any process may reach it.
+    let socket = HealthAddress::Unix(config.paths.health_socket());
+    let mut sites = vec![site(socket.clone(), &listeners.health, Content::HealthAndPages(pages.router()))];
+    if config.health != socket {
+        sites.insert(0, site(config.health.clone(), &listeners.health, Content::Health));
+    }
+    if let Some(address) = config.ui {
+        let gate = page::guarded(pages, address, &config.paths).map_err(io("make the token of the page"))?;
+        sites.push(site(address.into(), &listeners.ui, Content::Guarded(gate)));
+    } else {
+        // An earlier agent's, whose token nothing takes any more.
+        let _ = std::fs::remove_file(config.paths.ui_url_file());
+    }
+    russet_http::health::start_sites(sites, readiness, registry, stop)
         .map_err(io("start the thread of health and metrics"))
 }
 

@@ -3,6 +3,7 @@
 //! of an operation is written into the journal first.
 
 mod done;
+mod recent;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -21,6 +22,8 @@ use tokio::sync::watch;
 use tokio::task::spawn_local;
 
 use crate::metrics::Metrics;
+
+pub use recent::RecentOperations;
 
 /// The text for a user who runs the plugin by hand; the small executable prints the same.
 const ABOUT: &str = "CNI russet plugin";
@@ -42,6 +45,7 @@ pub struct Operations {
     metrics: Metrics,
     history: History,
     journal: Rc<Journal>,
+    recent: RecentOperations,
     /// Locks of main plugins, by container ID and by `namespace/name` of pods. A GC has all.
     main: KeyedLock,
     /// Locks of IPAM plugins. A main plugin calls them during its own request, so they must not
@@ -103,8 +107,19 @@ impl Operations {
     pub fn new(node: Node, metrics: Metrics, history: History, journal: Rc<Journal>) -> Self {
         let (main, ipam) = (KeyedLock::default(), KeyedLock::default());
         let (seen_requests, remainder_handler) = (RefCell::default(), RefCell::default());
-        let contacts = RefCell::default();
-        Self { node, metrics, history, journal, main, ipam, seen_requests, remainder_handler, contacts }
+        let (contacts, recent) = (RefCell::default(), RecentOperations::default());
+        Self {
+            node,
+            metrics,
+            history,
+            journal,
+            recent,
+            main,
+            ipam,
+            seen_requests,
+            remainder_handler,
+            contacts,
+        }
     }
 
     /// Lets what could not be ended be tried again when these change.
@@ -119,6 +134,11 @@ impl Operations {
 
     pub(crate) fn journal(&self) -> &Journal {
         &self.journal
+    }
+
+    /// What is in progress, and what has ended lately.
+    pub(crate) fn recent(&self) -> RecentOperations {
+        self.recent.clone()
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
@@ -188,7 +208,11 @@ impl Operations {
         self.note_request(target.as_ref());
         let request = waiting.request.clone();
         let (subject, started) = (done::RequestSubject::new(&request, self.journal.table()), Instant::now());
+        let running = self.recent.begin(&waiting.plugin, &request);
         let done = self.work(waiting, &log, gone).await;
+        if let Some(running) = running {
+            running.ended(&done);
+        }
         // Recorded again at the end, because it may have changed something after the recording
         // started.
         self.note_request(target.as_ref());
@@ -480,6 +504,7 @@ mod tests {
             pools: DefaultPools::default(),
             mtu_bytes: None,
             health: DEFAULT_HEALTH.into(),
+            ui: None,
             sync_delete: false,
             leak_repair: None,
             cni_caches: Vec::new(),

@@ -8,6 +8,7 @@ mod metrics;
 mod process;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
@@ -15,17 +16,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{RawQuery, State};
-use axum::http::StatusCode;
+use axum::http::{Response, StatusCode};
 use axum::routing::get;
 use prometheus_client::registry::Registry;
 use russet_sync::Backoff;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tower_service::Service;
 
 use crate::listener::{Admission, Allowed, Limits};
-use crate::server::{Requests, serve};
+use crate::local::Gate;
+use crate::server::{Requests, Whole, serve};
 
 pub use address::{Address, AddressError};
 pub use listeners::Listeners;
@@ -65,6 +69,22 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 /// The thread's name in `ps -L`.
 const THREAD: &str = "health";
 
+/// An address and what is served there.
+pub struct Site {
+    pub address: Address,
+    pub admission: Arc<Admission>,
+    pub content: Content,
+}
+
+/// What is served at an address.
+pub enum Content {
+    Health,
+    /// Pages besides, for everyone who reaches the address.
+    HealthAndPages(Router),
+    /// Pages only, for a browser that knows the token.
+    Guarded(Gate<Router>),
+}
+
 /// The addresses that cannot be bound, reported to the daemon whenever that changes.
 struct Problems<R> {
     ready: R,
@@ -87,9 +107,20 @@ pub fn start(
     admission: Arc<Admission>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
+    let site = |address| Site { address, admission: Arc::clone(&admission), content: Content::Health };
+    start_sites(addresses.into_iter().map(site).collect(), ready, registry, stop)
+}
+
+/// The same for addresses with different content.
+pub fn start_sites(
+    sites: Vec<Site>,
+    ready: impl Ready,
+    registry: Registry,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (tried, is_tried) = std::sync::mpsc::sync_channel(0);
-    let run = move || runtime.block_on(serve_all(addresses, ready, registry, admission, tried, stop));
+    let run = move || runtime.block_on(serve_all(sites, ready, registry, tried, stop));
     // The thread is not joined: it ends with `stop`, or with the process.
     std::thread::Builder::new().name(THREAD.to_owned()).spawn(run)?;
     // Each address has a sender, dropped after its first attempt: after the last one, receiving
@@ -99,10 +130,9 @@ pub fn start(
 }
 
 async fn serve_all<R: Ready>(
-    addresses: Vec<Address>,
+    sites: Vec<Site>,
     ready: R,
     registry: Registry,
-    admission: Arc<Admission>,
     tried: SyncSender<()>,
     stop: impl Future<Output = ()>,
 ) {
@@ -113,10 +143,16 @@ async fn serve_all<R: Ready>(
     let problems = Arc::new(Problems { ready, now: Mutex::default() });
     let (stopping, stopped) = watch::channel(false);
     let mut servers = JoinSet::new();
-    for address in addresses {
-        let (admission, problems) = (Arc::clone(&admission), Arc::clone(&problems));
+    for Site { address, admission, content } in sites {
+        let problems = Arc::clone(&problems);
         let time = Time { tried: Some(tried.clone()), stopped: stopped.clone() };
-        servers.spawn(serve_at(address, router.clone(), admission, problems, time));
+        match content {
+            Content::Health => servers.spawn(serve_at(address, router.clone(), admission, problems, time)),
+            Content::HealthAndPages(pages) => {
+                servers.spawn(serve_at(address, router.clone().merge(pages), admission, problems, time))
+            }
+            Content::Guarded(gate) => servers.spawn(serve_at(address, gate, admission, problems, time)),
+        };
     }
     drop(tried);
     stop.await;
@@ -124,25 +160,29 @@ async fn serve_all<R: Ready>(
     while servers.join_next().await.is_some() {}
 }
 
-async fn serve_at<R: Ready>(
+async fn serve_at<R, S>(
     address: Address,
-    router: Router,
+    service: S,
     admission: Arc<Admission>,
     problems: Arc<Problems<R>>,
     time: Time,
-) {
+) where
+    R: Ready,
+    S: Service<Whole, Response = Response<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
+    S::Future: Send,
+{
     let stop = stop_requested(time.stopped.clone());
     match &address {
         Address::Tcp(at) => {
             let listener = retry_bind(&address, &problems, time, || bind(*at)).await;
             let Some(listener) = listener else { return };
-            serve(listener, admission, REQUESTS, router, stop).await;
+            serve(listener, admission, REQUESTS, service, stop).await;
         }
         Address::Unix(path) => {
             let bind = || crate::listener::unix::replace_at(path, SOCKET_MODE);
             let listener = retry_bind(&address, &problems, time, bind).await;
             let Some(listener) = listener else { return };
-            serve(listener, admission, REQUESTS, router, stop).await;
+            serve(listener, admission, REQUESTS, service, stop).await;
         }
     }
 }

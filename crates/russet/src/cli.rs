@@ -21,6 +21,7 @@ pub mod install;
 pub mod ipam;
 pub mod journal;
 pub mod kube;
+pub mod map;
 pub mod migrate;
 pub mod netnamespace;
 pub mod openshift;
@@ -37,6 +38,7 @@ pub mod sandbox;
 pub mod span;
 pub mod status;
 pub mod store;
+pub mod ui;
 pub mod unknown;
 
 /// Container networking for Linux.
@@ -63,7 +65,7 @@ Exit codes: 0 success; 1 failed; 2 usage; 3 success, and problems were found. CN
 pub enum Verb {
     /// Run the node daemon: serves CNI, keeps routes and tunnels as the datastore wants them.
     #[command(after_help = AGENT_EXAMPLES)]
-    Agent(AgentArgs),
+    Agent(Box<AgentArgs>),
     /// Run the controller of a Kubernetes cluster: frees what deleted nodes held, and removes the taint of nodes that are ready.
     #[command(after_help = controller::EXAMPLES)]
     Controller(Box<controller::ControllerArgs>),
@@ -123,6 +125,12 @@ pub enum Verb {
     /// Write packets of a pod, of the tunnel to a node, or of an interface into a file for Wireshark.
     #[command(after_help = capture::EXAMPLES)]
     Capture(capture::CaptureArgs),
+    /// Show the cluster: nodes, their address blocks, and which of them reach each other; as a table, a picture or a graph.
+    #[command(after_help = map::EXAMPLES)]
+    Map(map::MapArgs),
+    /// Show this node's agent in a browser: topology, address blocks, other nodes, flows, operations, drift.
+    #[command(after_help = ui::EXAMPLES)]
+    Ui(ui::UiArgs),
     /// Show what differs on this node from the desired state, and what Russet repaired after
     /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]
@@ -245,6 +253,10 @@ pub struct AgentArgs {
     /// Where /healthz, /readyz and /metrics are served: IP:PORT or unix:PATH [default: 127.0.0.1:9471]. Root also has /run/russet/health.sock.
     #[arg(long, env = "RUSSET_HEALTH_ADDRESS", value_name = "ADDRESS")]
     pub health_address: Option<HealthAddress>,
+    /// Also serve the page of `russet ui` at this address of this machine, behind a token that /run/russet/ui-url has, as 127.0.0.1:9474 for
+    /// `kubectl port-forward` [default: none].
+    #[arg(long, env = "RUSSET_UI_ADDRESS", value_name = "IP:PORT")]
+    pub ui_address: Option<ui::UiAddress>,
     /// DEL removes the interface before it answers (about 20 ms), instead of leaving that to the agent.
     #[arg(long, env = "RUSSET_SYNC_DELETE")]
     pub sync_delete: bool,

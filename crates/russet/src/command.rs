@@ -24,6 +24,7 @@ mod journal;
 mod kube;
 mod logging;
 mod man;
+mod map;
 mod migrate;
 mod netnamespace;
 mod owned;
@@ -34,6 +35,7 @@ mod report;
 mod sandbox;
 mod status;
 mod store;
+mod ui;
 mod uninstall;
 mod version;
 
@@ -49,7 +51,7 @@ pub const PROBLEMS: u8 = 3;
 /// Runs one verb.
 pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.verb {
-        Verb::Agent(args) => agent::run(args),
+        Verb::Agent(args) => agent::run(*args),
         Verb::Controller(args) => return controller::run(*args).unwrap_or_else(failed),
         Verb::Gc(args) => controller::gc(args),
         Verb::Demo(args) => return crate::demo::run(args).unwrap_or_else(failed),
@@ -75,6 +77,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Status(args) => return status::run(args).unwrap_or_else(failed),
         Verb::Report(args) => report::run(args),
         Verb::Capture(args) => return capture::run(args).unwrap_or_else(failed),
+        Verb::Map(args) => map::run(args),
+        Verb::Ui(args) => ui::run(args),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

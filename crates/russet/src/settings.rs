@@ -22,6 +22,7 @@ use crate::cli::peers::{PROBED_RANGE, PeerArgs, PeerProbing};
 use crate::cli::repair::RepairArgs;
 use crate::cli::span::LeakRepair;
 use crate::cli::store::StoreChoice;
+use crate::cli::ui::UiAddress;
 use crate::cli::{AgentArgs, LogFormat, NodeArgs, PoolArg};
 use crate::output;
 use origin::Origin;
@@ -166,6 +167,7 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging, Effective), SettingsEr
         config.cni_caches.iter().map(|dir| absolute(dir).display().to_string().into()).collect();
     effective.set("cni_cache_dirs", dirs, &caches_origin);
     config.health = health.unwrap_or(DEFAULT_HEALTH.into());
+    config.ui = or_file(args.ui_address, &file, "ui_address")?.map(|ui: UiAddress| ui.0);
     config.sync_delete = sync_delete;
     config.conflist = conflist;
     config.leak_repair = leak_repair;
@@ -397,10 +399,7 @@ fn node_with(
     let given = args.node_name.clone().map(|name| (name, Origin::given("node_name", &args.variables)));
     let (node_name, name_from) = name_of(&paths, None, file, given, calico)?;
     effective.set("node_name", node_name.as_str(), &name_from);
-    let mtu = match args.mtu {
-        Some(mtu) => Some(mtu),
-        None => file.integer("mtu", MTU_RANGE)?,
-    };
+    let mtu = args.mtu.map_or_else(|| file.integer("mtu", MTU_RANGE), |mtu| Ok(Some(mtu)))?;
     if let Some(mtu) = mtu {
         effective.set("mtu", i64::from(mtu), &from("mtu", args.mtu.is_some()));
     }
@@ -433,6 +432,7 @@ fn node_with(
         pools,
         mtu_bytes: mtu,
         health: DEFAULT_HEALTH.into(),
+        ui: None,
         sync_delete: false,
         leak_repair: None,
         cni_caches: Vec::new(),

@@ -142,6 +142,11 @@ impl Log {
         (self.total, self.repairs.front().map(|repair| repair.at.clone()))
     }
 
+    /// The number of repairs, and the last `max`, newest first.
+    pub fn recent(&self, max: usize) -> (u64, Vec<Repair>) {
+        (self.total, self.repairs.iter().take(max).cloned().collect())
+    }
+
     pub fn report(&self, compared: Vec<Result<Vec<String>, String>>) -> DriftReport {
         let (mut differences, mut unknown) = (Vec::new(), Vec::new());
         for part in compared {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use russet_http::listener::Admission;
+use russet_http::listener::{Admission, Limits};
 use russet_openshift::LISTENER as OPENSHIFT;
 
 use crate::server::LISTENER as CNI;
@@ -16,6 +16,8 @@ pub struct Listeners {
     pub store: Arc<Admission>,
     /// Health and metrics.
     pub health: Arc<Admission>,
+    /// The page behind a token.
+    pub ui: Arc<Admission>,
     /// OpenShift's socket.
     pub openshift: Arc<Admission>,
 }
@@ -28,12 +30,13 @@ impl Listeners {
             cni: Admission::new(CNI),
             store: Admission::new(russet_store::LISTENER),
             health: Admission::new(russet_http::health::LIMITS),
+            ui: Admission::new(Limits { name: "ui", ..russet_http::health::LIMITS }),
             openshift: Admission::new(OPENSHIFT),
         }
     }
 
     pub(super) fn collector(&self) -> russet_http::health::Listeners {
-        let Self { cni, store, health, openshift } = self.clone();
-        russet_http::health::Listeners(vec![cni, store, health, openshift])
+        let Self { cni, store, health, ui, openshift } = self.clone();
+        russet_http::health::Listeners(vec![cni, store, health, ui, openshift])
     }
 }

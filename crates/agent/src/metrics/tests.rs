@@ -178,9 +178,8 @@ fn each_alert_queries_exported_metrics_and_says_what_to_do() {
 #[test]
 fn the_documented_limits_of_listeners_are_those_of_the_code() {
     let text = file("docs/limits.md");
-    for admission in
-        [Listeners::new().cni, Listeners::new().openshift, Listeners::new().store, Listeners::new().health]
-    {
+    let Listeners { cni, openshift, store, health, ui } = Listeners::new();
+    for admission in [cni, openshift, store, health, ui] {
         let limits = admission.limits();
         let row = text.lines().find(|line| line.starts_with(&format!("| `{}` |", limits.name))).unwrap();
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();

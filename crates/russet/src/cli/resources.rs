@@ -2,6 +2,7 @@
 //! runbooks use them.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 
@@ -11,6 +12,7 @@ use crate::resources::Kind;
 pub const GET_EXAMPLES: &str = "Examples:
   russet get ippools -o wide
   russet get node worker-1 -o yaml > worker-1.yaml
+  russet get pods -A                       pods of the whole cluster with node and addresses, as the blocks of addresses name them
   russet get wep --all-namespaces
   russet get pools -o yaml --export > pools.yaml
   russet get nodes -o name
@@ -41,9 +43,9 @@ A pool's blocks are released first; addresses in use stay with their pods.";
 pub struct GetArgs {
     #[command(flatten)]
     pub place: StoreChoice,
-    /// The kind: ippool, ipreservation, node, profile, workloadendpoint, or one of network policy.
+    /// The kind: ippool, ipreservation, node, profile, workloadendpoint, or one of network policy; or pods.
     #[arg(value_name = "KIND")]
-    pub kind: Kind,
+    pub kind: Listed,
     /// The names; without any, all resources of the kind.
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
@@ -109,6 +111,14 @@ pub struct DeleteArgs {
     pub format: DoneFormat,
 }
 
+/// What `get` lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listed {
+    Kind(Kind),
+    /// Pods with addresses from pools, on all nodes. They have no resource.
+    Pods,
+}
+
 /// The namespace of namespaced kinds.
 #[derive(Debug, Args)]
 pub struct NamespaceArgs {
@@ -138,6 +148,19 @@ pub enum DoneFormat {
     Text,
     /// The kind and the name alone, one resource a line: `ippool/blue`.
     Name,
+}
+
+// === impl Listed ===
+
+impl FromStr for Listed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_lowercase().as_str() {
+            "pod" | "pods" | "po" => Ok(Self::Pods),
+            _ => text.parse().map(Self::Kind),
+        }
+    }
 }
 
 // === impl NamespaceArgs ===

@@ -38,7 +38,7 @@ const KINDS: [(&str, &str); 8] = [
     ),
     (
         "pod",
-        "`russet journal` lists the pods that this node's agent has attached, `russet get wep -A` the endpoints of plugin calico",
+        "`russet get pods -A` lists pods with their addresses; a pod itself is its runtime's: `kubectl` or `russet sandbox` changes it",
     ),
     ("block", "`russet ipam show --show-blocks` lists blocks"),
     ("ipamconfig", "`russet ipam show --show-configuration` prints it, `russet ipam configure` changes it"),
@@ -76,7 +76,7 @@ mod tests {
         assert!(instead_of_verb("describe").unwrap().contains("russet get"));
         assert_eq!(instead_of_verb("get"), None);
         assert!(instead_of_kind("clusternetworkpolicies").unwrap().contains("kubectl"));
-        assert!(instead_of_kind("pods").unwrap().contains("russet journal"));
+        assert!(instead_of_kind("pods").unwrap().contains("russet get pods"));
         assert_eq!(instead_of_kind("ippools"), None);
     }
 

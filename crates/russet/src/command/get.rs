@@ -1,4 +1,6 @@
-//! `russet get`: resources as tables, YAML or JSON.
+//! `russet get`: resources as tables, YAML or JSON; pods, which are no resources.
+
+mod pods;
 
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -12,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::place::Place;
 use super::{Failure, PROBLEMS, runtime};
-use crate::cli::resources::{GetArgs, ResourceFormat};
+use crate::cli::resources::{GetArgs, Listed, ResourceFormat};
 use crate::output;
 use crate::resources::{
     AgentState, Definition, Kind, Shown, TableContext, each_kind, list_value, make_portable, value, yaml,
@@ -42,7 +44,10 @@ struct Listing<S> {
 pub fn run(mut args: GetArgs) -> Result<ExitCode, Failure> {
     runtime()?.block_on(async {
         let place = Place::open(std::mem::take(&mut args.place)).await?;
-        each_kind!(args.kind, boxed(&place, &args)).await
+        match args.kind {
+            Listed::Kind(kind) => each_kind!(kind, boxed(&place, &args)).await,
+            Listed::Pods => pods::run(&place, &args).await,
+        }
     })
 }
 

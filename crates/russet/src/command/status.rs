@@ -1,6 +1,6 @@
 //! `russet status`: the state of this node's agent, and which other nodes answer, on one screen.
 
-mod cluster;
+pub mod cluster;
 mod page;
 
 use std::io::IsTerminal as _;

@@ -297,6 +297,7 @@ impl Recorded {
             pools,
             mtu_bytes: file.integer("mtu", super::MTU_RANGE)?,
             health: DEFAULT_HEALTH.into(),
+            ui: None,
             sync_delete: true,
             leak_repair: None,
             cni_caches: file.paths("cni_cache_dirs")?.unwrap_or_default(),

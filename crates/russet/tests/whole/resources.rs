@@ -591,7 +591,7 @@ fn verbs_and_kinds_of_kubectl_and_calicoctl_get_a_hint() {
         (&["node"][..], "russet status"),
         (&["describe", "pod", "x"], "russet get KIND NAME -o yaml"),
         (&["networkpolicy"], "russet get netpol -A"),
-        (&["get", "pods"], "russet journal"),
+        (&["delete", "pod", "x"], "russet get pods -A"),
     ] {
         let answer = store.run(args);
         assert_eq!(answer.status, 2, "{answer:?}");

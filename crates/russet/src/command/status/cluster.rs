@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use russet_agent::HealthRecord;
 use russet_kube::{Client, HEARTBEAT_NAMESPACE, Heartbeat, Lease, ListQuery};
-use russet_model::{KeyKind, Prefix, time};
+use russet_model::{KeyKind, Prefix};
+use russet_view::map::{NodeFacts, NodeState};
 use serde::Serialize;
 
 use super::page::Problem;
@@ -19,14 +20,14 @@ use crate::output::{age, table, visible};
 pub struct ClusterStatus {
     schema: u32,
     /// Sorted: those with problems first, then by name.
-    nodes: Vec<NodeHealth>,
+    pub nodes: Vec<NodeHealth>,
     /// What is wrong, for people, most urgent first.
     pub problems: Vec<ProblemText>,
 }
 
 /// One node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct NodeHealth {
+pub struct NodeHealth {
     node: String,
     state: NodeState,
     /// Seconds since its last record.
@@ -38,25 +39,12 @@ struct NodeHealth {
     record: Option<HealthRecord>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum NodeState {
-    /// It has stopped writing.
-    NoSign,
-    NotReady,
-    /// It has written nothing, at least for an hour: its agent is older, or of another program.
-    NoRecord,
-    Ready,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ProblemText {
     what: String,
     next: String,
 }
 
-/// A record is late after so many of its intervals.
-const LATE_INTERVALS: u64 = 3;
 /// Rows of the table, and names in one line, without `-o wide`.
 const ROWS_MAX: usize = 24;
 const NAMES_MAX: usize = 3;
@@ -104,7 +92,8 @@ async fn leases(client: &Client) -> Result<Vec<HealthRecord>, Failure> {
 impl ClusterStatus {
     fn new(names: BTreeSet<String>, records: Vec<HealthRecord>, now: SystemTime) -> Self {
         let mut unreached: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        let is_current = |record: &&HealthRecord| age_of(record, now).is_none_or(|age| !is_late(record, age));
+        let is_current =
+            |record: &&HealthRecord| record.age_s(now).is_none_or(|age_s| !record.is_late(age_s));
         for record in records.iter().filter(is_current) {
             for node in &record.unreachable {
                 unreached.entry(node.clone()).or_default().push(record.node.clone());
@@ -118,13 +107,8 @@ impl ClusterStatus {
             .into_iter()
             .map(|node| {
                 let record = by_name.remove(&node);
-                let age_s = record.as_ref().and_then(|record| age_of(record, now));
-                let state = match &record {
-                    None => NodeState::NoRecord,
-                    Some(record) if age_s.is_none_or(|age| is_late(record, age)) => NodeState::NoSign,
-                    Some(record) if !record.ready => NodeState::NotReady,
-                    Some(_) => NodeState::Ready,
-                };
+                let age_s = record.as_ref().and_then(|record| record.age_s(now));
+                let state = record.as_ref().map_or(NodeState::NoRecord, |record| record.state(now));
                 let unreached_by = unreached.remove(&node).unwrap_or_default();
                 NodeHealth { node, state, age_s, unreached_by, record }
             })
@@ -138,14 +122,22 @@ impl ClusterStatus {
     }
 }
 
-/// Seconds since a record was written; none if its time cannot be read. A clock that is ahead counts as now.
-fn age_of(record: &HealthRecord, now: SystemTime) -> Option<u64> {
-    let at = time::parse_rfc3339(&record.at)?;
-    Some(now.duration_since(at).unwrap_or_default().as_secs())
-}
+// === impl NodeHealth ===
 
-fn is_late(record: &HealthRecord, age_s: u64) -> bool {
-    age_s > record.every_s.max(1).saturating_mul(LATE_INTERVALS)
+impl NodeHealth {
+    /// The node, as a map needs it, without its addresses.
+    pub fn facts(&self) -> NodeFacts {
+        let facts = NodeFacts {
+            name: self.node.clone(),
+            state: self.state,
+            age_s: self.age_s,
+            ..NodeFacts::default()
+        };
+        match &self.record {
+            Some(record) => record.add_to(facts),
+            None => facts,
+        }
+    }
 }
 
 fn problems(nodes: &[NodeHealth]) -> Vec<ProblemText> {
@@ -238,12 +230,7 @@ pub fn text(status: &ClusterStatus, is_wide: bool) -> String {
 
 fn row(node: &NodeHealth) -> Vec<String> {
     let dash = || "-".to_owned();
-    let state = match node.state {
-        NodeState::NoSign => "no sign",
-        NodeState::NotReady => "not ready",
-        NodeState::NoRecord => "no record",
-        NodeState::Ready => "ready",
-    };
+    let state = node.state.as_str();
     let age = node.age_s.map_or_else(dash, |age_s| age(Duration::from_secs(age_s)));
     let Some(record) = &node.record else {
         return vec![node.node.clone(), state.to_owned(), age, dash(), dash(), dash(), dash()];
@@ -263,6 +250,7 @@ fn row(node: &NodeHealth) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use russet_kube::testing::Server;
+    use russet_model::time;
 
     use super::*;
 
