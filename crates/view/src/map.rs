@@ -195,9 +195,9 @@ impl Map {
         let bad = |state| self.links.iter().filter(|link| link.state == state).count();
         let unreachable = bad(LinkState::Unreachable) + self.problem_links_left_out;
         let mut text = format!(
-            "{} nodes, {ready} ready; {} links, {unreachable} unreachable",
-            self.nodes.len(),
-            self.links_total
+            "{}, {ready} ready; {}, {unreachable} unreachable",
+            counted(self.nodes.len(), "node"),
+            counted(self.links_total, "link")
         );
         match bad(LinkState::SmallPacketsOnly) {
             0 => {}
@@ -217,6 +217,12 @@ impl Map {
             format!("{} of {} links are shown: {problems}, and a sample", self.links.len(), self.links_total)
         })
     }
+}
+
+/// `1 node`, `2 nodes`.
+pub fn counted(count: usize, what: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{ending}")
 }
 
 /// What records that count say about pairs of nodes of the cluster.

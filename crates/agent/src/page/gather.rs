@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use russet_addr::{Family, IpNet, host_net};
 use russet_journal::{Endpoint, EndpointTable};
 use russet_model::time::rfc3339;
-use russet_view::map::{Facts, Map, NodeFacts, NodeState};
+use russet_view::map::{Facts, Map, NodeFacts, NodeState, counted};
 use russet_view::page::{FlowRow, NodePage, PeerRow, PodRow, RepairRow};
 
 use super::cluster::ClusterView;
@@ -48,8 +48,9 @@ impl Sources {
         let peers_note = match &status.peers.not_probed {
             Some(reason) => Some(format!("Other nodes are not probed: {reason}")),
             None => Some(format!(
-                "{} other nodes; at most {} are probed at a time.",
-                status.peers.known, status.peers.at_a_time
+                "{}; at most {} are probed at a time.",
+                counted(status.peers.known, "other node"),
+                status.peers.at_a_time
             )),
         };
         NodePage {

@@ -149,7 +149,7 @@ mod tests {
             blocks,
         });
         let page = text(&map);
-        assert!(page.starts_with("2 nodes, 2 ready; 1 links, 1 unreachable\n\nNODE "), "{page}");
+        assert!(page.starts_with("2 nodes, 2 ready; 1 link, 1 unreachable\n\nNODE "), "{page}");
         assert!(page.contains("10.1.0.0/26\\u{1b} 25%") && page.contains("?    unreachable  a\n"), "{page}");
         assert!(page.contains("no node has block 10.1.0.0/26\\u{1b} (25% in use)\n"), "{page}");
         assert!(!page.chars().any(|c| c.is_control() && c != '\n'), "{page:?}");

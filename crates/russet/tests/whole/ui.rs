@@ -175,7 +175,7 @@ fn the_page_shows_a_node_to_those_who_have_its_address_and_to_no_other_page() {
         "node-b",
         "3 of 64",
         "No problems.",
-        "aria-label=\"2 nodes, 2 ready; 1 links, 0 unreachable\"",
+        "aria-label=\"2 nodes, 2 ready; 1 link, 0 unreachable\"",
     ] {
         assert!(page.body.contains(text), "{text}: {}", page.body);
     }
