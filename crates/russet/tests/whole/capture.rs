@@ -169,6 +169,12 @@ impl Cluster {
         let host_end = host_end["name"].as_str().unwrap().to_owned();
         let cluster = Self { _fabric: fabric, nodes, pods, addresses, host_end };
         eventually(TIMEOUT, || cluster.ping(1));
+        // The other node can be named once it is probed.
+        eventually(TIMEOUT, || {
+            let status = cluster.nodes[0].russet_inside(&["status", "-o", "json"]).stdout;
+            let status: Value = serde_json::from_str(&status).unwrap_or_default();
+            status["peers"]["peers"][0]["underlay"] == "10.77.0.12"
+        });
         cluster
     }
 
@@ -190,9 +196,13 @@ impl Cluster {
         let file = self.nodes[0].path("capture.pcapng");
         let _ = std::fs::remove_file(&file);
         let mut command = self.command(&[args, &["--file", file.to_str().unwrap()]].concat());
-        let capture = Process::start(&mut command);
+        let mut capture = Process::start(&mut command);
         // The interfaces are described when all of them are watched.
-        eventually(TIMEOUT, || std::fs::metadata(&file).is_ok_and(|it| it.len() > 0));
+        eventually(TIMEOUT, || {
+            let ended = capture.has_ended();
+            assert!(ended.is_none(), "{args:?} ended before it had written anything: {ended:?}");
+            std::fs::metadata(&file).is_ok_and(|it| it.len() > 0)
+        });
         body();
         assert!(capture.end(Signal::INT).success());
         let recording = Recording::read(&file);
