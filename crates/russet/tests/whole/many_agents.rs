@@ -1,7 +1,7 @@
 //! A cluster of many agents on one etcd: all of it on one screen, and what the probes of each node cost.
 //!
-//! `RUSSET_AGENTS` says how many, at most 240, and `RUSSET_COMMAND` which executable they are: docs/performance.md has 200 of
-//! the optimized one.
+//! `RUSSET_AGENTS` says how many, at most 240, and `RUSSET_COMMAND` which executable they are. On one machine all namespaces share
+//! the neighbour table of the kernel: with more than about 60 raise `net.ipv4.neigh.default.gc_thresh3` first.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
