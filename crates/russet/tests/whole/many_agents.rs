@@ -14,8 +14,8 @@ use serde_json::Value;
 use crate::fabric::Fabric;
 use crate::node::TestNode;
 
-/// How many agents the suite starts: more than are probed at a time.
-const AGENTS: usize = 24;
+/// How many agents the suite starts: more than are probed at a time, and few enough for the neighbour table that all tests share.
+const AGENTS: usize = 18;
 /// At most, as many addresses as the network of the test has.
 const MOST: usize = 240;
 /// How long each agent may take on a machine that starts all of them at once.
