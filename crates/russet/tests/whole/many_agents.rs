@@ -92,7 +92,14 @@ fn a_cluster_of_many_agents_is_on_one_screen_and_each_probes_a_few_others() {
 
     let before: Vec<Sent> = (0..wanted).map(|number| cluster.sent(number)).collect();
     let counting = Instant::now();
-    let_pass(COUNTED);
+    if std::env::var_os("RUSSET_AGENTS").is_some() {
+        // For a rate that is worth a line in a document.
+        let_pass(COUNTED);
+    }
+    // Every node probes, and answers others' probes.
+    eventually(deadline, || {
+        before.iter().enumerate().all(|(number, from)| cluster.sent(number).packets > from.packets)
+    });
     let after: Vec<Sent> = (0..wanted).map(|number| cluster.sent(number)).collect();
     let seconds = counting.elapsed().as_secs_f64();
     let rate = |of: fn(&Sent) -> u64| -> Vec<f64> {
@@ -110,12 +117,9 @@ fn a_cluster_of_many_agents_is_on_one_screen_and_each_probes_a_few_others() {
         packets[wanted - 1],
         bytes[wanted - 1]
     );
-    // Every node probes, and answers others' probes; all of them reach all that they probe.
-    assert!(packets[0] > 0.0, "{packets:?}");
-    let (_, report) = cluster.status(wanted - 1);
-    assert_eq!(
-        (count(&report, "ready"), &report["problems"]),
-        (wanted, &serde_json::json!([])),
-        "{report:#}"
-    );
+    // All of them reach all that they probe; one that started early may have asked others before they were there.
+    eventually(deadline, || {
+        let (_, report) = cluster.status(wanted - 1);
+        count(&report, "ready") == wanted && report["problems"] == serde_json::json!([])
+    });
 }
