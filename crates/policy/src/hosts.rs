@@ -3,8 +3,9 @@
 //! The table exists only where a host endpoint names the node, or where pods may not reach it, apart
 //! from that of decisions about pods: nothing about these changes with it. Its rules never change with
 //! policies. A change is one transaction that turns interfaces to other states, with one before it that
-//! adds these states and one behind it that removes those that are not reached any more. The failsafe ports
-//! are in the first transaction, so that the node is never cut off.
+//! adds these states and one behind it that removes those that are not reached any more. It is three where
+//! interfaces come under policies, or do not any more ([`content::Steps`]). The failsafe ports are in the
+//! first transaction, so that the node is never cut off.
 //!
 //! The caller computes the table ([`russet_verdict`]).
 
@@ -106,10 +107,12 @@ impl Hosts {
             vec![structure]
         } else {
             steps.new.write(&mut structure);
-            let (mut turn, mut old) = (Transaction::new(), Transaction::new());
-            steps.turn.write(&mut turn);
-            steps.old.write(&mut old);
-            vec![structure, turn, old]
+            let behind = steps.turn.iter().chain([&steps.old]).map(|changes| {
+                let mut transaction = Transaction::new();
+                changes.write(&mut transaction);
+                transaction
+            });
+            [structure].into_iter().chain(behind).collect()
         };
         for mut transaction in transactions.into_iter().filter(|it| !it.is_empty()) {
             let done = self.nft.commit(transaction.only_at(generation));

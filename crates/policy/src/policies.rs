@@ -3,9 +3,9 @@
 //! The table exists only where something decides ([`Policies`] is not opened otherwise), apart from
 //! `inet russet-policy`: processes without an agent repair that one without knowing any decision, and
 //! a packet passes only if both tables let it. Its rules never change with policies; only elements
-//! of maps do, and each change is one transaction, guarded by the generation of the ruleset, or two
-//! where addresses change their identities, unless it is so large that it would occupy nf_tables for
-//! long.
+//! of maps do, and each change is one transaction, guarded by the generation of the ruleset, or a few
+//! where a packet that reads a part of the maps before a commit and the others behind it would pass
+//! though both states deny it ([`content::phases`]).
 //!
 //! The caller computes the decisions ([`russet_verdict`]).
 
@@ -164,16 +164,19 @@ impl Policies {
     }
 
     /// Applies a delta. `decided` are addresses that were held ([`hold`](Self::hold)) and for which
-    /// the delta, or what was applied before, says everything. After a failure the kernel holds what
-    /// it held before, or addresses have their new identities and what is decided about old ones has
-    /// not changed, or, if the change needs many transactions, it denies what the delta concerns; the
-    /// next call compares everything.
+    /// the delta, or what was applied before, says everything. After a failure the kernel holds the first
+    /// phases of the change, in which nothing passes that it denied before and denies afterwards, or, if
+    /// a phase needs many transactions, it denies what the delta concerns; the next call compares
+    /// everything.
     pub fn apply(&mut self, delta: &Delta, decided: &BTreeSet<IpAddr>, now: Instant) -> Result<PolicyReport> {
-        self.is_due |= delta.tightens && self.settings.rechecks;
-        let (steps, epoch) = (self.content.steps(delta, decided, &mut self.lists), self.epoch_due(now));
+        let elements_max = self.settings.elements_max;
+        let steps = self.content.steps(delta, decided, &mut self.lists, elements_max);
+        // A packet whose processor stood still for longer than one of several phases may have passed by two of them.
+        self.is_due |= (delta.tightens || steps.phases.len() > 1) && self.settings.rechecks;
+        let epoch = self.epoch_due(now);
         let (elements, advanced) = (steps.len(), epoch.is_some());
         let mut lock = BTreeSet::new();
-        if steps.changes.len() + steps.late.len() > self.settings.elements_max {
+        if steps.is_large(elements_max) {
             lock = self.content.touched(delta);
             lock.retain(|address| !self.content.held.contains(address));
         }
@@ -185,7 +188,7 @@ impl Policies {
     /// Denies everything to and from these addresses, except that the node itself reaches them, until
     /// [`apply`](Self::apply) says that they are decided: for endpoints that are new.
     pub fn hold(&mut self, addresses: &BTreeSet<IpAddr>, now: Instant) -> Result<PolicyReport> {
-        let steps = Steps { changes: self.content.holding(addresses), ..Steps::default() };
+        let steps = Steps { phases: vec![self.content.holding(addresses)], ..Steps::default() };
         let elements = steps.len();
         self.change(Work { steps, ..Work::default() }, now, |content| content.held.extend(addresses))?;
         Ok(PolicyReport { elements, ..PolicyReport::default() })
@@ -343,13 +346,22 @@ impl Policies {
             let found = elements(&mut self.nft, &set)?.unwrap_or_default();
             constants += replace(&mut Transaction::new(), &set, &found, &wanted).len();
         }
-        let mut work = Work::default();
+        let (mut work, mut changes) = (Work::default(), Changes::default());
         self.lists = Lists::of(&self.content, &lists::read(&found));
         for (at, wanted) in self.content.elements(&self.lists) {
             let found = found.get(&at).map_or(&[][..], Vec::as_slice);
-            work.steps.changes.replace(at, found, wanted);
+            changes.replace(at, found, wanted);
         }
-        let elements = work.steps.len() + constants;
+        let elements = changes.len() + constants;
+        let is_whole = fault.is_none() && constants == 0 && changes.len() > 0;
+        work.steps = match is_whole.then(|| Decisions::of_elements(&found)).flatten() {
+            Some((old, mut lists)) => {
+                let steps = old.steps_to(&self.content, &mut lists, self.settings.elements_max);
+                self.lists = lists;
+                steps
+            }
+            None => Steps { phases: vec![changes], ..Steps::default() },
+        };
         let (differs, is_first) = (fault.is_some() || elements > 0, self.epoch.is_none());
         let advanced = (differs || self.is_due) && !is_first && self.settings.rechecks;
         let epoch = if advanced { old.epoch.next() } else { old.epoch };
@@ -406,49 +418,46 @@ impl Policies {
         done
     }
 
-    /// Commits everything, in one transaction if it is not too large.
+    /// Commits everything, a phase in one transaction if it is not too large.
     fn try_perform(&mut self, work: Work, now: Instant, is_first: bool) -> Result<()> {
         if let Some(epoch) = work.epoch.filter(|_| !is_first) {
             self.sweep(epoch)?;
         }
-        let Work {
-            structure: mut first,
-            steps: Steps { before, mut changes, mut late, behind },
-            lock,
-            epoch,
-        } = work;
+        let is_large = work.steps.is_large(self.settings.elements_max);
+        let Work { structure: mut first, steps: Steps { before, mut phases, behind }, lock, epoch } = work;
+        // What is created anew has the new epoch from the beginning: connections may have the old one's mark from what it
+        // replaces, whose sets have gone.
         let has_epoch = !first.is_empty();
+        self.is_due |= epoch.is_some() && !is_first;
+        let mut is_early = false;
         self.commit_parts(before)?;
-        if changes.len() + late.len() > self.settings.elements_max {
-            // What it concerns is held.
-            changes.extend(std::mem::take(&mut late));
+        let changes = phases.pop().unwrap_or_default();
+        for phase in phases {
+            phase.write(&mut first);
+            self.commit(std::mem::take(&mut first))?;
         }
-        if late.len() > 0 {
-            changes.write(&mut first);
-            self.commit(first)?;
-            let mut last = Transaction::new();
-            late.write(&mut last);
-            self.write_epoch(&mut last, epoch.filter(|_| !has_epoch));
-            self.commit(last)?;
-        } else if changes.len() <= self.settings.elements_max {
-            changes.write(&mut first);
-            self.write_epoch(&mut first, epoch.filter(|_| !has_epoch));
-            self.commit(first)?;
-        } else {
+        if is_large {
             let (locked, unlocked) = changes.locks(&lock);
             locked.write(&mut first);
-            self.commit(first)?;
+            self.commit(std::mem::take(&mut first))?;
             if has_epoch {
                 self.epoch = epoch.or(self.epoch);
             }
             self.commit_parts(changes)?;
-            let mut last = Transaction::new();
-            unlocked.write(&mut last);
-            self.write_epoch(&mut last, epoch.filter(|_| !has_epoch));
-            self.commit(last)?;
+            unlocked.write(&mut first);
+        } else {
+            // What is judged by ranges that have not changed yet is judged again in an epoch that begins behind them.
+            is_early = changes.has_ranges();
+            changes.write(&mut first);
+            if is_early {
+                self.commit(std::mem::take(&mut first))?;
+            }
         }
+        self.write_epoch(&mut first, epoch.filter(|_| !has_epoch));
+        self.commit(first)?;
         if let Some(epoch) = epoch {
-            (self.epoch, self.advanced, self.is_due) = (Some(epoch), Some(now), false);
+            let is_due = is_early && has_epoch && !is_first;
+            (self.epoch, self.advanced, self.is_due) = (Some(epoch), Some(now), is_due);
             if is_first {
                 self.begin_epochs(epoch)?;
             }

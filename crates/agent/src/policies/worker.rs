@@ -21,7 +21,7 @@ use russet_journal::EndpointTable;
 use russet_policy::{Decisions, PolicyError, PolicySettings};
 use russet_verdict::engine::Engine;
 use russet_verdict::ir::{Policy, PolicyId, Problem, Profile};
-use russet_verdict::table::Exceeded;
+use russet_verdict::table::{Delta, Exceeded};
 use russet_verdict::translate::{Translated, Translator, built_in_tiers};
 use russet_verdict::world::{Config, Endpoint, EndpointKey, Update};
 use serde_json::{Value, json};
@@ -542,7 +542,6 @@ impl Worker {
             return self.keep();
         }
         self.enforce();
-        self.guard_hosts();
         if is_idle && self.kernel.restore_at.is_none() {
             // The last one is gone, and so is what it denied.
             self.stop(Phase::Open);
@@ -643,6 +642,19 @@ impl Worker {
         if is_first {
             self.look_at_bridges();
         }
+        // What passes by one table from now on may be what the other one denies from now on.
+        let hosts_first = !delta.tightens && !is_first;
+        if hosts_first {
+            self.guard_hosts();
+        }
+        self.write(&delta, &decided, is_first, began);
+        if !hosts_first {
+            self.guard_hosts();
+        }
+    }
+
+    /// Has the kernel hold the decisions, after this delta.
+    fn write(&mut self, delta: &Delta, decided: &BTreeSet<IpAddr>, is_first: bool, began: Instant) {
         let is_due = self.kernel.restore_at.is_some_and(|at| at <= began);
         let done = if is_first || is_due {
             self.kernel.restore_at = None;
@@ -650,7 +662,7 @@ impl Worker {
         } else if self.kernel.restore_at.is_some() {
             return;
         } else {
-            self.kernel.open().and_then(|table| table.apply(&delta, &decided, began))
+            self.kernel.open().and_then(|table| table.apply(delta, decided, began))
         };
         match done {
             Ok(report) => {

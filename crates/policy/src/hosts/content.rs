@@ -20,8 +20,10 @@ pub(super) type Elements = BTreeMap<Place, Vec<Element>>;
 pub(super) struct Steps {
     /// New states, to which nothing leads yet.
     pub new: Changes,
-    /// What leads to states.
-    pub turn: Changes,
+    /// What leads to states: where nothing did, and named interfaces; then what is for all others; and then what leads to
+    /// nothing any more. So a packet that is guarded before and behind a change at one of the entrances is guarded by one of
+    /// them.
+    pub turn: [Changes; 3],
     /// Old states, to which nothing leads any more.
     pub old: Changes,
 }
@@ -89,31 +91,43 @@ impl Steps {
         for place in Place::each() {
             let of = |all: &Elements| all.get(&place).cloned().unwrap_or_default();
             let (removed, added) = differences(&of(found), &of(wanted));
-            if place.leads() {
-                steps.turn.put(place, removed, added);
-                continue;
-            }
-            // A key that stays with another value has a number that meant something else.
             let keys = |all: &[Element]| all.iter().map(|it| it.key.clone()).collect::<BTreeSet<_>>();
             let (old, new) = (keys(&removed), keys(&added));
             let part = |all: Vec<Element>, others: &BTreeSet<_>| -> (Vec<Element>, Vec<Element>) {
                 all.into_iter().partition(|it| others.contains(&it.key))
             };
-            let ((changed, gone), (changing, come)) = (part(removed, &new), part(added, &old));
-            steps.turn.put(place, changed, changing);
-            steps.new.put(place, Vec::new(), come);
-            steps.old.put(place, gone, Vec::new());
+            let ((changed, gone), (changing, mut come)) = (part(removed, &new), part(added, &old));
+            let [first, others, last] = &mut steps.turn;
+            match place {
+                Place::Ways(..) => {
+                    come.extend(changing);
+                    first.put(place, changed, come);
+                    last.put(place, gone, Vec::new());
+                }
+                Place::Others => {
+                    first.put(place, Vec::new(), come);
+                    others.put(place, changed, changing);
+                    last.put(place, gone, Vec::new());
+                }
+                _ => {
+                    // A key that stays with another value has a number that meant something else.
+                    first.put(place, changed, changing);
+                    steps.new.put(place, Vec::new(), come);
+                    steps.old.put(place, gone, Vec::new());
+                }
+            }
         }
         steps
     }
 
     pub fn len(&self) -> usize {
-        self.new.len() + self.turn.len() + self.old.len()
+        self.new.len() + self.turn.iter().map(Changes::len).sum::<usize>() + self.old.len()
     }
 
     /// Adds everything to one transaction, removals first.
     pub fn write(&self, transaction: &mut Transaction) {
-        for changes in [&self.old, &self.turn, &self.new] {
+        let [first, others, last] = &self.turn;
+        for changes in [&self.old, last, others, first, &self.new] {
             changes.write(transaction);
         }
     }

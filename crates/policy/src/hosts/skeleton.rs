@@ -168,11 +168,6 @@ impl Place {
         all
     }
 
-    /// Whether its elements are what leads to states.
-    pub const fn leads(self) -> bool {
-        matches!(self, Self::Ways(..) | Self::Others)
-    }
-
     fn name(self) -> String {
         match self {
             Self::Ways(entrance, family) => of(&format!("ways-{}", name_of(entrance)), family),

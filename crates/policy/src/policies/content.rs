@@ -13,7 +13,9 @@ use super::lists::{self, List, Lists, Numbered};
 use super::skeleton::Place;
 use super::words;
 use crate::table_spec::differences;
+use phases::{Change, Move, Moved, Moves};
 
+mod phases;
 #[cfg(test)]
 mod tests;
 
@@ -40,17 +42,19 @@ pub(super) struct Changes {
 
 /// What a delta changes. Lists of source ports are there before a decision refers to them, and until
 /// none does any more.
-///
-/// The kernel looks up each map in the newest state, so a packet that is judged during a commit can
-/// have the identity of before it and decisions of after it. Therefore what is decided about an
-/// identity changes behind the move of an address that leaves it.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     pub before: Changes,
-    pub changes: Changes,
-    /// Decisions about identities that addresses leave, defaults that allow, and the end of holding.
-    pub late: Changes,
+    /// One transaction each, unless a single one is larger than the limit ([`phases`]).
+    pub phases: Vec<Changes>,
     pub behind: Changes,
+}
+
+/// What is decided, and its number in a map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Decided {
+    pub verdict: Verdict,
+    pub number: u32,
 }
 
 pub(super) type At = (Place, Family);
@@ -68,37 +72,37 @@ impl Decisions {
     }
 
     /// What [`apply`](Self::apply) changes. `lists` are those of these decisions, and become those of
-    /// the new ones.
-    pub(super) fn steps(&self, delta: &Delta, decided: &BTreeSet<IpAddr>, lists: &mut Lists) -> Steps {
-        let left = self.left(delta);
-        let mut steps = Steps { changes: self.changes(delta, decided), ..Steps::default() };
-        for (key, new) in &delta.defaults {
-            let is_late = !left.is_empty() && *new != Some(Word::DENY);
-            let changes = if is_late { &mut steps.late } else { &mut steps.changes };
-            changes.put(self.defaults.get(key), new.as_ref(), |word| default_element(*key, *word));
-        }
-        if !left.is_empty() {
-            steps.changes.move_unlocks(&mut steps.late);
-        }
-        let mut released = Vec::new();
+    /// the new ones. More than `elements_max` elements are one phase.
+    pub(super) fn steps(
+        &self,
+        delta: &Delta,
+        decided: &BTreeSet<IpAddr>,
+        lists: &mut Lists,
+        elements_max: usize,
+    ) -> Steps {
+        let mut steps = Steps::default();
+        let (mut moves, mut released) = (Moves::new(), Vec::new());
         let other_lists = delta.wide.keys().filter(|key| !delta.decisions.contains_key(*key));
         for key in delta.decisions.keys().chain(other_lists) {
-            let old = self.decisions.get(key).copied();
-            let word = delta.decisions.get(key).copied().unwrap_or(old);
-            let ranges = delta.wide.get(key).map(Option::as_ref).unwrap_or(self.wide.get(key));
-            let (old_list, list) = (list_of(key, old, self.wide.get(key)), list_of(key, word, ranges));
-            let old_number = old.map(|word| number(word, old_list.as_ref(), lists));
+            let (old_word, word) = (self.decisions.get(key).copied(), new_word(self, delta, key));
+            let old_list = list_of(key, old_word, self.wide.get(key));
+            let list = list_of(key, word, new_ranges(self, delta, key));
+            let old = old_word.map(|word| Decided::of(word, old_list.as_ref(), lists));
             if let Some(list) = &list
                 && let Some(new) = lists.acquire(list)
             {
                 lists::elements(new, list).for_each(|element| steps.before.add(element));
             }
-            let new_number = word.map(|word| number(word, list.as_ref(), lists));
-            let element = |number: &u32| decision_element(key, *number);
-            let changes = if left.contains(&key.peer) { &mut steps.late } else { &mut steps.changes };
-            changes.put(old_number.as_ref(), new_number.as_ref(), element);
+            let new = word.map(|word| Decided::of(word, list.as_ref(), lists));
+            if old != new {
+                let of_address = moves.entry((key.direction, key.local)).or_default();
+                of_address.push(Move { key: *key, old, new });
+            }
             released.extend(old_list);
         }
+        let other_defaults = delta.defaults.iter().filter(|(at, new)| self.defaults.get(at) != new.as_ref());
+        other_defaults.for_each(|(at, _)| _ = moves.entry(*at).or_default());
+        steps.phases = phases::of(&Change { old: self, delta, lists }, &moves, decided, elements_max);
         for list in released {
             if let Some(old) = lists.release(&list) {
                 lists::elements(old, &list).for_each(|element| steps.behind.remove(element));
@@ -107,16 +111,51 @@ impl Decisions {
         steps
     }
 
-    /// The identities that addresses leave with a delta, and to which none comes: what is decided about
-    /// one to which an address comes has to change with it.
-    fn left(&self, delta: &Delta) -> BTreeSet<Identity> {
+    /// What changes these decisions, whose lists are `lists`, to `wanted`. `lists` become those of `wanted`.
+    pub(super) fn steps_to(&self, wanted: &Self, lists: &mut Lists, elements_max: usize) -> Steps {
+        let delta = Delta {
+            identities: changes(&self.identities, &wanted.identities),
+            decisions: changes(&self.decisions, &wanted.decisions),
+            wide: changes(&self.wide, &wanted.wide),
+            defaults: changes(&self.defaults, &wanted.defaults),
+            ..Delta::default()
+        };
+        let first = self.holding(&(&wanted.held - &self.held));
+        let holding = Self { held: &self.held | &wanted.held, ..self.clone() };
+        let decided = &holding.held - &wanted.held;
+        let mut steps = holding.steps(&delta, &decided, lists, elements_max);
+        if first.len() > 0 {
+            steps.phases.insert(0, first);
+        }
+        steps
+    }
+
+    /// What these elements decide, and the lists in them; none if some say nothing, or others would be there, too.
+    pub(super) fn of_elements(found: &BTreeMap<At, Vec<Element>>) -> Option<(Self, Lists)> {
+        let known = lists::read(found);
+        let mut content = Self::default();
+        for (at, element) in found.iter().flat_map(|(at, all)| all.iter().map(move |element| (at, element))) {
+            content.read(*at, element, &known).then_some(())?;
+        }
+        let lists = Lists::of(&content, &known);
+        let mut missing = Changes::default();
+        for (at, wanted) in content.elements(&lists) {
+            missing.replace(at, found.get(&at).map_or(&[], Vec::as_slice), wanted);
+        }
+        (missing.len() == 0).then_some((content, lists))
+    }
+
+    /// The identities whose addresses change with a delta.
+    fn moved(&self, delta: &Delta) -> Moved {
         let moved = || delta.identities.iter().filter(|(net, new)| self.identities.get(net) != new.as_ref());
         let entered: BTreeSet<Identity> = moved()
             .map(|(net, new)| {
                 new.unwrap_or_else(|| net.supernet().map_or(Identity::WORLD, |it| self.identity_of(&it)))
             })
             .collect();
-        moved().map(|(net, _)| self.identity_of(net)).filter(|left| !entered.contains(left)).collect()
+        let left =
+            moved().map(|(net, _)| self.identity_of(net)).filter(|left| !entered.contains(left)).collect();
+        Moved { left, entered }
     }
 
     /// The identity that the kernel finds for an address of a prefix.
@@ -126,14 +165,21 @@ impl Decisions {
         wider.find_map(|net| self.identities.get(&net).copied()).unwrap_or(Identity::WORLD)
     }
 
-    /// What [`apply`](Self::apply) changes besides decisions and defaults.
-    fn changes(&self, delta: &Delta, decided: &BTreeSet<IpAddr>) -> Changes {
+    /// The identities that [`apply`](Self::apply) changes.
+    fn places(&self, delta: &Delta) -> Changes {
         let mut changes = Changes::default();
         for (net, new) in &delta.identities {
             changes.put(self.identities.get(net), new.as_ref(), |identity| identity_element(net, *identity));
         }
+        changes
+    }
+
+    /// What [`apply`](Self::apply) changes of the addresses that are judged or held: what forbids, and what lets packets
+    /// pass.
+    fn changes(&self, delta: &Delta, decided: &BTreeSet<IpAddr>) -> (Changes, Changes) {
+        let (mut changes, mut unlocks) = (Changes::default(), Changes::default());
         for address in decided.intersection(&self.held) {
-            changes.remove(held_element(*address));
+            unlocks.remove(held_element(*address));
         }
         let mut touched: BTreeSet<IpAddr> = decided.intersection(&self.held).copied().collect();
         touched.extend(delta.defaults.keys().map(|(_, address)| *address));
@@ -142,11 +188,11 @@ impl Decisions {
             let is_held = self.held.contains(&address) && !decided.contains(&address);
             match (self.is_judged(address), is_held || self.is_policed(address, delta)) {
                 (false, true) => changes.add(pod_element(address)),
-                (true, false) => changes.remove(pod_element(address)),
+                (true, false) => unlocks.remove(pod_element(address)),
                 _ => {}
             }
         }
-        changes
+        (changes, unlocks)
     }
 
     /// What holding these addresses changes.
@@ -265,7 +311,21 @@ impl Decisions {
 impl Steps {
     /// The number of elements.
     pub fn len(&self) -> usize {
-        self.before.len() + self.changes.len() + self.late.len() + self.behind.len()
+        self.before.len() + self.phases.iter().map(Changes::len).sum::<usize>() + self.behind.len()
+    }
+
+    /// Whether the last phase does not fit into a transaction of this size. There is no other one then, but for what is held
+    /// from now on.
+    pub fn is_large(&self, elements_max: usize) -> bool {
+        self.phases.last().is_some_and(|phase| phase.len() > elements_max)
+    }
+}
+
+// === impl Decided ===
+
+impl Decided {
+    fn of(word: Word, list: Option<&List>, lists: &Lists) -> Self {
+        Self { verdict: word.verdict, number: number(word, list, lists) }
     }
 }
 
@@ -279,13 +339,16 @@ impl Changes {
         }
     }
 
-    /// Moves what would let packets of held or judged addresses pass.
-    fn move_unlocks(&mut self, late: &mut Self) {
-        for (at, (removed, _)) in &mut self.sets {
-            if matches!(at.0, Place::Pods | Place::Held) && !removed.is_empty() {
-                late.sets.entry(*at).or_default().0.append(removed);
-            }
-        }
+    /// Whether ranges change, which the kernel does a little later than the rest of a transaction.
+    pub fn has_ranges(&self) -> bool {
+        self.has(|place| matches!(place, Place::Ranges(_)))
+    }
+
+    /// Whether elements of such sets change.
+    fn has(&self, is_meant: impl Fn(Place) -> bool) -> bool {
+        self.sets.iter().any(|((place, _), (removed, added))| {
+            is_meant(*place) && !(removed.is_empty() && added.is_empty())
+        })
     }
 
     /// Adds all of other changes, which concern other elements.
@@ -376,6 +439,16 @@ impl Changes {
     }
 }
 
+/// The entries that are not the same, as they are in the second map.
+fn changes<K: Ord + Clone, V: Clone + PartialEq>(
+    old: &BTreeMap<K, V>,
+    new: &BTreeMap<K, V>,
+) -> BTreeMap<K, Option<V>> {
+    let gone = old.keys().filter(|key| !new.contains_key(key)).map(|key| (key.clone(), None));
+    let changed = new.iter().filter(|(key, value)| old.get(key) != Some(value));
+    gone.chain(changed.map(|(key, value)| (key.clone(), Some(value.clone())))).collect()
+}
+
 fn put_all<K: Ord + Clone, V: Clone>(all: &mut BTreeMap<K, V>, changes: &BTreeMap<K, Option<V>>) {
     for (key, change) in changes {
         match change {
@@ -402,6 +475,16 @@ fn identity_element(net: &IpNet, identity: Identity) -> (At, Element) {
 fn default_element((direction, address): (Direction, IpAddr), word: Word) -> (At, Element) {
     let element = Element::new(address).data(KeyPart::class_id(words::number(word)));
     ((Place::Defaults(direction), Family::of(address)), element)
+}
+
+/// The word of a decision after a delta.
+fn new_word(old: &Decisions, delta: &Delta, key: &Key) -> Option<Word> {
+    delta.decisions.get(key).copied().unwrap_or_else(|| old.decisions.get(key).copied())
+}
+
+/// The ranges of source ports of a decision after a delta.
+fn new_ranges<'a>(old: &'a Decisions, delta: &'a Delta, key: &Key) -> Option<&'a Vec<SourceRange>> {
+    delta.wide.get(key).map(Option::as_ref).unwrap_or_else(|| old.wide.get(key))
 }
 
 /// The list of a decision; none if the port of the source does not decide, or it is not known how.

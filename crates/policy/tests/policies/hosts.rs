@@ -70,8 +70,8 @@ fn table(objects: &[Value]) -> HostTable {
         translated.updates.into_iter().for_each(|update| engine.apply(update));
     }
     engine.flush();
-    let eth0 = (IfName::new("eth0").unwrap(), NODE.map(ip).into());
-    engine.host_table(&Interfaces::from([eth0])).unwrap()
+    let [eth0, eth3] = ["eth0", "eth3"].map(|name| IfName::new(name).unwrap());
+    engine.host_table(&Interfaces::from([(eth0, NODE.map(ip).into()), (eth3, BTreeSet::new())])).unwrap()
 }
 
 #[track_caller]
@@ -635,5 +635,26 @@ fn nothing_that_both_forbid_passes_while_one_table_of_host_endpoints_replaces_an
             });
             assert!(failed.is_none(), "{failed:?}");
         }
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
+fn what_two_tables_of_host_endpoints_forbid_at_different_places_does_not_pass_while_one_replaces_the_other() {
+    between_machines_outside(|| {
+        let forbid = |interface: &str, kind: &str| {
+            let spec = json!({ "selector": "all()", "applyOnForward": true, "types": [kind] });
+            table(&[host(interface), policy(spec)])
+        };
+        // The flood enters by eth3: it is denied there, at all interfaces, or where it leaves.
+        let tables = [("*", "Ingress"), ("eth3", "Ingress"), ("*", "Egress"), ("eth1", "Egress")];
+        let tables = tables.map(|(interface, kind)| forbid(interface, kind));
+        let mut hosts = Hosts::open().unwrap();
+        hosts.apply(&tables[0], &BTreeSet::new()).unwrap();
+        let failed = in_a_flood_of_denied_packets(240, |round| {
+            let report = hosts.apply(&tables[(round + 1) % tables.len()], &BTreeSet::new());
+            report.as_ref().is_ok_and(|it| it.elements > 0).then_some(()).ok_or(report)
+        });
+        assert!(failed.is_none(), "{failed:?}");
     });
 }

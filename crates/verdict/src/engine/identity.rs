@@ -77,7 +77,7 @@ impl Identities {
 
     /// Gives each prefix the identity of its vector.
     ///
-    /// A new vector takes the number over that its prefixes had, if no other prefix keeps it: then
+    /// A new vector takes the number over that its prefixes had, if all that had it get the vector: then
     /// a predicate that comes or goes moves no address, and only decisions change.
     pub(super) fn place(&mut self, moves: Vec<Move>) -> Placed {
         let mut placed = Placed::default();
@@ -89,6 +89,8 @@ impl Identities {
                 left.insert(old);
             }
         }
+        let mut leaving: BTreeMap<Identity, usize> = BTreeMap::new();
+        moves.iter().filter_map(|it| it.old).for_each(|old| *leaving.entry(old).or_default() += 1);
         let mut pending: BTreeMap<(Family, Arc<Vector>), Vec<Former>> = BTreeMap::new();
         for Move { place, old, new } in moves {
             let vector = match new {
@@ -108,7 +110,7 @@ impl Identities {
             }
         }
         for ((family, vector), places) in pending {
-            self.settle(family, vector, places, &mut placed);
+            self.settle((family, vector), places, &leaving, &mut placed);
         }
         for identity in left {
             if self.entries.get(&identity).is_some_and(|entry| entry.places == 0) {
@@ -123,12 +125,23 @@ impl Identities {
         placed
     }
 
-    /// Gives a vector that has no identity one, and it to these prefixes.
-    fn settle(&mut self, family: Family, vector: Arc<Vector>, places: Vec<Former>, placed: &mut Placed) {
-        let is_free = |identity: &Identity| {
+    /// Gives a vector that has no identity one, and it to these prefixes. `leaving` is how many leave each.
+    fn settle(
+        &mut self,
+        (family, vector): (Family, Arc<Vector>),
+        places: Vec<Former>,
+        leaving: &BTreeMap<Identity, usize>,
+        placed: &mut Placed,
+    ) {
+        let mut former: BTreeMap<Identity, usize> = BTreeMap::new();
+        places.iter().filter_map(|(_, old)| *old).for_each(|old| *former.entry(old).or_default() += 1);
+        // If one of its prefixes went elsewhere, a packet from there would be judged by what is decided about the others, in the
+        // middle of the change.
+        let is_free = |(identity, here): &(&Identity, &usize)| {
             self.entries.get(identity).is_some_and(|entry| entry.places == 0 && entry.family == family)
+                && leaving.get(identity) == Some(*here)
         };
-        let taken_over = places.iter().filter_map(|(_, old)| *old).find(is_free);
+        let taken_over = former.iter().find(is_free).map(|(identity, _)| *identity);
         let identity = if let Some(identity) = taken_over {
             self.forget(identity);
             self.enter(identity, family, vector.clone(), placed);

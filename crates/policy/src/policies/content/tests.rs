@@ -6,13 +6,28 @@ use super::*;
 
 /// Elements by their sets and keys.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Kernel(BTreeMap<At, BTreeMap<Vec<KeyPart>, Option<russet_nft::Value>>>);
+pub(super) struct Kernel(BTreeMap<At, BTreeMap<Vec<KeyPart>, Option<russet_nft::Value>>>);
 
 // === impl Kernel ===
 
 impl Kernel {
+    /// What it has of everything that is decided.
+    pub fn of(content: &Decisions, lists: &Lists) -> Self {
+        let wanted = content.elements(lists).into_iter().filter(|(_, elements)| !elements.is_empty());
+        let by_key = |all: Vec<Element>| all.into_iter().map(|it| (it.key, it.value)).collect();
+        Self(wanted.map(|(at, elements)| (at, by_key(elements))).collect())
+    }
+
+    pub fn elements(&self) -> BTreeMap<At, Vec<Element>> {
+        let element = |(key, value): (&Vec<KeyPart>, &Option<russet_nft::Value>)| Element {
+            value: value.clone(),
+            ..Element::concatenation(key.clone())
+        };
+        self.0.iter().map(|(at, set)| (*at, set.iter().map(element).collect())).collect()
+    }
+
     /// Refuses what the kernel refuses.
-    fn commit(&mut self, changes: &Changes) {
+    pub fn commit(&mut self, changes: &Changes) {
         for (at, (removed, added)) in &changes.sets {
             let set = self.0.entry(*at).or_default();
             for element in removed {
@@ -92,15 +107,12 @@ fn lists_are_there_while_a_decision_refers_to_them() {
         let mut lists = Lists::default();
         for _ in 0..30 {
             let delta = delta(&mut random, &content);
-            let steps = content.steps(&delta, &BTreeSet::new(), &mut lists);
-            for changes in [&steps.before, &steps.changes, &steps.late, &steps.behind] {
+            let steps = content.steps(&delta, &BTreeSet::new(), &mut lists, usize::MAX);
+            for changes in [&steps.before].into_iter().chain(&steps.phases).chain([&steps.behind]) {
                 kernel.commit(changes);
             }
             content.apply(&delta, &BTreeSet::new());
-            let wanted = content.elements(&lists).into_iter().filter(|(_, elements)| !elements.is_empty());
-            let by_key = |elements: Vec<Element>| elements.into_iter().map(|it| (it.key, it.value)).collect();
-            let wanted = Kernel(wanted.map(|(at, elements)| (at, by_key(elements))).collect());
-            assert_eq!(kernel, wanted, "seed {seed}");
+            assert_eq!(kernel, Kernel::of(&content, &lists), "seed {seed}");
         }
         // A restart finds the same numbers.
         let found = content.elements(&lists);
@@ -144,9 +156,10 @@ fn decisions_about_an_identity_change_after_addresses_have_left_it() {
         ..Delta::default()
     };
     let decided = [new].into();
-    let steps = content.steps(&delta, &decided, &mut lists);
+    let steps = content.steps(&delta, &decided, &mut lists, usize::MAX);
     kernel.commit(&steps.before);
-    kernel.commit(&steps.changes);
+    let (last, first) = steps.phases.split_last().unwrap();
+    first.iter().for_each(|phase| kernel.commit(phase));
     let has = |kernel: &Kernel, (at, element): (At, Element)| {
         kernel.0.get(&at).and_then(|set| set.get(&element.key)).is_some_and(|value| *value == element.value)
     };
@@ -160,10 +173,8 @@ fn decisions_about_an_identity_change_after_addresses_have_left_it() {
     assert!(has(&kernel, default_element((Direction::Ingress, local), Word::DENY)));
     assert!(has(&kernel, held_element(new)), "what is decided about it is not complete yet");
 
-    kernel.commit(&steps.late);
+    kernel.commit(last);
     kernel.commit(&steps.behind);
     content.apply(&delta, &decided);
-    let by_key = |all: Vec<Element>| all.into_iter().map(|it| (it.key, it.value)).collect();
-    let wanted = content.elements(&lists).into_iter().filter(|(_, all)| !all.is_empty());
-    assert_eq!(kernel, Kernel(wanted.map(|(at, all)| (at, by_key(all))).collect()));
+    assert_eq!(kernel, Kernel::of(&content, &lists));
 }
