@@ -58,7 +58,7 @@ pub struct Noticed {
     pub restored_ms: Option<f64>,
 }
 
-/// How long pings are sent before a fault, and after it was repaired.
+/// How long an agent repairs nothing before a fault, and how long pings are sent after it was repaired.
 const CALM: Duration = Duration::from_millis(300);
 /// How long an agent has to notice a fault: restored ones take milliseconds, and what is only reported some seconds.
 const NOTICE_DEADLINE: Duration = Duration::from_secs(20);
@@ -114,8 +114,7 @@ fn make(
     traffic: &Traffic<'_>,
     interrupt: &Interrupt,
 ) -> Result<(Option<Noticed>, bool), DemoError> {
-    interrupt.wait(CALM)?;
-    let before = question(node).map_or(0, |report| report.repairs_total);
+    let before = until_settled(node, interrupt)?;
     let noticed = match fault.damage {
         Damage::KilledAgent => Some(restart_agent(lab, node, fleet, interrupt)?),
         _ => {
@@ -126,7 +125,27 @@ fn make(
     fault.damage.clean_up(target)?;
     let recovered = traffic.is_answered_again(interrupt)?;
     interrupt.wait(CALM)?;
+    // A difference that was seen first may have been repaired since, and a repair may have been the first of several.
+    let restored = question(node).and_then(|report| Noticed::of(&report, before));
+    let noticed = restored.filter(|it| it.restored_ms.is_some()).or(noticed);
     Ok((noticed, recovered))
+}
+
+/// Waits until the agent has repaired what was before, so that it is not taken for what it notices next. Returns how many
+/// repairs it has made.
+fn until_settled(node: &Node, interrupt: &Interrupt) -> Result<u64, DemoError> {
+    let began = Instant::now();
+    let mut before = None;
+    loop {
+        interrupt.wait(CALM)?;
+        let report = question(node);
+        let repairs = report.as_ref().map(|report| report.repairs_total);
+        let is_calm = report.is_some_and(|report| report.differences.is_empty()) && repairs == before;
+        if is_calm || began.elapsed() > NOTICE_DEADLINE {
+            return Ok(repairs.or(before).unwrap_or(0));
+        }
+        before = repairs.or(before);
+    }
 }
 
 /// Kills the agent as a crash would, and starts it again as the service manager would.
