@@ -6,11 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use russet_testkit::eventually;
 use serde_json::json;
 
 use crate::fabric::Fabric;
 use crate::install::version;
-use crate::node::{Answer, TestNode, TestPod};
+use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 use crate::pinging::Pinging;
 
 /// The command of the earlier release and that of this build, with their small executables beside them.
@@ -63,9 +64,24 @@ fn plugin(node: &TestNode, verb: &str, pod: &TestPod, prev_result: Option<&Answe
     answer
 }
 
+/// Has a policy deny what is for an address, and starts pings to it once it is in force.
+fn deny_pings(node: &TestNode, from: &TestPod, to: &str) -> Pinging {
+    assert!(from.pings(&["-W", "5", to]), "{}", node.log());
+    let deny = json!({ "action": "Deny", "destination": { "nets": [format!("{to}/32")] } });
+    let policy = json!({ "apiVersion": "projectcalico.org/v3", "kind": "GlobalNetworkPolicy",
+        "metadata": { "name": "guards" },
+        "spec": { "selector": "all()", "types": ["Ingress"], "ingress": [deny, { "action": "Allow" }] } });
+    let mut apply = Command::new(command(node));
+    apply.args(["apply", "-f", "-", "--root"]).arg(node.root());
+    let answer = node.output(&mut apply, policy.to_string());
+    assert_eq!(answer.status, 0, "{answer:?}");
+    eventually(TIMEOUT, || !from.pings(&["-W", "1", to]));
+    Pinging::begin(from, to, "0.02")
+}
+
 #[test]
 #[ignore = "root: two nodes whose executables are replaced and restored; kernel: vxlan; tool: etcd, ip, ping"]
-fn an_upgrade_and_a_rollback_lose_no_packet_and_each_release_serves_the_pods_of_the_other() {
+fn an_upgrade_and_a_rollback_lose_no_packet_let_none_pass_and_each_release_serves_the_pods_of_the_other() {
     let machine = tempfile::tempdir().unwrap();
     let [earlier, present] = releases(machine.path());
     let mut fabric = Fabric::new();
@@ -78,6 +94,11 @@ fn an_upgrade_and_a_rollback_lose_no_packet_and_each_release_serves_the_pods_of_
     let of_earlier = plugin(&a, "ADD", &old_a, None);
     let address_b = plugin(&b, "ADD", &old_b, None).addresses().remove(0);
     let pinging = Pinging::start(&old_a, &address_b);
+    let guarded = b.pod();
+    let guarded_address = plugin(&b, "ADD", &guarded, None).addresses().remove(0);
+    let denied = deny_pings(&b, &old_a, &guarded_address);
+    // A new pod is held until the policies about it are in force.
+    let reaches = |pod: &TestPod| eventually(TIMEOUT, || pod.pings(&["-W", "1", &address_b]));
 
     install(&present, &a);
     // The plugin of this release, the agent of the earlier one.
@@ -86,10 +107,10 @@ fn an_upgrade_and_a_rollback_lose_no_packet_and_each_release_serves_the_pods_of_
     plugin(&a, "CHECK", &old_a, Some(&of_earlier));
     let of_present = plugin(&a, "ADD", &new_a, None);
     // A node of each release.
-    assert!(new_a.pings(&["-W", "5", &address_b]), "{}", a.log());
+    reaches(&new_a);
     install(&present, &b);
     restart_agent(&mut b);
-    assert!(new_a.pings(&["-W", "5", &address_b]), "{}", b.log());
+    reaches(&new_a);
 
     for node in [&mut a, &mut b] {
         russet(&command(node), node, &["install", "--rollback"]);
@@ -100,12 +121,14 @@ fn an_upgrade_and_a_rollback_lose_no_packet_and_each_release_serves_the_pods_of_
     restart_agent(&mut a);
     restart_agent(&mut b);
     plugin(&a, "CHECK", &new_a, Some(&of_present));
-    assert!(new_a.pings(&["-W", "5", &address_b]), "{}", a.log());
+    reaches(&new_a);
     pinging.finish();
+    denied.finish_unanswered();
     for pod in [&old_a, &made_between, &new_a, &made_back] {
         plugin(&a, "DEL", pod, None);
     }
     plugin(&b, "DEL", &old_b, None);
+    plugin(&b, "DEL", &guarded, None);
     let left: Vec<String> = fabric.keys("/calico/ipam/v2/handle/");
     let left: Vec<&String> = left.iter().filter(|key| !key.contains("vxlan-tunnel-addr")).collect();
     assert!(left.is_empty(), "{left:?}");
