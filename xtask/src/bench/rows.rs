@@ -120,7 +120,7 @@ mod tests {
         }
         findings.add("rss", 10.5);
         let json = findings.json();
-        assert_eq!(json["rows"][0]["p50"], 14.0);
+        assert_eq!((&json["rows"][0]["p50"], &json["goals_met"]), (&json!(14.0), &json!(false)));
         assert_eq!(
             json["goals"],
             json!([
@@ -128,5 +128,8 @@ mod tests {
                 { "test": "rss", "at_most": 10.0, "p50": 10.5, "met": false },
             ])
         );
+        let mut met = Rows::new(&TABLE);
+        met.add("start", 10.0);
+        assert_eq!(met.json()["goals_met"], true);
     }
 }

@@ -73,8 +73,10 @@ impl Conditions {
         Self { notes, foreign_cpu: quiet.foreign }
     }
 
-    /// Adds them to a report's JSON.
+    /// Adds them to a report's JSON, and whether all goals in it were reached.
     pub fn add_to(&self, report: &mut Value) {
+        let goals = ["goals", "figures"].into_iter().filter_map(|name| report[name].as_array()).flatten();
+        report["goals_met"] = goals.filter_map(|goal| goal["met"].as_bool()).all(|met| met).into();
         report["notes"] = json!(self.notes);
         report["foreign_cpu"] = self.foreign_cpu.iter().copied().map(rounded).collect();
     }
