@@ -149,7 +149,6 @@ impl Phases {
     fn add(&mut self, change: &Change<'_>, at: (Direction, IpAddr), moves: &[Move]) {
         let (_, local) = at;
         let is_closed = !change.old.is_judged(local) || change.old.held.contains(&local);
-        let effects: Vec<Effect> = moves.iter().map(|it| change.effect(*it)).collect();
         let has_ranges = has_ranges(change, at, moves);
         if is_closed {
             // No packet finds any of it before the address is judged and not held any more.
@@ -163,22 +162,24 @@ impl Phases {
             return;
         }
         let default = [State::Old, State::New].map(|state| change.default(state, at));
+        let effects: Vec<Effect> = moves.iter().map(|it| change.effect(*it, default)).collect();
         let is_late = default[0] != default[1] && self.moved.is_late(default[1]);
         let when = if is_late { When::Late } else { When::AsDecided };
         change.put_default(self.phase(at.0, default, when), at);
         if has_ranges || effects.iter().any(Effect::is_partly_reversed) {
-            return self.add_completed(change, moves);
+            return self.add_completed(change, moves, default);
         }
-        let is_wider = |narrow: &Key, other: &Effect| {
-            other.made.key.peer == narrow.peer
-                && other.made.key.part > narrow.part
-                && other.before != other.behind
-        };
+        // The widest change about each peer.
+        let mut widest: BTreeMap<Identity, Part> = BTreeMap::new();
+        for Effect { made: Move { key, .. }, .. } in effects.iter().filter(|it| it.before != it.behind) {
+            let part = widest.entry(key.peer).or_insert(key.part);
+            *part = key.part.max(*part);
+        }
         for effect in &effects {
             let Effect { made: Move { key, old, new }, before, behind } = *effect;
             let is_hidden = old.is_none()
                 && !is_reversed(before, behind)
-                && (default[0] != default[1] || effects.iter().any(|other| is_wider(&key, other)));
+                && (default[0] != default[1] || widest.get(&key.peer).is_some_and(|part| *part > key.part));
             let old = if is_hidden { Some(before) } else { old };
             if is_hidden {
                 self.complete.put_decision(&key, None, old);
@@ -196,16 +197,16 @@ impl Phases {
     }
 
     /// Adds decisions of which some are for ranges: all keys are there while what they say changes.
-    fn add_completed(&mut self, change: &Change<'_>, moves: &[Move]) {
+    fn add_completed(&mut self, change: &Change<'_>, moves: &[Move], default: [Decided; 2]) {
         let mut ranges: BTreeMap<(Identity, Protocol), Vec<Move>> = BTreeMap::new();
         for it in moves {
             match it.key.part {
                 Part::Range(protocol, ..) => ranges.entry((it.key.peer, protocol)).or_default().push(*it),
-                _ => self.add_parts(change, &[*it], vec![change.effect(*it)]),
+                _ => self.add_parts(change, &[*it], vec![change.effect(*it, default)]),
             }
         }
         for moves in ranges.into_values() {
-            self.add_parts(change, &moves, parts(change, &moves));
+            self.add_parts(change, &moves, parts(change, &moves, default));
         }
     }
 
@@ -328,19 +329,19 @@ impl Change<'_> {
         Decided { verdict: word.verdict, number: words::number(word) }
     }
 
-    /// What counts for the traffic of a key, whether the key is there or not.
-    fn effective(&self, state: State, key: &Key) -> Decided {
+    /// What counts for the traffic of a key that is not there, if no wider one is but the default.
+    fn fallback(&self, state: State, key: &Key, default: Decided) -> Decided {
         let at = |part| self.decided(state, &Key { part, ..*key });
-        let found = self.decided(state, key).or_else(|| match key.part {
-            Part::Port(protocol, port) => self
-                .range_with(state, key, protocol, port)
-                .or_else(|| at(Part::Protocol(protocol)))
-                .or_else(|| at(Part::All)),
-            Part::Range(protocol, ..) => at(Part::Protocol(protocol)).or_else(|| at(Part::All)),
-            Part::Protocol(_) => at(Part::All),
-            Part::All => None,
-        });
-        found.unwrap_or_else(|| self.default(state, (key.direction, key.local)))
+        // It is there if any other of the peer is.
+        let Some(all) = (key.part != Part::All).then(|| at(Part::All)).flatten() else { return default };
+        let found = match key.part {
+            Part::Port(protocol, port) => {
+                self.range_with(state, key, protocol, port).or_else(|| at(Part::Protocol(protocol)))
+            }
+            Part::Range(protocol, ..) => at(Part::Protocol(protocol)),
+            Part::Protocol(_) | Part::All => None,
+        };
+        found.unwrap_or(all)
     }
 
     /// The decision for the range that contains a port. Ranges do not overlap, so it is the last one that begins before it.
@@ -354,8 +355,10 @@ impl Change<'_> {
         self.decided(state, last).filter(|_| matches!(last.part, Part::Range(_, _, last) if port <= last))
     }
 
-    fn effect(&self, made: Move) -> Effect {
-        let [before, behind] = [State::Old, State::New].map(|state| self.effective(state, &made.key));
+    fn effect(&self, made: Move, [before, behind]: [Decided; 2]) -> Effect {
+        let Move { key, old, new } = made;
+        let before = old.unwrap_or_else(|| self.fallback(State::Old, &key, before));
+        let behind = new.unwrap_or_else(|| self.fallback(State::New, &key, behind));
         Effect { made, before, behind }
     }
 
@@ -418,7 +421,7 @@ fn is_reversed(old: Decided, new: Decided) -> bool {
 }
 
 /// The parts in which old and new ranges of a protocol overlap, or do not.
-fn parts(change: &Change<'_>, moves: &[Move]) -> Vec<Effect> {
+fn parts(change: &Change<'_>, moves: &[Move], default: [Decided; 2]) -> Vec<Effect> {
     let ends = |it: &Move| match it.key.part {
         Part::Range(_, first, last) => Some((u32::from(first), u32::from(last) + 1)),
         _ => None,
@@ -434,8 +437,7 @@ fn parts(change: &Change<'_>, moves: &[Move]) -> Vec<Effect> {
         let key = Key { part: ports, ..with.key };
         let old = moves.iter().filter(|it| it.old.is_some()).find(contains).and_then(|it| it.old);
         let new = moves.iter().filter(|it| it.new.is_some()).find(contains).and_then(|it| it.new);
-        let beside = change.effect(Move { key, old, new });
-        Some(Effect { before: old.unwrap_or(beside.before), behind: new.unwrap_or(beside.behind), ..beside })
+        Some(change.effect(Move { key, old, new }, default))
     };
     cuts.windows(2).filter_map(part).collect()
 }
