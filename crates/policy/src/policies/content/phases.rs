@@ -8,16 +8,20 @@
 //! Traffic is decided by the narrowest of all keys, old and new, that contain it. Therefore:
 //!
 //! 1. *complete*: new keys are added with what counts for their traffic already, where a wider key changes too;
-//! 2. *forbid*: what is denied from now on, and the identities of addresses;
-//! 3. *places*: the identities of addresses, with the second unless ranges change there. Prefixes change behind the addresses in
+//! 2. *forbid*: what is denied from now on;
+//! 3. *places*: the identities of addresses, and what has to change with them. Prefixes change behind the addresses in
 //!    them that get an identity, and before those that lose theirs;
-//! 4. *permit*: what is allowed from now on, in one transaction with these, unless one direction denies more and the
-//!    other less: a packet between two pods of this node is judged in both, one after the other. If addresses leave an
-//!    identity, decisions about it, defaults that allow and the end of holding are always behind the third;
-//! 5. *prune*: keys that are not needed any more, where ranges change.
+//! 4. *permit*: what is allowed from now on;
+//! 5. *late*: decisions about identities that addresses have left, defaults that allow, and the end of holding;
+//! 6. *prune*: keys that are not needed any more, where ranges change.
+//!
+//! The second to the fifth are one transaction where nothing is in the way: ranges that forbid are before places, which are
+//! before what is late; and if one direction denies more and the other less, what permits is behind all these, because a
+//! packet between two pods of this node is judged in both, one after the other.
 //!
 //! What is denied before and behind a change is denied in each of its states and in every mixture of two that follow each
-//! other, and what is allowed is allowed, but for addresses that leave an identity.
+//! other, and what is allowed is allowed, but for addresses that leave an identity. Left open: two pods of this node, if
+//! both get other identities in one change, or if lists of source ports change in both directions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -257,7 +261,8 @@ impl Phases {
         let is_crossed = self.is_crossed();
         let Self { complete, mut forbid, mut places, permit, mut late, prune, idle, moved, .. } = self;
         let (nets, unnamed) = places.split_places();
-        if !is_crossed && nets.len() == 0 && !forbid.has_ranges() {
+        let is_crossed = is_crossed || nets.len() > 0;
+        if !is_crossed && !forbid.has_ranges() {
             forbid.extend(std::mem::take(&mut places));
         }
         let with_places = if places.len() > 0 { &mut places } else { &mut forbid };

@@ -13,6 +13,8 @@ const UDP: Protocol = Protocol::UDP;
 /// The pods of the node, a pod of another one, and an address that has no identity.
 const ADDRESSES: [&str; 4] = ["10.0.0.1", "10.0.0.2", "10.0.1.3", "192.0.2.4"];
 const LOCAL: usize = 2;
+/// The bits of the prefix of the other node's pod, which may have an identity, too.
+const PREFIX: u8 = 24;
 
 /// What the kernel's maps hold.
 #[derive(Debug)]
@@ -85,8 +87,10 @@ impl<'a> Lookups<'a> {
         if self.at(Place::Held).content.held.contains(&local) {
             return false;
         }
-        let identities = &self.at(Place::Ids).content.identities;
-        let peer = identities.get(&peer).copied().unwrap_or(Identity::WORLD);
+        let mut peer_in = |place, net: IpNet| self.at(place).content.identities.get(&net.trunc()).copied();
+        let prefix = IpNet::new(peer.addr(), PREFIX).unwrap();
+        let peer =
+            peer_in(Place::Ids, peer).or_else(|| peer_in(Place::Nets, prefix)).unwrap_or(Identity::WORLD);
         let Packet { protocol, port, source_port, .. } = packet;
         let key = |part| Key { direction, local, peer, part };
         let exact = [Part::Port(protocol, port), Part::Protocol(protocol), Part::All].map(key);
@@ -147,7 +151,7 @@ fn packets() -> Vec<Packet> {
 fn put_word(random: &mut Random, content: &mut Decisions, key: Key) {
     let range = |first, last, word| SourceRange { first, last, word };
     // Not between two pods of the node: other ports of a list are no direction.
-    let is_far = content.identities.get(&IpNet::from(address(2))) == Some(&key.peer);
+    let is_far = [0, 1].iter().all(|near| content.identities[&IpNet::from(address(*near))] != key.peer);
     let word = match random.below(8) {
         0 if is_far => Word::WIDE,
         1 => Word { log: true, ..Word::DENY },
@@ -162,11 +166,19 @@ fn put_word(random: &mut Random, content: &mut Decisions, key: Key) {
 
 /// Everything that may be decided, as the engine does it: what is said for a part of a peer's traffic is also said for all
 /// of it, and ranges do not overlap.
-fn content(random: &mut Random, numbers: [u32; 3]) -> Decisions {
+fn content(random: &mut Random, numbers: [u32; 4]) -> Decisions {
     let mut content = Decisions::default();
     let identities = numbers.map(|number| Identity::new(number).unwrap());
-    for (number, identity) in identities.into_iter().enumerate() {
-        content.identities.insert(IpNet::from(address(number)), identity);
+    for (number, identity) in identities.into_iter().take(3).enumerate() {
+        let net = IpNet::from(address(number));
+        // The last one may have its identity by its prefix, or differ from it.
+        if number < LOCAL || random.below(3) > 0 {
+            content.identities.insert(net, identity);
+        }
+        if number == LOCAL && random.below(2) == 0 {
+            let prefix = IpNet::new(net.addr(), PREFIX).unwrap().trunc();
+            content.identities.insert(prefix, identities[3]);
+        }
     }
     // A pod that has ended, or was not there yet.
     let gone = (random.below(5) == 0).then(|| address(random.below(LOCAL)));
@@ -200,8 +212,11 @@ fn content(random: &mut Random, numbers: [u32; 3]) -> Decisions {
 }
 
 /// Some of the decisions stay as they are.
-fn next(random: &mut Random, old: &Decisions, numbers: [u32; 3]) -> Decisions {
+fn next(random: &mut Random, old: &Decisions, numbers: [u32; 4], identities_move: bool) -> Decisions {
     let mut new = content(random, numbers);
+    if !identities_move {
+        new.identities = old.identities.clone();
+    }
     if new.identities == old.identities {
         for (direction, local) in
             DIRECTIONS.into_iter().flat_map(|it| (0..LOCAL).map(move |local| (it, address(local))))
@@ -224,7 +239,7 @@ fn next(random: &mut Random, old: &Decisions, numbers: [u32; 3]) -> Decisions {
 /// Makes changes, and calls back with the states before and behind each, and all between them.
 fn make_changes(seed: u64, identities_move: bool, mut check: impl FnMut(&[Maps])) {
     let mut random = Random::new(seed);
-    let mut numbers = [16, 17, 18];
+    let mut numbers = [16, 17, 18, 19];
     let mut old = content(&mut random, numbers);
     let mut lists = Lists::of(&old, &lists::Numbered::new());
     let mut kernel = Kernel::default();
@@ -233,9 +248,9 @@ fn make_changes(seed: u64, identities_move: bool, mut check: impl FnMut(&[Maps])
     });
     for round in 0..8 {
         if identities_move && random.below(2) == 0 {
-            numbers[random.below(3)] = 19 + round;
+            numbers[random.below(4)] = 20 + round;
         }
-        let new = next(&mut random, &old, numbers);
+        let new = next(&mut random, &old, numbers, identities_move);
         let mut states = vec![Maps::of(&kernel, &lists)];
         let steps = old.steps_to(&new, &mut lists, usize::MAX);
         kernel.commit(&steps.before);
@@ -262,7 +277,9 @@ fn shown(states: &[Maps], packet: Packet) -> String {
     };
     let of_end = |state: &Maps, (direction, local, peer): (Direction, IpAddr, IpAddr)| {
         let Decisions { identities, decisions, wide, defaults, held } = &state.content;
-        let peer = identities.get(&IpNet::from(peer)).copied().unwrap_or(Identity::WORLD);
+        let (net, prefix) = (IpNet::from(peer), IpNet::new(peer, PREFIX).unwrap().trunc());
+        let found = identities.get(&net).or_else(|| identities.get(&prefix));
+        let peer = found.copied().unwrap_or(Identity::WORLD);
         let of_packet = |key: &&Key| (key.direction, key.local) == (direction, local) && is_meant(key.part);
         let words: Vec<String> = decisions
             .keys()
@@ -288,7 +305,7 @@ fn shown(states: &[Maps], packet: Packet) -> String {
 fn mixtures(states: &[Maps], packet: Packet) -> impl Iterator<Item = (usize, usize, bool, bool)> {
     let steps = states.windows(2).enumerate();
     steps.flat_map(move |(number, pair)| {
-        let cuts = (0..=2 * 9).flat_map(|first_new| [(first_new, false), (first_new, true)]);
+        let cuts = (0..=2 * 10).flat_map(|first_new| [(first_new, false), (first_new, true)]);
         cuts.map(move |(first_new, ranges_lag)| {
             let lookups = Lookups { old: &pair[0], new: &pair[1], first_new, ranges_lag, done: 0 };
             (number, first_new, ranges_lag, { lookups }.pass(packet))
