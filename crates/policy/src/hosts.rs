@@ -18,6 +18,7 @@ use russet_nft::{CommitError, Nft, Transaction};
 use russet_verdict::hosts::HostTable;
 
 use crate::error::PolicyError;
+use crate::packets::wait_until_judged;
 use crate::ruleset;
 use crate::table_spec::{Fault, elements, replace};
 use crate::verdicts::next_generation;
@@ -114,7 +115,10 @@ impl Hosts {
             });
             [structure].into_iter().chain(behind).collect()
         };
-        for mut transaction in transactions.into_iter().filter(|it| !it.is_empty()) {
+        for (number, mut transaction) in transactions.into_iter().filter(|it| !it.is_empty()).enumerate() {
+            if number > 0 {
+                wait_until_judged();
+            }
             let done = self.nft.commit(transaction.only_at(generation));
             done.map_err(|source| failed("change", source))?;
             generation = next_generation(generation);

@@ -20,6 +20,7 @@
 mod error;
 mod hosts;
 mod keeper;
+mod packets;
 mod policies;
 mod ports;
 mod priority;

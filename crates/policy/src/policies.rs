@@ -25,6 +25,7 @@ use russet_nft::{CommitError, Conntrack, Element, Nft, Transaction};
 use russet_verdict::table::Delta;
 
 use crate::error::PolicyError;
+use crate::packets::wait_until_judged;
 use crate::ruleset;
 use crate::table_spec::{Fault, elements, replace};
 use crate::verdicts::next_generation;
@@ -172,7 +173,8 @@ impl Policies {
         let elements_max = self.settings.elements_max;
         let steps = self.content.steps(delta, decided, &mut self.lists, elements_max);
         // A packet whose processor stood still for longer than one of several phases may have passed by two of them.
-        self.is_due |= (delta.tightens || steps.phases.len() > 1) && self.settings.rechecks;
+        let is_divided = steps.complete.len() > 0 || steps.phases.len() > 1;
+        self.is_due |= (delta.tightens || is_divided) && self.settings.rechecks;
         let epoch = self.epoch_due(now);
         let (elements, advanced) = (steps.len(), epoch.is_some());
         let mut lock = BTreeSet::new();
@@ -424,13 +426,23 @@ impl Policies {
             self.sweep(epoch)?;
         }
         let is_large = work.steps.is_large(self.settings.elements_max);
-        let Work { structure: mut first, steps: Steps { before, mut phases, behind }, lock, epoch } = work;
+        let Work { structure: mut first, steps, lock, epoch } = work;
+        let Steps { before, hold, complete, mut phases, behind } = steps;
         // What is created anew has the new epoch from the beginning: connections may have the old one's mark from what it
         // replaces, whose sets have gone.
         let has_epoch = !first.is_empty();
         self.is_due |= epoch.is_some() && !is_first;
         let mut is_early = false;
         self.commit_parts(before)?;
+        if hold.len() > 0 {
+            hold.write(&mut first);
+            self.commit(std::mem::take(&mut first))?;
+        }
+        if complete.len() > 0 {
+            complete.write(&mut first);
+            self.commit(std::mem::take(&mut first))?;
+            wait_until_judged();
+        }
         let changes = phases.pop().unwrap_or_default();
         for phase in phases {
             phase.write(&mut first);

@@ -45,6 +45,10 @@ pub(super) struct Changes {
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     pub before: Changes,
+    /// Addresses that are held from now on.
+    pub hold: Changes,
+    /// What changes nothing by itself. Packets that are judged meanwhile are waited for, if there is any.
+    pub complete: Changes,
     /// One transaction each, unless a single one is larger than the limit ([`phases`]).
     pub phases: Vec<Changes>,
     pub behind: Changes,
@@ -102,7 +106,8 @@ impl Decisions {
         }
         let other_defaults = delta.defaults.iter().filter(|(at, new)| self.defaults.get(at) != new.as_ref());
         other_defaults.for_each(|(at, _)| _ = moves.entry(*at).or_default());
-        steps.phases = phases::of(&Change { old: self, delta, lists }, &moves, decided, elements_max);
+        (steps.complete, steps.phases) =
+            phases::of(&Change { old: self, delta, lists }, &moves, decided, elements_max);
         for list in released {
             if let Some(old) = lists.release(&list) {
                 lists::elements(old, &list).for_each(|element| steps.behind.remove(element));
@@ -124,9 +129,7 @@ impl Decisions {
         let holding = Self { held: &self.held | &wanted.held, ..self.clone() };
         let decided = &holding.held - &wanted.held;
         let mut steps = holding.steps(&delta, &decided, lists, elements_max);
-        if first.len() > 0 {
-            steps.phases.insert(0, first);
-        }
+        steps.hold = first;
         steps
     }
 
@@ -311,11 +314,11 @@ impl Decisions {
 impl Steps {
     /// The number of elements.
     pub fn len(&self) -> usize {
-        self.before.len() + self.phases.iter().map(Changes::len).sum::<usize>() + self.behind.len()
+        let phases: usize = self.phases.iter().map(Changes::len).sum();
+        self.before.len() + self.hold.len() + self.complete.len() + phases + self.behind.len()
     }
 
-    /// Whether the last phase does not fit into a transaction of this size. There is no other one then, but for what is held
-    /// from now on.
+    /// Whether the phases do not fit into transactions of this size: there is a single one then.
     pub fn is_large(&self, elements_max: usize) -> bool {
         self.phases.last().is_some_and(|phase| phase.len() > elements_max)
     }

@@ -7,7 +7,8 @@
 //!
 //! Traffic is decided by the narrowest of all keys, old and new, that contain it. Therefore:
 //!
-//! 1. *complete*: new keys are added with what counts for their traffic already, where a wider key changes too;
+//! 1. *complete*: new keys are added with what counts for their traffic already, where a wider key changes too. The others wait
+//!    until no packet is judged any more that has missed them;
 //! 2. *forbid*: what is denied from now on;
 //! 3. *places*: the identities of addresses, and what has to change with them. Prefixes change behind the addresses in
 //!    them that get an identity, and before those that lose theirs;
@@ -21,7 +22,8 @@
 //!
 //! What is denied before and behind a change is denied in each of its states and in every mixture of two that follow each
 //! other, and what is allowed is allowed, but for addresses that leave an identity. Left open: two pods of this node, if
-//! both get other identities in one change, or if lists of source ports change in both directions.
+//! both get other identities in one change, or if lists of source ports change in both directions; and a packet whose
+//! processor stands still from one of the later phases to the next, which is judged again by the epoch that follows several.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -110,13 +112,14 @@ struct Phases {
     is_unlocking: bool,
 }
 
-/// The phases of a change, without empty ones; a single one if there are more than `elements_max` elements.
+/// The first phase of a change and the others without empty ones; only a single other one if there are more than
+/// `elements_max` elements.
 pub(super) fn of(
     change: &Change<'_>,
     moves: &Moves,
     decided: &BTreeSet<IpAddr>,
     elements_max: usize,
-) -> Vec<Changes> {
+) -> (Changes, Vec<Changes>) {
     let (forbid, late) = change.old.changes(change.delta, decided);
     let mut phases = Phases { moved: change.old.moved(change.delta), ..Phases::default() };
     if forbid.has(|place| place == Place::Pods) {
@@ -127,11 +130,11 @@ pub(super) fn of(
     for (at, moves) in moves {
         phases.add(change, *at, moves);
     }
-    let phases = phases.in_order();
-    if phases.iter().map(Changes::len).sum::<usize>() > elements_max {
-        return vec![at_once(change, moves, decided)];
+    let (complete, phases) = phases.in_order();
+    if complete.len() + phases.iter().map(Changes::len).sum::<usize>() > elements_max {
+        return (Changes::default(), vec![at_once(change, moves, decided)]);
     }
-    phases
+    (complete, phases)
 }
 
 /// The change as one transaction.
@@ -257,7 +260,7 @@ impl Phases {
             || !(self.moved.left.is_empty() || self.allowing.is_empty())
     }
 
-    fn in_order(self) -> Vec<Changes> {
+    fn in_order(self) -> (Changes, Vec<Changes>) {
         let is_crossed = self.is_crossed();
         let Self { complete, mut forbid, mut places, permit, mut late, prune, idle, moved, .. } = self;
         let (nets, unnamed) = places.split_places();
@@ -271,13 +274,13 @@ impl Phases {
         if moved.left.is_empty() && !is_crossed {
             with_places.extend(std::mem::take(&mut late));
         }
-        let mut phases = vec![complete, forbid, places, nets, unnamed, late, prune];
+        let mut phases = vec![forbid, places, nets, unnamed, late, prune];
         phases.retain(|phase| phase.len() > 0);
         match phases.first_mut() {
             Some(phase) => phase.extend(idle),
             None => phases.extend((idle.len() > 0).then_some(idle)),
         }
-        phases
+        (complete, phases)
     }
 }
 

@@ -108,7 +108,8 @@ fn lists_are_there_while_a_decision_refers_to_them() {
         for _ in 0..30 {
             let delta = delta(&mut random, &content);
             let steps = content.steps(&delta, &BTreeSet::new(), &mut lists, usize::MAX);
-            for changes in [&steps.before].into_iter().chain(&steps.phases).chain([&steps.behind]) {
+            let phases = [&steps.before, &steps.complete].into_iter().chain(&steps.phases);
+            for changes in phases.chain([&steps.behind]) {
                 kernel.commit(changes);
             }
             content.apply(&delta, &BTreeSet::new());
@@ -158,6 +159,7 @@ fn decisions_about_an_identity_change_after_addresses_have_left_it() {
     let decided = [new].into();
     let steps = content.steps(&delta, &decided, &mut lists, usize::MAX);
     kernel.commit(&steps.before);
+    kernel.commit(&steps.complete);
     let (last, first) = steps.phases.split_last().unwrap();
     first.iter().for_each(|phase| kernel.commit(phase));
     let has = |kernel: &Kernel, (at, element): (At, Element)| {

@@ -68,7 +68,7 @@ fn nothing_passes_that_is_denied_throughout_while_a_thousand_policies_are_delete
 #[ignore = "kernel: nf_tables, veth, root; tools: ip, nft"]
 fn nothing_passes_that_is_denied_throughout_while_the_last_policy_of_a_pod_comes_and_goes() {
     /// A packet has to be judged in the middle of a commit: without the order of the phases some pass in a few hundred.
-    const ROUNDS: usize = 1000;
+    const ROUNDS: usize = 600;
     // policy.md P140
     on_a_node(|| {
         let mut node = Node::new();
