@@ -426,7 +426,7 @@ impl Policies {
             self.sweep(epoch)?;
         }
         let is_large = work.steps.is_large(self.settings.elements_max);
-        let Work { structure: mut first, steps, lock, epoch } = work;
+        let Work { structure: mut first, steps, lock, mut epoch } = work;
         let Steps { before, hold, complete, mut phases, behind } = steps;
         // What is created anew has the new epoch from the beginning: connections may have the old one's mark from what it
         // replaces, whose sets have gone.
@@ -465,11 +465,16 @@ impl Policies {
                 self.commit(std::mem::take(&mut first))?;
             }
         }
-        self.write_epoch(&mut first, epoch.filter(|_| !has_epoch));
+        if has_epoch && is_early && !is_first {
+            // The epoch of the structure has begun before them.
+            self.epoch = epoch;
+            epoch = epoch.map(Epoch::next);
+            epoch.map_or(Ok(()), |epoch| self.sweep(epoch))?;
+        }
+        self.write_epoch(&mut first, epoch.filter(|_| is_early || !has_epoch).filter(|_| !is_first));
         self.commit(first)?;
         if let Some(epoch) = epoch {
-            let is_due = is_early && has_epoch && !is_first;
-            (self.epoch, self.advanced, self.is_due) = (Some(epoch), Some(now), is_due);
+            (self.epoch, self.advanced, self.is_due) = (Some(epoch), Some(now), false);
             if is_first {
                 self.begin_epochs(epoch)?;
             }
