@@ -22,7 +22,7 @@ use crate::packets::wait_until_judged;
 use crate::ruleset;
 use crate::table_spec::{Fault, elements, replace};
 use crate::verdicts::next_generation;
-use content::{Elements, Steps};
+use content::{Changes, Elements, Steps};
 use skeleton::{HOSTS_TABLE, Place, Shape};
 
 pub use skeleton::table as hosts_table;
@@ -105,18 +105,22 @@ impl Hosts {
         let steps = Steps::between(&found, wanted);
         let transactions = if fault.is_some() || !in_steps {
             steps.write(&mut structure);
-            vec![structure]
+            vec![(structure, false)]
         } else {
             steps.new.write(&mut structure);
-            let behind = steps.turn.iter().chain([&steps.old]).map(|changes| {
+            let [first, others, last] = &steps.turn;
+            let transaction = |changes: &Changes, waits| {
                 let mut transaction = Transaction::new();
                 changes.write(&mut transaction);
-                transaction
-            });
-            [structure].into_iter().chain(behind).collect()
+                (transaction, waits)
+            };
+            // Nothing leads to new states before the first turn.
+            let turn = transaction(first, false);
+            let behind = [others, last, &steps.old].map(|changes| transaction(changes, true));
+            [(structure, false), turn].into_iter().chain(behind).collect()
         };
-        for (number, mut transaction) in transactions.into_iter().filter(|it| !it.is_empty()).enumerate() {
-            if number > 0 {
+        for (mut transaction, waits) in transactions.into_iter().filter(|(it, _)| !it.is_empty()) {
+            if waits {
                 wait_until_judged();
             }
             let done = self.nft.commit(transaction.only_at(generation));

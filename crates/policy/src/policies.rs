@@ -465,13 +465,13 @@ impl Policies {
                 self.commit(std::mem::take(&mut first))?;
             }
         }
-        if has_epoch && is_early && !is_first {
-            // The epoch of the structure has begun before them.
-            self.epoch = epoch;
-            epoch = epoch.map(Epoch::next);
-            epoch.map_or(Ok(()), |epoch| self.sweep(epoch))?;
+        if let Some(of_structure) = epoch.filter(|_| has_epoch && is_early && !is_first) {
+            // It has begun before them.
+            let next = of_structure.next();
+            self.sweep(next)?;
+            (self.epoch, epoch) = (Some(of_structure), Some(next));
         }
-        self.write_epoch(&mut first, epoch.filter(|_| is_early || !has_epoch).filter(|_| !is_first));
+        self.write_epoch(&mut first, epoch.filter(|_| !is_first && (is_early || !has_epoch)));
         self.commit(first)?;
         if let Some(epoch) = epoch {
             (self.epoch, self.advanced, self.is_due) = (Some(epoch), Some(now), false);
