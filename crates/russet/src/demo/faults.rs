@@ -125,6 +125,10 @@ fn make(
     fault.damage.clean_up(target)?;
     let recovered = traffic.is_answered_again(interrupt)?;
     interrupt.wait(CALM)?;
+    if matches!(fault.damage, Damage::KilledAgent) {
+        // The new one counts its repairs from zero.
+        return Ok((noticed, recovered));
+    }
     // A difference that was seen first may have been repaired since, and a repair may have been the first of several.
     let restored = question(node).and_then(|report| Noticed::of(&report, before));
     let noticed = restored.filter(|it| it.restored_ms.is_some()).or(noticed);
