@@ -15,7 +15,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -93,8 +93,15 @@ struct Shared {
     waiting: AtomicUsize,
     /// Those of them whose callers gave up: a read that checks their outcome must come after them.
     abandoned: AtomicUsize,
-    /// The last revision, for watches.
-    revision: signal::Sender<Revision>,
+    /// The last revision. It is stored before watches are notified of it.
+    revision: AtomicU64,
+    watchers: Mutex<Vec<Watcher>>,
+}
+
+/// A watch that is notified when something below its prefix has changed.
+struct Watcher {
+    prefix: Prefix,
+    signal: signal::Sender<()>,
 }
 
 /// A commit that the writer has not answered.
@@ -141,7 +148,8 @@ impl Embedded {
             transactions: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
-            revision: signal::Sender::new(revision),
+            revision: AtomicU64::new(revision.0),
+            watchers: Mutex::default(),
         });
         let (jobs, queue) = sync_channel(QUEUE_MAX);
         let writer = writer::Writer::new(shared.clone(), queue, leases);
@@ -172,7 +180,7 @@ impl Embedded {
 
     /// The revision of the last commit.
     pub fn revision(&self) -> Revision {
-        *self.inner.shared.revision.borrow()
+        self.inner.shared.revision()
     }
 
     /// Changes the limit on the file's size while the store is open.
@@ -180,9 +188,14 @@ impl Embedded {
         self.inner.shared.counters.max_bytes.store(max_bytes.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Notified at each commit.
-    pub(crate) fn revisions(&self) -> signal::Receiver<Revision> {
-        self.inner.shared.revision.subscribe()
+    /// Notified after commits that concern the prefix, and perhaps after others. A commit after this call whose
+    /// notification is outstanding shows in [`Self::revision`] already.
+    pub(crate) fn changes(&self, prefix: &Prefix) -> signal::Receiver<()> {
+        let (signal, changes) = signal::channel(());
+        let mut watchers = self.inner.shared.watchers();
+        watchers.retain(|watcher| !watcher.signal.is_closed());
+        watchers.push(Watcher { prefix: prefix.clone(), signal });
+        changes
     }
 
     /// The changes after `since` under a prefix, and the revision up to which they are complete.
@@ -380,6 +393,24 @@ impl Drop for Inner {
 // === impl Shared ===
 
 impl Shared {
+    fn revision(&self) -> Revision {
+        Revision(self.revision.load(Ordering::Acquire))
+    }
+
+    fn watchers(&self) -> MutexGuard<'_, Vec<Watcher>> {
+        self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notifies the watches of which `is_concerned` says so of their prefix. Each notification wakes a task that reads
+    /// the change log, and an agent has more than a dozen watches: most commits concern few of them.
+    fn notify(&self, is_concerned: impl Fn(&Prefix) -> bool) {
+        let mut watchers = self.watchers();
+        watchers.retain(|watcher| !watcher.signal.is_closed());
+        for watcher in watchers.iter().filter(|watcher| is_concerned(&watcher.prefix)) {
+            watcher.signal.send_replace(());
+        }
+    }
+
     fn read<T>(
         &self,
         query: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error>,

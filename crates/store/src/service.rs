@@ -484,14 +484,13 @@ impl Client {
 
     /// Sends the changes after `since` until the client disconnects.
     async fn watch(self: Rc<Self>, id: u64, prefix: Prefix, since: Option<Revision>) {
-        let mut signal = self.store.revisions();
+        let mut changes = self.store.changes(&prefix);
         let mut at = since;
         while !self.outgoing.is_closed() {
-            let last = *signal.borrow_and_update();
             // Compared for equality, not order: a client may come from a store that was replaced by
             // an older copy.
-            if at == Some(last) {
-                if signal.changed().await.is_err() {
+            if at == Some(self.store.revision()) {
+                if changes.changed().await.is_err() {
                     return;
                 }
                 continue;

@@ -1,6 +1,7 @@
 //! Tests of the embedded engine alone; what every engine must do is in `conformance`.
 
 use super::*;
+use crate::Event;
 
 fn key(n: usize) -> Key {
     Key::from_stored(format!("/calico/ipam/v2/handle/h-{n:05}"))
@@ -214,4 +215,46 @@ async fn a_flipped_bit_is_refused_or_harmless_and_never_panics() {
         }
     }
     assert!(refused > 0);
+}
+
+/// Counts how often the task that polls is woken.
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn a_commit_wakes_only_the_watches_that_it_concerns() {
+    let directory = tempfile::tempdir().unwrap();
+    // The commits of others fill the log of changes.
+    let store = open(&directory, Options { log_commits: 4, ..Options::default() });
+    let other = || Key::from_stored("/russet/other");
+    store.commit(vec![Step::create(key(0), "first")]).await.unwrap();
+    // The writer notifies watches after its answer, and before it begins the next commit.
+    store.commit(vec![Step::put(other(), "before")]).await.unwrap();
+    let prefix = Prefix::handles();
+    let mut watch = store.watch(&prefix).await.unwrap();
+    assert!(matches!(watch.next().await.unwrap(), Event::Snapshot(it) if it.records.len() == 1));
+    let wakes = Arc::new(Wakes::default());
+    let waker = std::task::Waker::from(Arc::clone(&wakes));
+    let mut next = watch.next();
+    assert!(next.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+    for n in 0..10 {
+        store.commit(vec![Step::put(other(), format!("{n}"))]).await.unwrap();
+    }
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
+    store.commit(vec![Step::put(other(), "last"), Step::create(key(1), "second")]).await.unwrap();
+    let event = next.await.unwrap();
+    assert!(matches!(event, Event::Put(record) if record.key == key(1)), "only what is new");
+    assert!(wakes.0.load(Ordering::SeqCst) <= 1);
+
+    let lease = store.grant(Duration::from_secs(60)).await.unwrap();
+    store.commit(vec![Step::create(key(2), "third").with_lease(lease)]).await.unwrap();
+    assert!(matches!(watch.next().await.unwrap(), Event::Put(record) if record.key == key(2)));
+    store.revoke(lease).await.unwrap();
+    assert!(matches!(watch.next().await.unwrap(), Event::Deleted { key: gone, .. } if gone == key(2)));
 }

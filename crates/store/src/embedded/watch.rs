@@ -1,5 +1,5 @@
-//! A watch inside the owning process. It has no queue: it reads the change log when the revision
-//! changes, so a slow watcher costs nothing.
+//! A watch inside the owning process. It has no queue: it reads the change log after a commit that
+//! concerns its prefix, so a slow watcher costs nothing.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use crate::{BoxFuture, Cause, Event, Revision, StoreError, Watch};
 pub(super) struct EmbeddedWatch {
     store: Embedded,
     prefix: Prefix,
-    signal: signal::Receiver<Revision>,
+    changes: signal::Receiver<()>,
     at: Option<Revision>,
     known: Known,
     ready: VecDeque<Event>,
@@ -23,8 +23,8 @@ pub(super) struct EmbeddedWatch {
 
 impl EmbeddedWatch {
     pub(super) fn new(store: Embedded, prefix: Prefix) -> Self {
-        let signal = store.revisions();
-        Self { store, prefix, signal, at: None, known: Known::new(), ready: VecDeque::new() }
+        let changes = store.changes(&prefix);
+        Self { store, prefix, changes, at: None, known: Known::new(), ready: VecDeque::new() }
     }
 
     async fn advance(&mut self) -> Result<Event, StoreError> {
@@ -32,7 +32,7 @@ impl EmbeddedWatch {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(event);
             }
-            let last = *self.signal.borrow_and_update();
+            let last = self.store.revision();
             if self.at.is_none_or(|at| at < last) {
                 let (followed, at) = self.store.follow(&self.prefix, self.at).await?;
                 self.at = Some(at);
@@ -44,7 +44,7 @@ impl EmbeddedWatch {
                 };
                 continue;
             }
-            self.signal.changed().await.map_err(|_| StoreError::Unavailable {
+            self.changes.changed().await.map_err(|_| StoreError::Unavailable {
                 operation: format!("watch {}", self.prefix),
                 source: Cause::text("the store is closed"),
             })?;

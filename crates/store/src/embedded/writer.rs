@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use redb::Database;
+use russet_model::Prefix;
 use tokio::sync::oneshot;
 
 use super::tables::{self, Failure};
@@ -41,6 +42,8 @@ pub(super) struct Writer {
     /// keep-alive costs no disk write.
     leases: BTreeMap<LeaseId, Lease>,
     last: Revision,
+    /// The revision of which watches were notified.
+    notified: Revision,
 }
 
 struct Lease {
@@ -76,8 +79,8 @@ impl Writer {
             .into_iter()
             .map(|(id, ttl_ms)| (id, Lease::new(Duration::from_millis(ttl_ms), now)))
             .collect();
-        let last = *shared.revision.borrow();
-        Self { shared, queue, leases, last }
+        let last = shared.revision();
+        Self { shared, queue, leases, last, notified: last }
     }
 
     /// Runs until every handle of the store is dropped.
@@ -127,6 +130,9 @@ impl Writer {
                 self.shared.abandoned.fetch_sub(1, Ordering::AcqRel);
             }
         }
+        // After the answers, for which requests wait.
+        let keys = || steps.iter().flatten().map(Step::key);
+        self.notify(|prefix| keys().any(|key| prefix.covers(key)));
         other
     }
 
@@ -211,9 +217,15 @@ impl Writer {
     }
 
     fn advance_to(&mut self, last: Revision) {
-        if last != self.last {
-            self.last = last;
-            self.shared.revision.send_replace(last);
+        self.last = last;
+        self.shared.revision.store(last.0, Ordering::Release);
+    }
+
+    /// Notifies watches of what was committed since they were notified last.
+    fn notify(&mut self, is_concerned: impl Fn(&Prefix) -> bool) {
+        if self.notified != self.last {
+            self.notified = self.last;
+            self.shared.notify(is_concerned);
         }
     }
 
@@ -230,6 +242,7 @@ impl Writer {
         let last =
             self.shared.read(tables::revision).map_err(|error| classify(error, "open the store again"))?;
         self.advance_to(last);
+        self.notify(|_| true);
         Ok(())
     }
 
@@ -267,6 +280,8 @@ impl Writer {
                 Ok(Done { value: (), last: if any { next } else { last }, changed: true })
             },
         )?;
+        // Which records had the lease is not known here.
+        self.notify(|_| true);
         self.leases.remove(&id);
         Ok(())
     }
