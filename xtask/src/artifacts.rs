@@ -48,10 +48,22 @@ pub fn dynamic(name: &str, profile: Profile) -> Result<PathBuf> {
 /// target is installed: before main, glibc queries the processor's features, which takes 0.6 ms in
 /// a virtual machine.
 pub fn statically(name: &str, profile: Profile) -> Result<PathBuf> {
+    statically_for(name, profile, &static_triple()?)
+}
+
+/// The same for a target that rustup has installed. For another architecture than this machine's,
+/// the GCC that Debian has for it compiles C and links.
+pub fn statically_for(name: &str, profile: Profile, triple: &str) -> Result<PathBuf> {
     // An explicit target, even the host's, keeps the flag away from build scripts and procedural macros.
     let mut build = build(name, profile, true)?;
-    process::run(build.args(["--target", &static_triple()?]))?;
-    static_path(name, profile)
+    if is_foreign(triple)? {
+        let variable = triple.replace('-', "_");
+        let compiler = cross_tool(triple, "gcc");
+        build.env(format!("CC_{variable}"), &compiler);
+        build.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), compiler);
+    }
+    process::run(build.args(["--target", triple]))?;
+    Ok(profile.target_dir().join(triple).join(profile.name()).join(name))
 }
 
 /// Where [`dynamic`] leaves its file.
@@ -107,9 +119,28 @@ fn remapped_paths() -> Result<Vec<String>> {
 pub fn static_triple() -> Result<String> {
     let host = host_triple()?;
     let Some(musl) = host.strip_suffix("-gnu").map(|start| format!("{start}-musl")) else { return Ok(host) };
+    Ok(if standard_library(&musl)?.is_dir() { musl } else { host })
+}
+
+/// The directory that has Rust's standard library for a target, if that is installed.
+pub fn standard_library(triple: &str) -> Result<PathBuf> {
     let sysroot = process::output(Command::new("rustc").args(["--print", "sysroot"]))?;
-    let installed = PathBuf::from(String::from_utf8_lossy(&sysroot).trim()).join("lib/rustlib").join(&musl);
-    Ok(if installed.join("lib").is_dir() { musl } else { host })
+    Ok(PathBuf::from(String::from_utf8_lossy(&sysroot).trim()).join("lib/rustlib").join(triple).join("lib"))
+}
+
+/// True if this machine's processor cannot execute what is built for the target.
+pub fn is_foreign(triple: &str) -> Result<bool> {
+    Ok(processor(triple) != processor(&host_triple()?))
+}
+
+/// A tool of GCC or binutils for a target, under the name that Debian's packages give it.
+pub fn cross_tool(triple: &str, tool: &str) -> String {
+    format!("{}-linux-gnu-{tool}", processor(triple))
+}
+
+/// The first part of a target's name.
+pub fn processor(triple: &str) -> &str {
+    triple.split('-').next().unwrap_or(triple)
 }
 
 fn host_triple() -> Result<String> {

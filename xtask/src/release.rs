@@ -6,6 +6,7 @@
 
 mod contents;
 mod deb;
+mod foreign;
 mod libraries;
 mod rpm;
 mod sbom;
@@ -171,8 +172,11 @@ impl Options {
             )));
         }
         match &self.target {
-            Some(target) if *target != artifacts::static_triple()? => Err(foreign_target(target)?),
-            _ => Ok(()),
+            Some(_) if self.debug => Err(Error::Usage(
+                "--debug-executables are those of this machine: without --target".to_owned(),
+            )),
+            Some(target) => foreign::check(target, self.executables.is_none()),
+            None => Ok(()),
         }
     }
 
@@ -191,13 +195,19 @@ impl Options {
             (None, true) => Ok(artifacts::target_dir().join("debug")),
             (Some(directory), false) if is_static => Ok(directory.join("static")),
             (Some(directory), false) => Ok(directory.clone()),
-            (None, false) if is_static => {
-                artifacts::statically("russet-cni", Profile::Dist)?;
-                let russet = artifacts::statically("russet", Profile::Dist)?;
+            (None, false) if is_static || self.is_foreign()? => {
+                let target = self.target.clone().map_or_else(artifacts::static_triple, Ok)?;
+                artifacts::statically_for("russet-cni", Profile::Dist, &target)?;
+                let russet = artifacts::statically_for("russet", Profile::Dist, &target)?;
                 Ok(russet.parent().unwrap_or(&russet).to_owned())
             }
             (None, false) => dist::build(),
         }
+    }
+
+    /// Packages for another architecture have the static executables, too: which glibc is there is not known here.
+    fn is_foreign(&self) -> Result<bool> {
+        self.target.as_deref().map_or(Ok(false), artifacts::is_foreign)
     }
 
     fn release(&self, inputs: &Inputs) -> Result<Release> {
@@ -210,30 +220,6 @@ impl Options {
             level: if self.debug { "-1" } else { "-9" },
         })
     }
-}
-
-/// What is missing for another target. Nothing is built for it before these parts are there and a machine of its kind has run the result.
-fn foreign_target(target: &str) -> Result<Error> {
-    let sysroot = process::output(Command::new("rustc").args(["--print", "sysroot"]))?;
-    let library =
-        PathBuf::from(String::from_utf8_lossy(&sysroot).trim()).join("lib/rustlib").join(target).join("lib");
-    let mut missing = Vec::new();
-    if !library.is_dir() {
-        missing.push(format!("the standard library ({}; `rustup target add {target}`)", library.display()));
-    }
-    let cpu = target.split('-').next().unwrap_or(target);
-    let linker = format!("{cpu}-linux-gnu-gcc");
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    if !std::env::split_paths(&paths).any(|directory| directory.join(&linker).is_file()) {
-        missing.push(format!("the linker and C compiler {linker} (Debian's package gcc-{cpu}-linux-gnu)"));
-    }
-    let missing = match missing.as_slice() {
-        [] => "nothing else is missing".to_owned(),
-        missing => format!("missing here: {}", missing.join("; ")),
-    };
-    Ok(Error::Found(format!(
-        "packages for {target} cannot be made on this machine: the manual pages come from the executable itself, so run this on a machine of that kind; {missing}"
-    )))
 }
 
 // === impl Architecture ===
@@ -253,12 +239,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_architecture_is_refused_with_what_is_missing() {
-        let options =
-            Options { target: Some("riscv64gc-unknown-linux-gnu".to_owned()), ..Options::default() };
-        let error = options.check().unwrap_err().to_string();
-        assert!(error.contains("rustup target add riscv64gc-unknown-linux-gnu"), "{error}");
-        assert!(error.contains("riscv64gc-linux-gnu-gcc"), "{error}");
+    fn executables_of_this_machine_are_not_packaged_for_another() {
+        let target = Some("aarch64-unknown-linux-musl".to_owned());
+        let options = Options { target, debug: true, ..Options::default() };
+        assert!(options.check().unwrap_err().to_string().contains("--debug-executables"));
     }
 
     #[test]

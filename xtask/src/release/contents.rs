@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{gzip, read};
+use super::{foreign, gzip, read};
 use crate::artifacts;
 use crate::error::{Error, Result};
 use crate::process;
@@ -138,10 +138,10 @@ impl Inputs {
         };
         let (russet, russet_cni) = (executable("russet")?, executable("russet-cni")?);
         let command = directory.join("russet");
+        let command = || foreign::runs(&command, &russet);
         let pages = scratch.join("man");
-        process::run(Command::new(&command).arg("man").arg("--out").arg(&pages))?;
-        let completion =
-            |shell| Ok((shell, process::output(Command::new(&command).args(["completions", shell]))?));
+        process::run(command()?.arg("man").arg("--out").arg(&pages))?;
+        let completion = |shell| Ok((shell, process::output(command()?.args(["completions", shell]))?));
         let completions = SHELLS.into_iter().map(completion).collect::<Result<_>>()?;
         Ok(Self { russet, russet_cni, man_pages: files_of(&pages)?, completions })
     }
