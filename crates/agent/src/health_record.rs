@@ -2,6 +2,7 @@
 //! it lives for [`LIFETIME`] after its last renewal; in the Kubernetes API it is an annotation of the agent's lease, which
 //! needs no further request.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +14,7 @@ use russet_sync::Rng;
 use russet_view::map::{NodeFacts, NodeState};
 use serde::{Deserialize, Serialize};
 
-use crate::peers::PeerState;
+use crate::peers::{PeerState, Traffic, tunnel_traffic};
 use crate::status::{AgentStatus, StatusSource};
 
 /// What the other nodes' operators see of an agent.
@@ -41,6 +42,9 @@ pub struct HealthRecord {
     /// Nodes that only small packets reach, of the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub small_packets_only: Vec<String>,
+    /// Packets that each tunnel device has sent and received since it was made.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tunnels: BTreeMap<String, Traffic>,
 }
 
 /// Writes the record into a store with leases.
@@ -80,7 +84,7 @@ impl HealthRecord {
 
     /// The value of [`Self::ANNOTATION`] now, for the agent's lease, which is renewed every two minutes.
     pub fn annotation(source: &StatusSource) -> Option<String> {
-        serde_json::to_string(&current(source, 2 * INTERVAL)).ok()
+        serde_json::to_string(&current(source, 2 * INTERVAL).with_counters()).ok()
     }
 
     fn new(status: &AgentStatus, every: Duration, now: SystemTime) -> Self {
@@ -106,7 +110,13 @@ impl HealthRecord {
             reachable: status.peers.counts.reachable,
             unreachable: of(PeerState::Unreachable),
             small_packets_only: of(PeerState::SmallPacketsOnly),
+            tunnels: BTreeMap::new(),
         }
+    }
+
+    /// Reads what changes with every packet, and is no reason to write a record.
+    fn with_counters(self) -> Self {
+        Self { tunnels: tunnel_traffic(), ..self }
     }
 
     /// Reads a record, which any client of the store may have written. None if it is not one of this version.
@@ -154,7 +164,8 @@ impl HealthRecord {
         Prefix::from_stored(ROOT)
     }
 
-    fn key(node: &NodeName) -> Key {
+    /// The record of a node in a store with leases.
+    pub fn key(node: &str) -> Key {
         Key::from_stored(format!("{ROOT}{node}"))
     }
 
@@ -189,7 +200,7 @@ impl Publisher {
         tokio::time::sleep(spread(&mut rng, FIRST_WITHIN)).await;
         let (mut lease, mut failed) = (None, String::new());
         loop {
-            let record = current(&self.source, INTERVAL);
+            let record = current(&self.source, INTERVAL).with_counters();
             match publish(&*self.store, &self.node, &record, &mut lease).await {
                 Ok(()) => failed.clear(),
                 Err(reason) => {
@@ -239,7 +250,7 @@ async fn publish(
     };
     *lease = Some(id);
     let value = serde_json::to_vec(record).map_err(|error| error.to_string())?;
-    let step = Step::put(HealthRecord::key(node), value).with_lease(id);
+    let step = Step::put(HealthRecord::key(node.as_str()), value).with_lease(id);
     store.commit(vec![step]).await.map(drop).map_err(|CommitError { error, .. }| text(error))
 }
 

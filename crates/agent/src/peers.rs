@@ -13,8 +13,12 @@ mod rotation;
 mod targets;
 mod thread;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use russet_addr::Family;
+use russet_overlay::device_name;
 
 use crate::controllers::Controllers;
 use crate::drift::lock;
@@ -22,6 +26,7 @@ use crate::health::Readiness;
 use crate::metrics::PeerMetrics;
 use prober::Prober;
 
+pub use reason::Traffic;
 pub use report::{PeerCounts, PeerReport, PeerState, PeersReport};
 pub use targets::{Path, Targets};
 
@@ -41,6 +46,16 @@ pub struct ProbeSettings {
     pub interval: Duration,
     /// How many nodes are probed at a time.
     pub at_a_time: usize,
+}
+
+/// What this node's tunnel devices have sent and received since they were made, by their names.
+pub fn tunnel_traffic() -> BTreeMap<String, Traffic> {
+    let text = reason::device_counters().unwrap_or_default();
+    let of = |family| {
+        let device = device_name(family);
+        Some((device.to_owned(), reason::traffic(&text, device)?))
+    };
+    Family::BOTH.into_iter().filter_map(of).collect()
 }
 
 /// The probes of this node. Clones share them.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use russet_addr::Family;
 use russet_linux::echo::PathError;
 use russet_netlink::{NetlinkError, RouteKind, Socket};
+use serde::{Deserialize, Serialize};
 
 use super::prober::{Fits, SendError, State};
 use super::targets::{Own, Path, Target, Targets};
@@ -40,8 +41,8 @@ pub enum Route {
     },
 }
 
-/// Counters of a device.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Packets that a device counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     pub sent: u64,
     pub received: u64,
@@ -180,6 +181,11 @@ pub fn small(state: &State, own: &Own) -> Option<String> {
         "{family} packets of more than about {bytes} bytes are lost{device}, and pods send up to {max}: correct the MTU of the network between the \
          nodes{or}"
     ))
+}
+
+/// `/proc/net/dev` of the calling thread, whose network namespace may be another than that of the process's first one.
+pub fn device_counters() -> std::io::Result<String> {
+    std::fs::read_to_string("/proc/thread-self/net/dev")
 }
 
 /// The counters of a device in the text of `/proc/net/dev`.

@@ -242,9 +242,7 @@ impl ProbeThread {
 
     /// What a device has sent and received since a look that was long enough ago.
     fn traffic_of(&mut self, device: &'static str) -> Option<Traffic> {
-        // Of the thread, whose network namespace may be another than that of the process's first one.
-        let text = std::fs::read_to_string("/proc/thread-self/net/dev").ok()?;
-        let now = reason::traffic(&text, device)?;
+        let now = reason::traffic(&reason::device_counters().ok()?, device)?;
         let (at, before) = *self.traffic.entry(device).or_insert((Instant::now(), now));
         if at.elapsed() < TRAFFIC_AGE {
             return None;

@@ -1,6 +1,7 @@
 //! `russet explain`: who reaches whom and why, by the documents of files, or by the datastore and
 //! what this node's kernel holds.
 
+mod agents;
 mod decisions;
 mod egress;
 mod path;
@@ -90,7 +91,8 @@ async fn of_cluster(mut args: ExplainArgs, mut question: Question) -> Result<Exi
         None => ThisNode::read(&place, data.node.as_ref(), &mut report).await?,
     };
     let pairs: BTreeSet<_> = flows.iter().map(|flow| (flow.source, flow.destination)).collect();
-    for pair in pairs.into_iter().take(SHOWN_MAX) {
+    let pairs: Vec<_> = pairs.into_iter().take(SHOWN_MAX).collect();
+    for pair in pairs.iter().copied() {
         path::owners(&place, snapshot, pair, &mut report).await?;
         if let Some(node) = &mut node {
             node.path(&data, pair, &mut report)?;
@@ -99,6 +101,7 @@ async fn of_cluster(mut args: ExplainArgs, mut question: Question) -> Result<Exi
             other_node(&data, name, pair, &mut report)?;
         }
     }
+    agents::compare(&place, snapshot, pairs, &mut report).await;
     if let Some(node) = &mut node {
         node.compare(snapshot, &flows, &mut report);
     }

@@ -45,6 +45,8 @@ pub struct ProblemText {
     next: String,
 }
 
+/// For the lease of one agent.
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Rows of the table, and names in one line, without `-o wide`.
 const ROWS_MAX: usize = 24;
 const NAMES_MAX: usize = 3;
@@ -69,6 +71,24 @@ pub async fn read(place: &Place) -> Result<ClusterStatus, Failure> {
     Ok(ClusterStatus::new(names, records, SystemTime::now()))
 }
 
+/// The record of one node's agent, if it has written one.
+pub async fn record_of(place: &Place, node: &str) -> Result<Option<HealthRecord>, Failure> {
+    match place.kubernetes() {
+        Some(client) => {
+            let lease = client.lease(HEARTBEAT_NAMESPACE, &Heartbeat::name_of(node), TIMEOUT).await?;
+            Ok(lease.as_ref().and_then(of_lease))
+        }
+        None => {
+            let found = place.store.get(&HealthRecord::key(node)).await?;
+            Ok(found.and_then(|record| HealthRecord::decode(&record.value)))
+        }
+    }
+}
+
+fn of_lease(lease: &Lease) -> Option<HealthRecord> {
+    HealthRecord::decode(lease.annotation(HealthRecord::ANNOTATION)?.as_bytes())
+}
+
 /// The records in the leases of agents in the Kubernetes API.
 async fn leases(client: &Client) -> Result<Vec<HealthRecord>, Failure> {
     let segments = ["apis", "coordination.k8s.io", "v1", "namespaces", HEARTBEAT_NAMESPACE, "leases"];
@@ -79,9 +99,7 @@ async fn leases(client: &Client) -> Result<Vec<HealthRecord>, Failure> {
     };
     let mut records = Vec::new();
     let take = |object| {
-        let lease = Lease::of_object(object);
-        let text = lease.annotation(HealthRecord::ANNOTATION).map(str::as_bytes);
-        records.extend(text.and_then(HealthRecord::decode));
+        records.extend(of_lease(&Lease::of_object(object)));
     };
     client.list(&query, take).await.map_err(|failure| failure.error)?;
     Ok(records)
