@@ -67,6 +67,7 @@ pub enum FindingKind {
     OtherNetwork,
     Overlap,
     Peer,
+    PodInterface,
     ReversePath,
     Settings,
     Store,

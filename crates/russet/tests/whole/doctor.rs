@@ -3,20 +3,17 @@
 
 use russet_linux::probe::{Feature, supports};
 use russet_testkit::eventually;
-use russet_testkit::pages::repository;
 use serde_json::Value;
 
 use crate::fabric::Fabric;
 use crate::node::{TIMEOUT, TestNode};
+use crate::printed::{Printed, without_hashes};
 
 const PAGE: &str = "docs/troubleshooting.md";
-const BEGIN: &str = "<!-- what russet doctor prints of each fault: written by the test in crates/russet/tests/whole/doctor.rs -->\n";
+const BEGIN: &str = "<!-- what russet doctor prints of each fault: written by the test in crates/russet/tests/whole/doctor.rs -->";
 /// Of pods on a network of 1,500 bytes with a tunnel over IPv6.
 const POD_MTU: &str = "1430";
-const END: &str = "<!-- end of what russet doctor prints -->\n";
-
-/// What was printed of each fault, for the page.
-struct Printed(String);
+const END: &str = "<!-- end of what russet doctor prints -->";
 
 /// The exit code, and the kinds of the findings.
 fn doctor(node: &TestNode, args: &[&str]) -> (i32, Vec<String>, Value) {
@@ -46,42 +43,13 @@ fn await_findings(node: &TestNode, fault: &str, kinds: &[&str], others: &[&str])
     });
 }
 
-// === impl Printed ===
-
-impl Printed {
-    /// Waits until exactly these kinds are found, and keeps the text.
-    #[track_caller]
-    fn found(&mut self, node: &TestNode, fault: &str, kinds: &[&str]) {
-        await_findings(node, fault, kinds, &[]);
-        let text = node.russet_inside(&["doctor"]).stdout;
-        let text = text.replace(node.root().to_str().unwrap(), "");
-        self.0.push_str(&format!("\n{fault}:\n\n```\n{}```\n", without_hashes(&text)));
-    }
-
-    /// Compares the page, or writes it.
-    fn assert_in_page(&self) {
-        let path = repository().join(PAGE);
-        let page = std::fs::read_to_string(&path).unwrap();
-        let (before, rest) = page.split_once(BEGIN).unwrap();
-        let (now, after) = rest.split_once(END).unwrap();
-        if std::env::var_os("RUSSET_WRITE_DOCS").is_some() {
-            std::fs::write(&path, format!("{before}{BEGIN}{}\n{END}{after}", self.0)).unwrap();
-        } else {
-            assert_eq!(now, format!("{}\n", self.0), "{PAGE}: RUSSET_WRITE_DOCS=1 writes it");
-        }
-    }
-}
-
-/// The names of host ends depend on the container's id.
-fn without_hashes(text: &str) -> String {
-    let mut parts = text.split("russ").peekable();
-    let mut shown = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let digits = part.chars().take_while(char::is_ascii_hexdigit).count();
-        let rest = if digits == 11 { format!("01234567890{}", &part[digits..]) } else { part.to_owned() };
-        shown.push_str(&format!("russ{rest}"));
-    }
-    shown
+/// Waits until exactly these kinds are found, and keeps the text.
+#[track_caller]
+fn found(printed: &mut Printed, node: &TestNode, fault: &str, kinds: &[&str]) {
+    await_findings(node, fault, kinds, &[]);
+    let text = node.russet_inside(&["doctor"]).stdout;
+    let text = text.replace(node.root().to_str().unwrap(), "");
+    printed.push(&format!("\n{fault}:\n\n```\n{}```\n", without_hashes(&text)));
 }
 
 fn write(node: &TestNode, path: &str, text: &str) {
@@ -97,7 +65,7 @@ fn assert_finds_faults_beside_the_agent(one: &TestNode, printed: &mut Printed) {
     assert!(is_healthy(one));
     let other = "etc/cni/net.d/05-other.conflist";
     write(one, other, &conflist("ptp"));
-    printed.found(one, "Another network's configuration comes first", &["conflist-order"]);
+    found(printed, one, "Another network's configuration comes first", &["conflist-order"]);
     std::fs::remove_file(one.path(other)).unwrap();
 
     write(one, "etc/cni/net.d/90-lan.conflist", &conflist("ipvlan"));
@@ -111,20 +79,25 @@ fn assert_finds_faults_beside_the_agent(one: &TestNode, printed: &mut Printed) {
 
     one.inside("nft", &["add table inet fw; add chain inet fw out { type filter hook output priority 0; }"]);
     one.inside("nft", &["add rule inet fw out udp dport 4789 drop"]);
-    printed.found(one, "A firewall drops the tunnel's packets", &["firewall"]);
+    found(printed, one, "A firewall drops the tunnel's packets", &["firewall"]);
     one.inside("nft", &["delete table inet fw"]);
     eventually(TIMEOUT, || is_healthy(one));
 
     one.ip(&["link", "add", "docker0", "type", "veth", "peer", "name", "other0"]);
     one.ip(&["link", "set", "docker0", "up"]);
     one.ip(&["route", "add", "10.244.128.0/20", "dev", "docker0"]);
-    printed.found(one, "Another network has addresses of a pool", &["overlap"]);
+    found(printed, one, "Another network has addresses of a pool", &["overlap"]);
     one.ip(&["route", "del", "10.244.128.0/20", "dev", "docker0"]);
 
     one.ip(&["link", "set", "other0", "up"]);
     one.ip(&["route", "add", "10.77.0.12/32", "dev", "docker0"]);
     one.inside("sysctl", &["-qw", "net.ipv4.conf.eth0.rp_filter=1"]);
-    printed.found(one, "Packets to a node leave by another interface", &["asymmetric-route", "reverse-path"]);
+    found(
+        printed,
+        one,
+        "Packets to a node leave by another interface",
+        &["asymmetric-route", "reverse-path"],
+    );
     one.ip(&["link", "del", "docker0"]);
     one.inside("sysctl", &["-qw", "net.ipv4.conf.eth0.rp_filter=0"]);
     assert!(is_healthy(one));
@@ -133,13 +106,13 @@ fn assert_finds_faults_beside_the_agent(one: &TestNode, printed: &mut Printed) {
 /// Faults that an agent would repair at once, after its end.
 fn assert_finds_faults_without_the_agent(one: &mut TestNode, host_end: &str, printed: &mut Printed) {
     one.stop_agent();
-    printed.found(one, "No agent runs", &["agent"]);
+    found(printed, one, "No agent runs", &["agent"]);
     one.ip(&["link", "set", host_end, "mtu", "9000"]);
-    printed.found(one, "Pods send larger packets than fit", &["agent", "mtu"]);
+    found(printed, one, "Pods send larger packets than fit", &["agent", "mtu"]);
     one.ip(&["link", "set", host_end, "mtu", POD_MTU]);
 
     one.inside("sysctl", &["-qw", "net.ipv4.ip_forward=0"]);
-    printed.found(one, "The kernel does not forward", &["agent", "forwarding"]);
+    found(printed, one, "The kernel does not forward", &["agent", "forwarding"]);
     let (status, kinds, report) = doctor(one, &["--fix"]);
     assert_eq!((status, kinds), (3, vec!["forwarding".to_owned(), "agent".to_owned()]), "{report:#}");
     assert_eq!(report["findings"][0]["repair"], "done", "{report:#}");
@@ -149,11 +122,11 @@ fn assert_finds_faults_without_the_agent(one: &mut TestNode, host_end: &str, pri
     let record = one.path("run/russet/settings.toml");
     let kept = std::fs::read_to_string(&record).unwrap();
     std::fs::write(&record, "store = ").unwrap();
-    printed.found(one, "The record of the agent's settings is damaged", &["settings", "agent"]);
+    found(printed, one, "The record of the agent's settings is damaged", &["settings", "agent"]);
     std::fs::write(&record, kept).unwrap();
 
     write(one, "etc/russet/russet.toml", "stor = \"embedded\"\n");
-    printed.found(one, "The settings file has an unknown key", &["settings", "agent"]);
+    found(printed, one, "The settings file has an unknown key", &["settings", "agent"]);
     std::fs::remove_file(one.path("etc/russet/russet.toml")).unwrap();
 
     one.ip(&["link", "set", "eth0", "down"]);
@@ -183,7 +156,7 @@ fn doctor_names_each_of_ten_faults_and_what_to_do() {
     let text = one.russet_inside(&["doctor"]).stdout;
     assert_eq!(text, "nothing found (looked at: kernel, node, datastore and agent)\n");
 
-    let mut printed = Printed(String::new());
+    let mut printed = Printed::new(PAGE, BEGIN, END);
     assert_finds_faults_beside_the_agent(&one, &mut printed);
     assert_finds_faults_without_the_agent(&mut one, &host_end, &mut printed);
     fabric.kill_etcd();

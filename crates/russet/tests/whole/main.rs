@@ -59,6 +59,8 @@ mod packages;
 mod peers;
 mod pinging;
 mod policy;
+mod prepared_faults;
+mod printed;
 mod races;
 mod recovery;
 mod reference_plugins;

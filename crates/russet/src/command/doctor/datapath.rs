@@ -5,6 +5,7 @@ use std::path::Path;
 
 use russet_addr::{Family, IpNet, NodeName};
 use russet_agent::controllers::tunnel_faults;
+use russet_journal::Attachment;
 use russet_linux::sysctl;
 use russet_netlink::{Link, NetlinkError, Route, RouteKind, Socket};
 use russet_overlay::{Inputs, device_name};
@@ -33,7 +34,9 @@ pub fn look(
     let links: BTreeMap<u32, Link> = socket.links()?.into_iter().map(|link| (link.index, link)).collect();
     overlaps(inputs, &links, &mut socket, report)?;
     asymmetric_routes(inputs, &links, &mut socket, report);
-    large_pods(journal, pod_mtu_bytes, &links, report)?;
+    let attachments = russet_journal::view(journal)?.map(|view| view.attachments).unwrap_or_default();
+    large_pods(&attachments, pod_mtu_bytes, &links, report);
+    closed_pods(&attachments, &links, report);
     Ok(())
 }
 
@@ -146,20 +149,16 @@ fn strict_filter(interface: &str, report: &mut Findings) {
 
 /// Pods that send larger packets than fit to other nodes.
 fn large_pods(
-    journal: &Path,
+    attachments: &[Attachment],
     pod_mtu_bytes: u32,
     links: &BTreeMap<u32, Link>,
     report: &mut Findings,
-) -> Result<(), Failure> {
-    let attachments = russet_journal::view(journal)?.map(|view| view.attachments).unwrap_or_default();
-    let by_name: BTreeMap<&str, &Link> = links.values().map(|link| (link.name.as_str(), link)).collect();
-    let mut large = Vec::new();
-    for attachment in attachments.iter().filter(|it| ["russet", "calico"].contains(&it.plugin.as_str())) {
-        let link = attachment.host_name.as_deref().and_then(|name| by_name.get(name));
-        if let Some(link) = link.filter(|link| link.mtu_bytes > pod_mtu_bytes) {
-            large.push(format!("{} ({})", link.name, link.mtu_bytes));
-        }
-    }
+) {
+    let is_large = |link: &&Link| link.mtu_bytes > pod_mtu_bytes;
+    let large: Vec<String> = host_ends(attachments, links)
+        .filter(|(_, link)| is_large(link))
+        .map(|(_, link)| format!("{} ({})", link.name, link.mtu_bytes))
+        .collect();
     if !large.is_empty() {
         let (count, some) = (large.len(), large.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", "));
         report.found(
@@ -170,7 +169,37 @@ fn large_pods(
             "restart these pods: new interfaces get the right MTU; `russet journal` names the pods",
         );
     }
-    Ok(())
+}
+
+/// Pods whose own end is down: the host end is up then, and has no carrier.
+fn closed_pods(attachments: &[Attachment], links: &BTreeMap<u32, Link>, report: &mut Findings) {
+    let name = |attachment: &Attachment| attachment.pod.as_ref().unwrap_or(&attachment.container).clone();
+    let closed: Vec<String> = host_ends(attachments, links)
+        .filter(|(_, link)| link.is_up() && !link.is_running())
+        .map(|(attachment, link)| format!("{} ({})", link.name, name(attachment)))
+        .collect();
+    if !closed.is_empty() {
+        let some = closed.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+        report.found(
+            FindingKind::PodInterface,
+            "pods' interfaces",
+            format!("{} of {} have no carrier, for example {some}: the pod's end is down, and nothing reaches or leaves the pod", closed.len(), attachments.len()),
+            "Russet changes nothing inside of pods: set that interface up, or restart these pods; `russet explain` from the pod says more",
+        );
+    }
+}
+
+/// Attachments whose interface Russet's routes lead to, with their host ends.
+fn host_ends<'a>(
+    attachments: &'a [Attachment],
+    links: &'a BTreeMap<u32, Link>,
+) -> impl Iterator<Item = (&'a Attachment, &'a Link)> {
+    let by_name: BTreeMap<&str, &Link> = links.values().map(|link| (link.name.as_str(), link)).collect();
+    let is_routed = |it: &&Attachment| ["russet", "calico"].contains(&it.plugin.as_str());
+    attachments
+        .iter()
+        .filter(is_routed)
+        .filter_map(move |it| Some((it, *by_name.get(it.host_name.as_deref()?)?)))
 }
 
 #[cfg(test)]

@@ -7,18 +7,23 @@ mod pod;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use russet_addr::NodeName;
-use russet_agent::{Config, OverlayInputsError, overlay_inputs};
+use russet_agent::peers::PeerReport;
+use russet_agent::status::{AgentStatus, STATUS_PATH};
+use russet_agent::{Config, OverlayInputsError, Paths, overlay_inputs};
 use russet_journal::Attachment;
 use russet_netlink::{Link, NetlinkError, RouteKind, RouteLookup, Socket};
 use russet_overlay::{Desired, Inputs, Observed, desired, observe};
 use russet_verdict::snapshot::Snapshot;
+use serde_json::json;
 
 use super::egress;
 use super::path::node_at;
 use super::report::Report;
 use crate::command::Failure;
+use crate::command::ask::{AskError, ask};
 use crate::command::place::Place;
 use crate::command::policy::datastore::{Datastore, pod_name};
 use crate::settings::recorded;
@@ -34,6 +39,8 @@ pub struct ThisNode {
     /// The node's own addresses.
     own: BTreeSet<IpAddr>,
     attachments: Vec<Attachment>,
+    /// What the agent's probes say of other nodes; empty without an agent.
+    peers: Vec<PeerReport>,
     socket: Socket,
 }
 
@@ -45,6 +52,9 @@ struct End<'a> {
     node: Option<&'a str>,
     is_pod: bool,
 }
+
+/// The agent answers from memory.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 // === impl ThisNode ===
 
@@ -80,7 +90,19 @@ impl ThisNode {
         let own = socket.addresses()?.into_iter().map(|address| address.net.addr()).collect();
         let journal = russet_journal::view(&place.paths.journal_file())?;
         let attachments = journal.map(|view| view.attachments).unwrap_or_default();
-        Ok(Some(Self { config, inputs, pod_mtu_bytes, desired, observed, links, own, attachments, socket }))
+        let peers = probed(&place.paths, report);
+        Ok(Some(Self {
+            config,
+            inputs,
+            pod_mtu_bytes,
+            desired,
+            observed,
+            links,
+            own,
+            attachments,
+            peers,
+            socket,
+        }))
     }
 
     /// Follows the way between two addresses as far as this node knows it.
@@ -102,7 +124,10 @@ impl ThisNode {
             match here {
                 true if egress::is_pod(data, end.address) => {}
                 true if end.is_pod => self.local_pod(end, report)?,
-                true => report.fact(format!("{} is this node", end.address)),
+                true => {
+                    report.fact(format!("{} is this node", end.address));
+                    host_network(end, report);
+                }
                 false => self.towards(data, end, report)?,
             }
         }
@@ -145,4 +170,32 @@ impl ThisNode {
             (kind, _) => format!("into a route of kind {kind:?}").to_lowercase(),
         }
     }
+}
+
+/// What the agent's probes say of other nodes.
+fn probed(paths: &Paths, report: &mut Report) -> Vec<PeerReport> {
+    let question = (STATUS_PATH, AgentStatus::SCHEMA);
+    match ask::<AgentStatus>(&paths.cni_socket(), question, &json!({}), STATUS_TIMEOUT) {
+        Ok(status) => return status.peers.peers,
+        Err(AskError::NoAgent(_)) => report.note(
+            "agent",
+            "no agent runs on this node: nothing restores what differs, and no probe says whether packets arrive at other nodes".to_owned(),
+        ),
+        Err(error) => report.note("agent", error.to_string()),
+    }
+    Vec::new()
+}
+
+/// The address of a node is also that of pods, which only the Kubernetes API knows by their names.
+fn host_network(end: &End<'_>, report: &mut Report) {
+    let Some(node) = end.node.filter(|_| report.notes.iter().all(|it| it.kind != "host-network")) else {
+        return;
+    };
+    report.note(
+        "host-network",
+        format!(
+            "{} is node {node}, and each pod that uses its network: no policy selects such a pod, and rules see the node's address",
+            end.address
+        ),
+    );
 }

@@ -63,22 +63,7 @@ pub fn problems(status: &AgentStatus) -> Vec<Problem> {
 
 /// Nodes that are not reached as they should be.
 pub fn peer_problems(peers: &PeersReport) -> Vec<Problem> {
-    let is_bad =
-        |peer: &&PeerReport| matches!(peer.state, PeerState::Unreachable | PeerState::SmallPacketsOnly);
-    let mut problems: Vec<Problem> = peers
-        .peers
-        .iter()
-        .filter(is_bad)
-        .take(PEERS_MAX)
-        .map(|peer| Problem {
-            what: format!(
-                "{}: {}",
-                subject(peer),
-                peer.reason.as_deref().unwrap_or("the reason is not known yet")
-            ),
-            next: next_step(peer),
-        })
-        .collect();
+    let mut problems: Vec<Problem> = peers.peers.iter().filter_map(peer_problem).take(PEERS_MAX).collect();
     let counts = peers.counts;
     let more = (counts.unreachable + counts.small_packets_only).saturating_sub(problems.len());
     if more > 0 {
@@ -94,6 +79,19 @@ pub fn peer_problems(peers: &PeersReport) -> Vec<Problem> {
         });
     }
     problems
+}
+
+/// What is wrong with the way to one node, if it is not reached as it should be.
+pub fn peer_problem(peer: &PeerReport) -> Option<Problem> {
+    let is_bad = matches!(peer.state, PeerState::Unreachable | PeerState::SmallPacketsOnly);
+    is_bad.then(|| Problem {
+        what: format!(
+            "{}: {}",
+            subject(peer),
+            peer.reason.as_deref().unwrap_or("the reason is not known yet")
+        ),
+        next: next_step(peer),
+    })
 }
 
 fn subject(peer: &PeerReport) -> String {

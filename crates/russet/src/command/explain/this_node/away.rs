@@ -5,15 +5,17 @@ use std::net::IpAddr;
 use russet_addr::{Family, NodeName};
 use russet_agent::IpamMode;
 use russet_agent::controllers::tunnel_faults;
+use russet_agent::peers::PeerState;
 use russet_netlink::{NetlinkError, RouteKind, RouteLookup};
 use russet_overlay::{Hop, Node, Subject, device_name};
 
 use super::super::path::longest;
 use super::super::reachable::{self, Answer};
 use super::super::report::Report;
-use super::{End, ThisNode};
+use super::{End, ThisNode, host_network};
 use crate::command::Failure;
 use crate::command::policy::datastore::Datastore;
+use crate::command::status::peer_problem;
 
 // === impl ThisNode ===
 
@@ -70,6 +72,7 @@ impl ThisNode {
             }
             _ => report.finding("route", format!("this node has no route to {}: {shown}", end.address)),
         }
+        host_network(end, report);
         if let Some(node) = end.node
             && let Answer::Away(error) = reachable::ask(&mut self.socket, end.address)
         {
@@ -134,6 +137,7 @@ impl ThisNode {
         if let Some(reason) = data.not_ready.get(node) {
             report.finding("node", format!("the API server says that node {node} is not ready: {reason}"));
         }
+        self.probed(Family::of(end.address), node, report);
         let Some(outer) = outer else { return Ok(()) };
         match reachable::ask(&mut self.socket, outer) {
             Answer::Present => {}
@@ -143,6 +147,21 @@ impl ThisNode {
             Answer::Silent => report.note("node", format!("node {node} ({outer}) does not refuse a datagram to a closed port: it is away, or filters")),
         }
         Ok(())
+    }
+
+    /// What the agent's probes say of a node. A reason that was found here already is not repeated.
+    fn probed(&self, of: Family, node: &str, report: &mut Report) {
+        let ip_version = match of {
+            Family::V4 => 4,
+            Family::V6 => 6,
+        };
+        for peer in self.peers.iter().filter(|it| it.node == node && it.ip_version == ip_version) {
+            let Some(problem) = peer_problem(peer) else { continue };
+            if !report.findings.iter().any(|it| problem.what.ends_with(&it.text)) {
+                let kind = if peer.state == PeerState::SmallPacketsOnly { "mtu" } else { "peer" };
+                report.finding(kind, problem.what);
+            }
+        }
     }
 
     /// The tunnel's device and its entries for a node.
