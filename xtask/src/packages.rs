@@ -75,6 +75,11 @@ const PACKAGES: &[Package] = &[
         proof: "podman",
         reason: "the other runtime that calls plugins through Go's libcni, and finds our cache",
     },
+    Package {
+        name: "aardvark-dns",
+        proof: "/usr/lib/podman/aardvark-dns",
+        reason: "answers with the names of containers of the driver `russet`",
+    },
     Package { name: "zsh", proof: "zsh", reason: "loads the completions that `russet` prints for it" },
     Package { name: "fish", proof: "fish", reason: "loads the completions that `russet` prints for it" },
     Package {

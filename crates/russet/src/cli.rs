@@ -23,6 +23,7 @@ pub mod journal;
 pub mod kube;
 pub mod map;
 pub mod migrate;
+pub mod netavark;
 pub mod netnamespace;
 pub mod openshift;
 pub mod owned;
@@ -142,6 +143,9 @@ pub enum Verb {
     /// Run a network's whole chain of plugins, as a container runtime does: `add`, `check`, `del`, `gc`, `status`, `version`.
     #[command(after_help = cni::EXAMPLES)]
     Cni(cni::CniArgs),
+    /// Be the driver `russet` of podman's networks, by netavark's plugin API: `create`, `setup`, `teardown`, `info`.
+    #[command(after_help = netavark::EXAMPLES)]
+    Netavark(netavark::NetavarkArgs),
     /// Serve kubelet and crictl: pods' sandboxes over the container runtime interface (CRI v1).
     #[command(after_help = cri::EXAMPLES)]
     Cri(cri::CriArgs),
@@ -470,6 +474,11 @@ impl std::str::FromStr for PoolArg {
 /// Reads the process's command line.
 pub fn parse() -> Result<Cli, clap::Error> {
     Cli::try_parse()
+}
+
+/// What [`parse`] makes of these words, the first of which is the executable.
+pub fn parse_words(words: Vec<std::ffi::OsString>) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(words)
 }
 
 /// What [`parse`] makes of the single word `cni-direct`.

@@ -26,6 +26,7 @@ mod logging;
 mod man;
 mod map;
 mod migrate;
+pub mod netavark;
 mod netnamespace;
 mod owned;
 pub mod place;
@@ -59,6 +60,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Store(args) => store::run(args),
         Verb::Flanneld(args) => return flanneld::run(args.words),
         Verb::Cni(args) => return cni::run(args),
+        Verb::Netavark(args) => return netavark::run(args),
         Verb::Cri(args) => cri::run(args),
         Verb::Sandbox(args) => return sandbox::run(args),
         Verb::CniDirect(args) => return cni_direct::run(args),

@@ -30,7 +30,11 @@ fn main() -> ExitCode {
         return command::flanneld::run(words);
     }
     // `cni-direct` runs once for each pod: building the command line's definition would be a tenth of its processor time.
-    let parsed = if is_cni_direct() { cli::cni_direct() } else { cli::parse() };
+    let parsed = match command::netavark::words(std::env::args_os()) {
+        Some(words) => cli::parse_words(words),
+        None if is_cni_direct() => cli::cni_direct(),
+        None => cli::parse(),
+    };
     match parsed {
         Ok(arguments) => command::run(arguments),
         Err(error) => {

@@ -41,7 +41,12 @@ pub fn progress(line: &str) {
 
 /// Prints an error and all its sources, in one line.
 pub fn error(error: &dyn std::error::Error) {
-    let mut text = format!("error: {error}");
+    progress(&format!("error: {}", error_text(error)));
+}
+
+/// An error and all its sources, in one line.
+pub fn error_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();
@@ -52,7 +57,7 @@ pub fn error(error: &dyn std::error::Error) {
         }
         source = cause.source();
     }
-    progress(&text);
+    text
 }
 
 /// `value` as indented JSON that ends with a newline.

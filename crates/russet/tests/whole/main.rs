@@ -50,6 +50,7 @@ mod map;
 mod migrate_calico_v1;
 mod migrate_flannel_v2;
 mod migrate_host_local;
+mod netavark;
 mod netnamespace;
 mod node;
 mod openshift_drift;
