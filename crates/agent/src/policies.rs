@@ -8,6 +8,7 @@
 //! kernel has no table of decisions. What was decided stays in force while the agent or the API server is away.
 
 pub mod alone;
+mod conditions;
 mod drift;
 mod felix;
 mod kind;

@@ -102,7 +102,7 @@ pub(crate) struct State {
     pub(crate) body_instead: Option<Bytes>,
     /// The revision of the cache, which answers lists at revision 0; none: it is up to date.
     pub(crate) cache: Option<u64>,
-    /// A resource whose next replacements come after those of another writer, and their number.
+    /// A resource whose next replacements and patches come after those of another writer, and their number.
     pub(crate) overtaken: (String, usize),
     /// How many more writes are executed before the server falls silent.
     pub(crate) writes_left: Option<usize>,
@@ -255,8 +255,8 @@ impl Server {
         self.state().faults.push_back(fault);
     }
 
-    /// Serves the resources of a group: Calico's, `crd.projectcalico.org` or `projectcalico.org`, or
-    /// OpenShift's, `network.openshift.io`.
+    /// Serves the resources of a group: Calico's, `crd.projectcalico.org` or `projectcalico.org`,
+    /// OpenShift's, `network.openshift.io`, or `policy.networking.k8s.io`.
     pub fn install(&self, group: &str) {
         self.state().groups.push(group.to_owned());
     }
@@ -275,7 +275,7 @@ impl Server {
         self.state().lacking.push((plural.to_owned(), member.to_owned()));
     }
 
-    /// Removes the definition of a resource; its objects are gone.
+    /// Removes the definition of a resource; its objects are gone. Of `plural/status` only the subresource is removed.
     pub fn undefine(&self, plural: &str) {
         self.change(|state| {
             state.undefined.push(plural.to_owned());
@@ -295,7 +295,7 @@ impl Server {
         state.cache = Some(state.cluster.revision());
     }
 
-    /// Lets another writer change the objects of a resource right before each of the next replacements.
+    /// Lets another writer change the objects of a resource right before each of the next replacements and patches.
     pub fn overtake_next(&self, plural: &str, count: usize) {
         self.state().overtaken = (plural.to_owned(), count);
     }
@@ -397,6 +397,11 @@ impl State {
     /// Whether a resource is defined.
     pub(crate) fn defines(&self, kind: &kinds::Kind) -> bool {
         self.serves(kind.group) && !self.undefined.iter().any(|plural| plural == kind.plural)
+    }
+
+    /// Whether the definition of a resource lacks this subresource of it.
+    pub(crate) fn lacks_subresource(&self, resource: &str) -> bool {
+        self.undefined.iter().any(|undefined| undefined == resource)
     }
 
     /// What happens to the connection of the request that has just arrived.

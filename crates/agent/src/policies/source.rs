@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
+use super::conditions::Conditions;
 use super::{Change, Kind, Policies, records};
 
 /// The pauses after a failed watch.
@@ -92,8 +93,9 @@ pub fn start(
             match (kind, client) {
                 (Kind::Records(kind), _) => records::follow(kind, store, policies).await,
                 (kind, Some(client)) => match kind {
-                    Kind::Pods => follow::<BriefPod>(kind, &client, &policies).await,
-                    _ => follow::<Value>(kind, &client, &policies).await,
+                    Kind::Pods => follow::<BriefPod>(kind, &client, &policies, |_| ()).await,
+                    Kind::ClusterNetworkPolicies => follow_cluster_policies(&client, &policies).await,
+                    _ => follow::<Value>(kind, &client, &policies, |_| ()).await,
                 },
                 (_, None) => {}
             }
@@ -115,8 +117,21 @@ pub async fn after_failure(plural: &str, error: &impl Display, backoff: &mut Bac
     tokio::time::sleep(pause).await;
 }
 
+/// Follows ClusterNetworkPolicies, and writes in their status what of them is not enforced. A slow write delays no decision.
+pub async fn follow_cluster_policies(client: &Client, policies: &Policies) {
+    let conditions = Conditions::new(client.clone());
+    let followed =
+        follow::<Value>(Kind::ClusterNetworkPolicies, client, policies, |piece| conditions.see(piece));
+    tokio::join!(followed, conditions.run());
+}
+
 /// Follows the objects of a kind for ever.
-async fn follow<T: Watched + Into<Value>>(kind: Kind, client: &Client, policies: &Policies) {
+async fn follow<T: Watched + Into<Value>>(
+    kind: Kind,
+    client: &Client,
+    policies: &Policies,
+    see: impl Fn(&Piece<T>),
+) {
     let mut backoff = backoff();
     let (version, plural) = kind.resource();
     let mut watch = client.watch_objects::<T>(version, plural).spread(Pauses::RELIST).in_pieces();
@@ -124,6 +139,7 @@ async fn follow<T: Watched + Into<Value>>(kind: Kind, client: &Client, policies:
         match watch.advance().await {
             Ok(piece) => {
                 backoff.reset();
+                see(&piece);
                 let change = match piece {
                     Piece::Begin => Change::Begin(kind),
                     Piece::Changed(object) => Change::Put(kind, object.into()),
@@ -133,6 +149,7 @@ async fn follow<T: Watched + Into<Value>>(kind: Kind, client: &Client, policies:
                 policies.send(change).await;
             }
             Err(error) if kind.is_optional() && error.is_absent() => {
+                [Piece::Begin, Piece::Complete].iter().for_each(&see);
                 policies.send_all(kind, []).await;
                 tokio::time::sleep(ABSENT_PAUSE).await;
             }

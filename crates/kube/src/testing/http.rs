@@ -236,6 +236,9 @@ fn dispatch(shared: &Arc<Shared>, seen: &Seen) -> Result<Response<Body>, Answer>
     if !by_role || state.forbidden.contains(&this) {
         return Err(Answer::forbidden(verb, &route.resource, &route.namespace, &route.name));
     }
+    if state.lacks_subresource(&route.resource) {
+        return Err(Answer::not_found(&route.kind.id(), &route.name));
+    }
     if verb == "watch" {
         drop(state);
         return watches::open(shared, &route, &query);
@@ -288,6 +291,10 @@ fn write(state: &mut State, route: &Route, verb: &str, seen: &Seen) -> Result<An
     if verb == "delete" {
         return cluster.remove(*kind, (namespace, name), &object);
     }
+    if matches!(verb, "update" | "patch") && state.overtaken.1 > 0 && state.overtaken.0 == kind.plural {
+        state.overtaken.1 -= 1;
+        cluster.touch(*kind, (namespace, name));
+    }
     if verb == "patch" && seen.content_type == JSON_PATCH {
         let patched = cluster.patch_by_operations((*kind, namespace, name), &object)?;
         return Ok(Answer::object(&patched));
@@ -300,10 +307,6 @@ fn write(state: &mut State, route: &Route, verb: &str, seen: &Seen) -> Result<An
         };
         let patched = cluster.patch((&kind.id(), namespace, name), &object, strategic, part)?;
         return Ok(Answer::object(&patched));
-    }
-    if verb == "update" && state.overtaken.1 > 0 && state.overtaken.0 == kind.plural {
-        state.overtaken.1 -= 1;
-        cluster.touch(*kind, (namespace, name));
     }
     let warnings = validate::prune(&state.lacking, *kind, &mut object);
     let answer = match verb {

@@ -1,5 +1,6 @@
-//! The resources that the test server can serve: those of the core group that we use, OpenShift's, and
-//! Calico's custom resources in either of their groups (kubernetes.md sections 1.1 and 1.2).
+//! The resources that the test server can serve: those of the core group that we use, OpenShift's,
+//! ClusterNetworkPolicies, and Calico's custom resources in either of their groups (kubernetes.md
+//! sections 1.1 and 1.2).
 
 use serde_json::{Value, json};
 
@@ -47,6 +48,8 @@ const SDN: [Names; 4] = [
     ("HostSubnet", "hostsubnets", false),
     ("NetNamespace", "netnamespaces", false),
 ];
+const CLUSTER_POLICY: (&str, &str) = ("policy.networking.k8s.io", "v1alpha2");
+const CLUSTER_POLICIES: [Names; 1] = [("ClusterNetworkPolicy", "clusternetworkpolicies", false)];
 /// In the native group the allocator's settings have another name.
 const CONFIGURATION: Names = ("IPAMConfiguration", "ipamconfigurations", false);
 
@@ -90,6 +93,7 @@ impl Kind {
             group if group == APPS.0 => (&WORKLOADS, None, APPS),
             group if group == REGISTRATION.0 => (&API_SERVICES, None, REGISTRATION),
             group if group == OPENSHIFT.0 => (&SDN, None, OPENSHIFT),
+            group if group == CLUSTER_POLICY.0 => (&CLUSTER_POLICIES, None, CLUSTER_POLICY),
             group if group == CALICO_V1.0 => (&CALICO, None, CALICO_V1),
             group if group == CALICO_V3.0 => (&CALICO[..CALICO.len() - 1], Some(CONFIGURATION), CALICO_V3),
             _ => (&[], None, ("", "")),

@@ -35,6 +35,8 @@ pub struct Cluster {
 
 /// The group of Calico's resources in these tests.
 pub const GROUP: &str = "/apis/crd.projectcalico.org/v1";
+/// Where ClusterNetworkPolicies are.
+pub const CLUSTER_POLICIES: &str = "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies";
 /// What the allocator reads and writes.
 const ALLOCATORS: [&str; 3] = [" ipamblocks", " ipamhandles", " blockaffinities"];
 /// How long operations that wait for the API server may take after it is back: their pauses double up to 30 s.
@@ -49,6 +51,49 @@ pub fn definitions() -> Vec<Value> {
     files
         .map(|file| russet_kube::yaml::from_slice(&std::fs::read(file.unwrap().path()).unwrap()).unwrap())
         .collect()
+}
+
+/// The definition of ClusterNetworkPolicies, with any spec and the conditions of the API (meta/v1 `Condition`).
+pub fn cluster_policy_definition() -> Value {
+    let text = |pattern: &str, max: u32| json!({ "type": "string", "pattern": pattern, "maxLength": max });
+    let name = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+    let kind = format!(r"^({name}(\.{name})*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$");
+    let condition = json!({ "type": "object",
+        "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+        "properties": { "type": text(&kind, 316), "status": { "type": "string", "enum": ["True", "False", "Unknown"] },
+            "observedGeneration": { "type": "integer", "format": "int64", "minimum": 0 },
+            "lastTransitionTime": { "type": "string", "format": "date-time" },
+            "reason": text("^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", 1024),
+            "message": { "type": "string", "maxLength": 32768 } } });
+    let conditions = json!({ "type": "array", "items": condition,
+        "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"] });
+    let schema = json!({ "type": "object", "required": ["spec"], "properties": {
+        "spec": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+        "status": { "type": "object", "required": ["conditions"], "properties": { "conditions": conditions } } } });
+    json!({ "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "clusternetworkpolicies.policy.networking.k8s.io",
+            "annotations": { "api-approved.kubernetes.io": "unapproved, a part of it for tests" } },
+        "spec": { "group": "policy.networking.k8s.io", "scope": "Cluster",
+            "names": { "kind": "ClusterNetworkPolicy", "listKind": "ClusterNetworkPolicyList",
+                "plural": "clusternetworkpolicies", "singular": "clusternetworkpolicy" },
+            "versions": [{ "name": "v1alpha2", "served": true, "storage": true, "subresources": { "status": {} },
+                "schema": { "openAPIV3Schema": schema } }] } })
+}
+
+/// A ClusterNetworkPolicy that lets all pods reach a peer.
+pub fn cluster_policy(name: &str, peer: &Value) -> Value {
+    json!({ "apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy", "metadata": { "name": name },
+        "spec": { "tier": "Admin", "priority": 1, "subject": { "namespaces": {} },
+            "egress": [{ "action": "Accept", "to": [peer] }] } })
+}
+
+/// Makes the definition, and the policy as soon as it is served.
+pub fn create_cluster_policy(server: &ApiServer, policy: &Value) {
+    server.create(&[cluster_policy_definition()]);
+    eventually(TIMEOUT, || {
+        let_pass(BETWEEN_LOOKS);
+        server.request("POST", CLUSTER_POLICIES, policy).0 == 201
+    });
 }
 
 // === impl Cluster ===

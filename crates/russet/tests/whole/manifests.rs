@@ -93,7 +93,7 @@ fn every_manifest_is_accepted(release: Release) {
     // Expressions are checked for the types of the kinds that they match.
     let policies = cluster.kubectl(&["get", "validatingadmissionpolicies", "-o", "json"]);
     let policies: Value = serde_json::from_str(&policies).unwrap();
-    assert_eq!(policies["items"].as_array().unwrap().len(), 5);
+    assert_eq!(policies["items"].as_array().unwrap().len(), 6);
 }
 
 #[test]

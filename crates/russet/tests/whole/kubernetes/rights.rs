@@ -5,14 +5,14 @@ use russet_testkit::kubernetes::Release;
 use russet_testkit::run;
 use serde_json::json;
 
-use super::{Cluster, call};
+use super::{CLUSTER_POLICIES, Cluster, call, cluster_policy, create_cluster_policy};
 use crate::node::TIMEOUT;
 
 const MANIFEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/kubernetes/russet.yaml");
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: kube-apiserver, etcd, etcdctl, kubectl, curl, openssl"]
-fn an_agent_attaches_pods_with_the_rights_of_the_manifest() {
+fn an_agent_attaches_pods_and_says_what_of_a_policy_is_not_enforced_with_the_rights_of_the_manifest() {
     // kubernetes.md sections 5.3 and 5.4
     let mut cluster = Cluster::new();
     let mut node = cluster.machine("n1", &["--annotate", "always"]);
@@ -34,8 +34,12 @@ fn an_agent_attaches_pods_with_the_rights_of_the_manifest() {
     std::fs::write(&conflist, r#"{"cniVersion":"1.1.0","name":"russet","plugins":[{"type":"russet"}]}"#)
         .unwrap();
     node.agent_args.extend(["--conflist".to_owned(), conflist.display().to_string()]);
+    let by_names = cluster_policy("by-names", &json!({ "domainNames": ["example.com"] }));
+    cluster.with(|server| create_cluster_policy(server, &by_names));
     node.start_agent();
     eventually(TIMEOUT, || cluster.condition("n1").is_some_and(|(_, reason)| reason == "RussetIsUp"));
+
+    says_how_far_a_policy_is_enforced(&cluster);
 
     cluster.create_pod("a", "n1", json!({}));
     let pod = node.pod();
@@ -53,4 +57,31 @@ fn an_agent_attaches_pods_with_the_rights_of_the_manifest() {
         .filter(|line| ["forbidden", "denied", "403"].iter().any(|word| line.contains(word)))
         .collect();
     assert!(refusals.is_empty(), "{refusals:?}");
+}
+
+/// The policy by-names says that it is not enforced, and once it is repaired that it is. It is removed.
+fn says_how_far_a_policy_is_enforced(cluster: &Cluster) {
+    let path = format!("{CLUSTER_POLICIES}/by-names");
+    let condition = || {
+        let policy = cluster.with(|server| server.object(&path)).unwrap();
+        policy["status"]["conditions"][0].clone()
+    };
+    let is = |status: &str, generation: u64| {
+        let found = condition();
+        found["status"] == status && found["observedGeneration"] == generation
+    };
+    eventually(TIMEOUT, || is("False", 1));
+    let refused = condition();
+    assert_eq!(
+        (&refused["type"], &refused["reason"]),
+        (&json!("russet.dev/Enforced"), &json!("PartlyDenied"))
+    );
+    let message = refused["message"].as_str().unwrap();
+    assert!(message.starts_with("spec.egress[0].to[0].domainNames: "), "{message}");
+
+    let repaired = cluster_policy("by-names", &json!({ "networks": ["192.0.2.0/24"] }));
+    let patch = json!({ "spec": repaired["spec"] });
+    cluster.with(|server| assert_eq!(server.request("PATCH", &path, &patch).0, 200));
+    eventually(TIMEOUT, || is("True", 2));
+    cluster.with(|server| server.delete(&path));
 }

@@ -5,6 +5,7 @@ use russet_testkit::kubernetes::Release;
 use serde_json::{Value, json};
 
 use super::{Cluster, NAMESPACE, TIMEOUT};
+use crate::kubernetes::{CLUSTER_POLICIES, cluster_policy, create_cluster_policy};
 
 const BLOCKS: &str = "/apis/crd.projectcalico.org/v1/ipamblocks";
 const AFFINITIES: &str = "/apis/crd.projectcalico.org/v1/blockaffinities";
@@ -200,9 +201,32 @@ fn an_agent_is_limited(release: Release) {
     agent.may("POST", LEASES, &lease("a"));
 
     blocks_of_other_nodes_are_safe(&cluster, &agent);
+    what_others_say_of_policies_is_safe(&cluster, &agent);
     // A token that names no node.
     let token = cluster.server.token(NAMESPACE, "russet-agent", "unbound");
     Caller { cluster: &cluster, token }.is_denied("PATCH", "/api/v1/nodes/a/status", &ready);
+}
+
+fn what_others_say_of_policies_is_safe(cluster: &Cluster, agent: &Caller<'_>) {
+    let policy = cluster_policy("p", &json!({ "domainNames": ["example.com"] }));
+    create_cluster_policy(&cluster.server, &policy);
+    let (path, status) = (format!("{CLUSTER_POLICIES}/p"), format!("{CLUSTER_POLICIES}/p/status"));
+    let condition = |kind: &str, status: &str| {
+        json!({ "type": kind, "status": status, "reason": "Tried", "message": "",
+        "lastTransitionTime": "2026-01-02T03:04:05Z" })
+    };
+    let patch = |conditions: &[Value]| json!({ "status": { "conditions": conditions } });
+    let (other, own) = (condition("example.com/Ready", "True"), condition("russet.dev/Enforced", "False"));
+    eventually(TIMEOUT, || {
+        let (code, answer) = cluster.server.request("PATCH", &status, &patch(&[other.clone(), own.clone()]));
+        assert_eq!(code, 200, "{answer}");
+        agent.code("PATCH", &status, &patch(std::slice::from_ref(&own))).0 == DENIED
+    });
+    agent.is_denied("PATCH", &status, &patch(&[condition("example.com/Ready", "False"), own.clone()]));
+    agent.may("PATCH", &status, &patch(&[other.clone(), condition("russet.dev/Enforced", "True")]));
+    agent.may("PATCH", &status, &patch(&[other]));
+    agent.has_no_right("PATCH", &path, &json!({ "spec": { "priority": 2 } }));
+    agent.has_no_right("PUT", &status, &policy);
 }
 
 fn blocks_of_other_nodes_are_safe(cluster: &Cluster, agent: &Caller<'_>) {
