@@ -1,6 +1,6 @@
 //! `cargo xtask kubernetes`: programs of Kubernetes, etcd, Calico and the newest reference plugins, built by Go from the modules in tests/kubernetes.
 //!
-//! Each module is a go.mod with `tool` lines and its go.sum, which pin every source. The programs go into a cache outside of the target directory, because
+//! Each module is a go.mod with `tool` lines and its go.sum, which pin every source; `calico` also has the code of one program of its own. The programs go into a cache outside of the target directory, because
 //! kube-apiserver alone takes minutes; links in target/kubernetes lead tests there (`russet_testkit::kubernetes`).
 
 use std::collections::hash_map::DefaultHasher;
@@ -21,7 +21,7 @@ const MODULES: &str = "tests/kubernetes";
 /// Below the target directory, a link for each module.
 const LINKS: &str = "kubernetes";
 /// What tests of the layers `kernel`, `program` and `cluster` start. Newer kubelets than the older one need control groups of version 2 and a newer containerd.
-const USED_BY_TESTS: [&str; 13] = [
+const USED_BY_TESTS: [&str; 14] = [
     "newest/kube-apiserver",
     "newest/etcd",
     "newest/kubectl",
@@ -35,6 +35,7 @@ const USED_BY_TESTS: [&str; 13] = [
     "helm/helm",
     "calico/calico",
     "calico/calicoctl",
+    "calico/felix-verdict",
 ];
 /// Nothing may be fetched that go.sum does not pin, and no path of this machine gets into a program.
 const BUILD: [&str; 3] = ["build", "-mod=readonly", "-trimpath"];
@@ -154,6 +155,29 @@ fn directives<'a>(go_mod: &'a str, kind: &str) -> Vec<&'a str> {
     found
 }
 
+/// A file of Go code: its path within the module, and its text.
+type Source = (PathBuf, String);
+
+/// The Go code of the module itself, in the order of its paths.
+fn own_code(module: &Path) -> Result<Vec<Source>> {
+    let mut found = Vec::new();
+    let mut left = vec![module.to_owned()];
+    while let Some(directory) = left.pop() {
+        let entries = fs::read_dir(&directory).map_err(Error::io(format!("list {}", directory.display())))?;
+        for path in entries.flatten().map(|entry| entry.path()) {
+            if path.is_dir() {
+                left.push(path);
+            } else if path.extension().is_some_and(|end| end == "go") {
+                let text =
+                    fs::read_to_string(&path).map_err(Error::io(format!("read {}", path.display())))?;
+                found.push((path.strip_prefix(module).unwrap_or(&path).to_owned(), text));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
 // === impl Module ===
 
 impl Module {
@@ -162,12 +186,16 @@ impl Module {
             let path = directory.join(name);
             fs::read_to_string(&path).map_err(Error::io(format!("read {}", path.display())))
         };
-        Self::new(directory.clone(), &read("go.mod")?, &read("go.sum")?, go)
+        Self::new(directory.clone(), &read("go.mod")?, &read("go.sum")?, &own_code(&directory)?, go)
     }
 
-    fn new(directory: PathBuf, go_mod: &str, go_sum: &str, go: &str) -> Result<Self> {
+    fn new(directory: PathBuf, go_mod: &str, go_sum: &str, code: &[Source], go: &str) -> Result<Self> {
         let mut key = DefaultHasher::new();
         (go_mod, go_sum, go, BUILD, LINKER).hash(&mut key);
+        // Most modules have none, and what they built before others had keeps its place.
+        if !code.is_empty() {
+            code.hash(&mut key);
+        }
         let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let cache = cache_dir()?.join(LINKS).join(format!("{name}-{:016x}", key.finish()));
         let version =
@@ -263,7 +291,7 @@ mod tests {
                           require (\n\tx.example/y v1.0.0 // indirect\n\tk8s.io/kubernetes v1.37.2 // indirect\n)\nreplace k8s.io/api => k8s.io/api v0.37.2\n";
 
     fn module(go_mod: &str, go: &str) -> Module {
-        Module::new("tests/kubernetes/newest".into(), go_mod, "", go).unwrap()
+        Module::new("tests/kubernetes/newest".into(), go_mod, "", &[], go).unwrap()
     }
 
     #[test]
@@ -282,6 +310,18 @@ mod tests {
         assert_eq!(first, place(GO_MOD, "go1.26.8"));
         assert_ne!(first, place(GO_MOD, "go1.26.9"));
         assert_ne!(first, place(&GO_MOD.replace("1.37.2", "1.37.3"), "go1.26.8"));
+        let with_code = |text: &str| {
+            let code = [("program/main.go".into(), text.to_owned())];
+            Module::new("tests/kubernetes/newest".into(), GO_MOD, "", &code, "go1.26.8").unwrap().cache
+        };
+        assert_ne!(first, with_code("package main"));
+        assert_ne!(with_code("package main"), with_code("package main // changed"));
+    }
+
+    #[test]
+    fn the_code_of_a_module_is_found_below_it() {
+        let code = own_code(&artifacts::workspace().join(MODULES).join("calico")).unwrap();
+        assert!(code.iter().any(|(path, _)| path == Path::new("felix-verdict/main.go")), "{code:?}");
     }
 
     #[test]

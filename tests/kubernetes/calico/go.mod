@@ -1,4 +1,4 @@
-// Calico's CNI plugins, which are one program, and calicoctl for tests; `cargo xtask kubernetes` builds each `tool`.
+// Calico's CNI plugins, which are one program, calicoctl, and felix-verdict, whose code is in this module, for tests; `cargo xtask kubernetes` builds each `tool`.
 // The version is the head of release-v3.28, v3.28.5: the newest one that the module proxy has with all that its go.mod asks for.
 module russet.dev/tests/kubernetes/calico
 
@@ -7,6 +7,15 @@ go 1.24.2
 tool (
 	github.com/projectcalico/calico/calicoctl/calicoctl
 	github.com/projectcalico/calico/cni-plugin/cmd/calico
+	russet.dev/tests/kubernetes/calico/felix-verdict
+)
+
+require (
+	github.com/projectcalico/api v0.0.0-00010101000000-000000000000
+	github.com/projectcalico/calico v1.11.0-cni-plugin.0.20250813170300-a0db560f0520
+	github.com/sirupsen/logrus v1.9.3
+	k8s.io/api v0.29.15
+	k8s.io/apimachinery v0.29.15
 )
 
 require (
@@ -28,6 +37,7 @@ require (
 	github.com/docopt/docopt-go v0.0.0-20180111231733-ee0de3bc6815 // indirect
 	github.com/emicklei/go-restful/v3 v3.11.0 // indirect
 	github.com/fsnotify/fsnotify v1.7.0 // indirect
+	github.com/go-ini/ini v1.67.0 // indirect
 	github.com/go-logr/logr v1.4.1 // indirect
 	github.com/go-ole/go-ole v1.2.4 // indirect
 	github.com/go-openapi/jsonpointer v0.19.6 // indirect
@@ -37,8 +47,10 @@ require (
 	github.com/go-playground/universal-translator v0.0.0-20170327191703-71201497bace // indirect
 	github.com/gofrs/flock v0.8.1 // indirect
 	github.com/gogo/protobuf v1.3.2 // indirect
+	github.com/golang-collections/collections v0.0.0-20130729185459-604e922904d3 // indirect
 	github.com/golang/groupcache v0.0.0-20210331224755-41bb18bfe9da // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
+	github.com/google/btree v1.1.2 // indirect
 	github.com/google/gnostic-models v0.6.8 // indirect
 	github.com/google/go-cmp v0.6.0 // indirect
 	github.com/google/gofuzz v1.2.0 // indirect
@@ -50,19 +62,21 @@ require (
 	github.com/juju/clock v1.0.3 // indirect
 	github.com/juju/errors v1.0.0 // indirect
 	github.com/juju/mutex v0.0.0-20180619145857-d21b13acf4bf // indirect
+	github.com/kardianos/osext v0.0.0-20190222173326-2bc1f35cddc0 // indirect
 	github.com/kelseyhightower/envconfig v1.4.0 // indirect
 	github.com/leodido/go-urn v0.0.0-20181204092800-a67a23e1c1af // indirect
 	github.com/mailru/easyjson v0.7.7 // indirect
 	github.com/mattn/go-runewidth v0.0.9 // indirect
 	github.com/mcuadros/go-version v0.0.0-20190830083331-035f6764e8d2 // indirect
+	github.com/mdlayher/genetlink v1.0.0 // indirect
+	github.com/mdlayher/netlink v1.1.0 // indirect
+	github.com/mipearson/rfw v0.0.0-20170619235010-6f0a6f3266ba // indirect
 	github.com/modern-go/concurrent v0.0.0-20180306012644-bacd9c7ef1dd // indirect
 	github.com/modern-go/reflect2 v1.0.2 // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
 	github.com/natefinch/atomic v1.0.1 // indirect
 	github.com/olekukonko/tablewriter v0.0.5 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
-	github.com/projectcalico/api v0.0.0-00010101000000-000000000000 // indirect
-	github.com/projectcalico/calico v1.11.0-cni-plugin.0.20250813170300-a0db560f0520 // indirect
 	github.com/projectcalico/go-json v0.0.0-20161128004156-6219dc7339ba // indirect
 	github.com/projectcalico/go-yaml-wrapper v0.0.0-20191112210931-090425220c54 // indirect
 	github.com/prometheus/client_golang v1.18.0 // indirect
@@ -73,7 +87,6 @@ require (
 	github.com/safchain/ethtool v0.0.0-20210803160452-9aa261dae9b1 // indirect
 	github.com/shirou/gopsutil v0.0.0-20190323131628-2cbc9195c892 // indirect
 	github.com/shirou/w32 v0.0.0-20160930032740-bb4de0191aa4 // indirect
-	github.com/sirupsen/logrus v1.9.3 // indirect
 	github.com/spf13/pflag v1.0.5 // indirect
 	github.com/termie/go-shutil v0.0.0-20140729215957-bcacb06fecae // indirect
 	github.com/vishvananda/netlink v1.2.1-beta.2.0.20230206183746-70ca0345eede // indirect
@@ -93,6 +106,7 @@ require (
 	golang.org/x/term v0.32.0 // indirect
 	golang.org/x/text v0.25.0 // indirect
 	golang.org/x/time v0.5.0 // indirect
+	golang.zx2c4.com/wireguard v0.0.20200121 // indirect
 	golang.zx2c4.com/wireguard/wgctrl v0.0.0-20200324154536-ceff61240acf // indirect
 	google.golang.org/appengine v1.6.8 // indirect
 	google.golang.org/genproto v0.0.0-20240125205218-1f4bbc51befe // indirect
@@ -105,9 +119,7 @@ require (
 	gopkg.in/natefinch/lumberjack.v2 v2.2.1 // indirect
 	gopkg.in/yaml.v2 v2.4.0 // indirect
 	gopkg.in/yaml.v3 v3.0.1 // indirect
-	k8s.io/api v0.29.15 // indirect
 	k8s.io/apiextensions-apiserver v0.29.15 // indirect
-	k8s.io/apimachinery v0.29.15 // indirect
 	k8s.io/client-go v0.29.15 // indirect
 	k8s.io/klog/v2 v2.120.1 // indirect
 	k8s.io/kube-openapi v0.0.0-20231010175941-2dd684a91f00 // indirect

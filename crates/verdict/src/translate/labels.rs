@@ -108,10 +108,10 @@ pub(super) fn of_namespaces(selector: &Selector) -> Selector {
     selector.prefixed(NAMESPACE_PREFIX, Some(NAMESPACE))
 }
 
-/// Service accounts that a selector of Calico's text form selects. In the subject of a policy, `all()`
-/// is what has one; in a rule it is everything, as in Go.
-pub(super) fn of_service_accounts(selector: &Selector, in_subject: bool) -> Selector {
-    selector.prefixed(SERVICE_ACCOUNT_PREFIX, in_subject.then_some(SERVICE_ACCOUNT))
+/// Service accounts that a selector of Calico's text form selects. In the subject of a policy of no namespace,
+/// `all()` is what has one; elsewhere it is everything, as in Go.
+pub(super) fn of_service_accounts(selector: &Selector, in_global_subject: bool) -> Selector {
+    selector.prefixed(SERVICE_ACCOUNT_PREFIX, in_global_subject.then_some(SERVICE_ACCOUNT))
 }
 
 /// An endpoint's own labels. Keys with the prefixes of profiles would pretend to be a namespace's.

@@ -126,6 +126,10 @@ pub(in crate::translate) fn workload_endpoint(
     if let Some(orchestrator) = spec.opt_text("orchestrator")? {
         labels.insert(labels::ORCHESTRATOR.into(), orchestrator.into());
     }
+    // As Felix does it: a name of 63 characters or more is in no label of the object.
+    if let Some(account) = spec.opt_text("serviceAccountName")?.filter(|account| !account.is_empty()) {
+        labels.insert(labels::SERVICE_ACCOUNT.into(), account.into());
+    }
     Ok(Endpoint {
         kind: EndpointKind::Workload,
         namespace: Some(namespace.into()),

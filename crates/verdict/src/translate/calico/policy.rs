@@ -95,21 +95,27 @@ fn unreadable_subject(policy: &Policy, problem: Problem) -> Result<Selector, Ref
     Err(Refused::instead(problem, Policy { subject, ..policy.clone() }))
 }
 
-/// The endpoints that the policy selects.
+/// The endpoints that the policy selects. In a policy of no namespace `all()` is what is in a namespace, or has a
+/// service account, if it also has a selector for those: Felix puts the texts together and replaces it in all of them.
 fn subject(spec: &At<'_>, namespace: Option<&str>) -> Result<Selector, Problem> {
     let refused = |error: russet_model::SelectorError| spec.problem(error.problem);
     let read = |name| selector(spec.member(name).as_ref());
-    let mut parts = Vec::new();
-    if let Some(selector) = read("selector")? {
-        parts.push(selector);
-    }
-    match namespace {
-        Some(namespace) => parts.push(labels::in_namespace(namespace).map_err(refused)?),
-        None => parts.extend(read("namespaceSelector")?.map(|selector| labels::of_namespaces(&selector))),
-    }
-    parts
-        .extend(read("serviceAccountSelector")?.map(|selector| labels::of_service_accounts(&selector, true)));
-    Ok(Selector::and(parts))
+    let (own, accounts) = (read("selector")?, read("serviceAccountSelector")?);
+    let Some(namespace) = namespace else {
+        let namespaces = read("namespaceSelector")?;
+        let marker = match (&namespaces, &accounts) {
+            (Some(_), _) => Some(labels::NAMESPACE),
+            (None, Some(_)) => Some(labels::SERVICE_ACCOUNT),
+            (None, None) => None,
+        };
+        let own = own.map(|selector| selector.prefixed("", marker));
+        let namespaces = namespaces.map(|selector| labels::of_namespaces(&selector));
+        let accounts = accounts.map(|selector| labels::of_service_accounts(&selector, true));
+        return Ok(Selector::and(own.into_iter().chain(namespaces).chain(accounts)));
+    };
+    let of_namespace = labels::in_namespace(namespace).map_err(refused)?;
+    let accounts = accounts.map(|selector| labels::of_service_accounts(&selector, false));
+    Ok(Selector::and(own.into_iter().chain([of_namespace]).chain(accounts)))
 }
 
 /// A place. `calicoctl` refuses text.

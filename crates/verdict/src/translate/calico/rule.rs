@@ -99,17 +99,30 @@ fn family(at: &At<'_>) -> Result<Option<Family>, Problem> {
     }
 }
 
-/// ICMP is of IPv4, ICMPv6 of IPv6. A rule that says otherwise matches nothing.
+/// ICMP is of IPv4, ICMPv6 of IPv6, and `notNets` of one family alone are of that: Felix leaves the rule out of
+/// the other one, whatever its action is. A rule that says otherwise matches nothing.
 fn confine_to_family(rule: &mut Rule) {
-    let family = match rule.protocol {
-        Some(Protocol::ICMP) => Family::V4,
-        Some(Protocol::ICMPV6) => Family::V6,
-        _ => return,
+    let of_protocol = match rule.protocol {
+        Some(Protocol::ICMP) => Some(Family::V4),
+        Some(Protocol::ICMPV6) => Some(Family::V6),
+        _ => None,
     };
-    if rule.family.is_some_and(|other| other != family) {
-        rule.source.nets = Some(Vec::new());
+    let of_not_nets = [family_of_not_nets(&rule.source), family_of_not_nets(&rule.destination)];
+    for family in [of_protocol].into_iter().chain(of_not_nets).flatten() {
+        if rule.family.is_some_and(|other| other != family) {
+            rule.source.nets = Some(Vec::new());
+        }
+        rule.family = Some(family);
     }
-    rule.family = Some(family);
+}
+
+/// The family of all `notNets`, if there are any and they have the same, unless the nets beside them have it anyway.
+fn family_of_not_nets(entity: &Entity) -> Option<Family> {
+    let of = |net: &IpNet| Family::of(net.addr());
+    let family = of(entity.not_nets.first()?);
+    let all_have_it = |nets: &[IpNet]| nets.iter().all(|net| of(net) == family);
+    let is_said = entity.nets.as_ref().is_some_and(|nets| all_have_it(nets));
+    (all_have_it(&entity.not_nets) && !is_said).then_some(family)
 }
 
 /// A protocol by name or number. v1 writes names in small letters.

@@ -62,11 +62,9 @@ const HOST: [(&str, &str); 1] = [("role", "host")];
 
 #[test]
 fn a_policy_of_a_namespace_selects_there_and_a_global_one_everywhere() {
-    let policy = namespaced(
-        json!({"selector": "pod == 'a'", "order": -1.5, "tier": "t", "serviceAccountSelector": "all()"}),
-    );
-    let [pod, service_account] =
-        [pod_labels("x", "a").to_vec(), vec![("projectcalico.org/serviceaccount", "s")]];
+    let policy = namespaced(json!({"selector": "pod == 'a'", "order": -1.5, "tier": "t",
+        "serviceAccountSelector": "has(projectcalico.org/name)"}));
+    let [pod, service_account] = [pod_labels("x", "a").to_vec(), vec![("pcsa.projectcalico.org/name", "s")]];
     assert!(
         selects(&policy.subject, &[pod.clone(), service_account].concat()) && !selects(&policy.subject, &pod)
     );
@@ -80,6 +78,49 @@ fn a_policy_of_a_namespace_selects_there_and_a_global_one_everywhere() {
     let namespaces = global(json!({"namespaceSelector": "ns == 'y'"}));
     assert!(selects(&namespaces.subject, &pod_labels("y", "a")) && !selects(&namespaces.subject, &HOST));
     assert!(!selects(&global(json!({"namespaceSelector": "all()"})).subject, &HOST));
+}
+
+#[test]
+fn all_of_a_global_policy_is_what_has_a_namespace_or_an_account_beside_a_selector_for_those() {
+    let with = |member: &str, text: &str| global(json!({"selector": "all()", member: text})).subject.clone();
+    let account = [("projectcalico.org/serviceaccount", "s")];
+    assert!(!selects(&with("namespaceSelector", "ns != 'x'"), &HOST));
+    assert!(selects(&with("namespaceSelector", "ns != 'x'"), &pod_labels("y", "a")));
+    assert!(!selects(&with("serviceAccountSelector", "team != 'x'"), &HOST));
+    assert!(selects(&with("serviceAccountSelector", "team != 'x'"), &account));
+    let not_all = global(json!({"selector": "has(role)", "namespaceSelector": "ns != 'x'"}));
+    assert!(selects(&not_all.subject, &HOST));
+    // In a NetworkPolicy it is everything of the namespace.
+    let own = namespaced(json!({"selector": "all()", "serviceAccountSelector": "all()"}));
+    assert!(selects(&own.subject, &pod_labels("x", "a")));
+}
+
+#[test]
+fn not_nets_of_one_family_confine_the_rule_to_it() {
+    let without = |source: Value, destination: Value| {
+        rule(
+            json!({"action": "Deny", "source": {"notNets": source}, "destination": {"notNets": destination}}),
+        )
+    };
+    assert_eq!(without(json!(["10.0.0.0/8", "192.0.2.1"]), json!([])).family, Some(Family::V4));
+    assert_eq!(without(json!([]), json!(["fd00::/8"])).family, Some(Family::V6));
+    assert_eq!(without(json!(["10.0.0.0/8", "fd00::/8"]), json!([])).family, None);
+    let never = without(json!(["10.0.0.0/8"]), json!(["fd00::/8"]));
+    assert_eq!(never.source.nets, Some(Vec::new()), "{never:?}");
+    let beside = |nets: &str| {
+        rule(json!({"action": "Deny", "source": {"nets": [nets], "notNets": ["10.1.0.0/16"]}})).family
+    };
+    assert_eq!((beside("10.0.0.0/8"), beside("fd00::/8")), (None, Some(Family::V4)));
+}
+
+#[test]
+fn the_label_of_a_workloads_service_account_is_that_of_its_spec() {
+    let document = json!({"apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
+        "metadata": {"name": "n1-k8s-a-eth0", "namespace": "x", "labels": {"projectcalico.org/serviceaccount": "other"}},
+        "spec": {"node": "n1", "pod": "a", "serviceAccountName": "s"}});
+    let updates = crate::translate::document(&document).unwrap().updates;
+    let [Update::Endpoint(_, Some(endpoint))] = &updates[..] else { panic!("{updates:?}") };
+    assert_eq!(&*endpoint.labels["projectcalico.org/serviceaccount"], "s");
 }
 
 #[test]
