@@ -60,6 +60,7 @@ mod packages;
 mod peers;
 mod pinging;
 mod policy;
+mod policy_memory;
 mod prepared_faults;
 mod printed;
 mod races;

@@ -5,6 +5,7 @@ use russet_testkit::run;
 use super::asked::{CLUSTER, DOCTOR, DRIFT, EXPLAIN, Expected, FLOWS, MAP, STATUS};
 use super::cluster::Cluster;
 use super::part;
+use crate::node::TestNode;
 use crate::printed::Printed;
 
 /// The end of another network's interface that takes packets of pods.
@@ -115,7 +116,21 @@ fn firewall(cluster: &Cluster, page: &mut Printed) {
         ("kernel/nft.txt", "udp dport 4789 drop"),
     ];
     fault.ask(&cluster.stable, page);
+    records_are_shown_side_by_side(a);
     a.inside("nft", &["delete table inet fw"]);
+}
+
+/// What both agents have recorded, which differs from run to run: their tunnels' counters, and that the other node is not reached.
+fn records_are_shown_side_by_side(node: &TestNode) {
+    let text = node.russet_inside(&["explain", "shop/web", "shop/db", "icmp"]).stdout;
+    println!("{text}");
+    let line = text.lines().find(|line| line.contains("path: packets in tunnels")).expect("the counters");
+    assert!(["node-a", "node-b"].iter().all(|name| line.contains(&format!("node {name} vxlan.calico "))));
+    for (name, other) in [("node-a", "node-b"), ("node-b", "node-a")] {
+        let said = format!("its probes do not reach node {other}");
+        let note = format!("note: record: node {name} said ");
+        assert!(text.lines().any(|line| line.contains(&note) && line.contains(&said)), "{text}");
+    }
 }
 
 fn node_away(cluster: &mut Cluster, page: &mut Printed) {
