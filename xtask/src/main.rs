@@ -5,6 +5,7 @@
 
 mod artifacts;
 mod bench;
+mod bpf;
 mod chaos;
 mod compatibility;
 mod dist;
@@ -38,6 +39,7 @@ usage: cargo xtask COMMAND
   test [--only LAYER]... [-p CRATE]...   install what is missing, then run every layer of tests
   ci                                     the same as test; what .ci/run calls
   gen                                    writes what is generated: docs/compatibility.md, packaging/kubernetes/*.yaml
+  gen bpf                                compiles the BPF programs, crates/linux/bpf/*.o; installs clang-19 if it is missing
   dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
   dist --packages [--only deb|rpm|archive|sbom]... [--output DIR] [--version V] [--executables DIR] [--debug-executables] [--target TRIPLE]
                                          .deb, .rpm, static archive, SBOM and checksums in target/dist/packages
@@ -60,6 +62,7 @@ enum Command {
     Help,
     Test(suite::Options),
     Gen,
+    GenBpf,
     Dist(dist::Options),
     Image(image::Options),
     Install(install::Options),
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         }
         Command::Test(options) => suite::run(&options),
         Command::Gen => generate(),
+        Command::GenBpf => bpf::generate(),
         Command::Dist(options) => dist::run(&options),
         Command::Image(options) => image::run(&options),
         Command::Install(options) => install::run(&options),
@@ -112,8 +116,12 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         "help" => Ok(Command::Help),
         "test" | "ci" => suite::Options::parse(parser).map(Command::Test),
         "gen" => match parser.next()? {
-            Some(extra) => Err(extra.unexpected().into()),
             None => Ok(Command::Gen),
+            Some(Value(what)) if what == "bpf" => match parser.next()? {
+                None => Ok(Command::GenBpf),
+                Some(extra) => Err(extra.unexpected().into()),
+            },
+            Some(extra) => Err(extra.unexpected().into()),
         },
         "dist" => dist::Options::parse(parser).map(Command::Dist),
         "image" => image::Options::parse(parser).map(Command::Image),

@@ -104,6 +104,11 @@ const PACKAGES: &[Package] = &[
         reason: "says how exposed the daemons of packaging/systemd are",
     },
     Package {
+        name: "clang-19",
+        proof: "clang-19",
+        reason: "compiles the BPF programs again, whose objects are committed; pinned, because releases differ",
+    },
+    Package {
         name: "containernetworking-plugins",
         proof: "/usr/lib/cni/bridge",
         reason: "the reference plugins: chained by tests, and the other side of `bench cni`",
@@ -122,7 +127,18 @@ pub fn ensure() -> Result<()> {
         eprintln!("packages: all {} present", PACKAGES.len());
         return Ok(());
     }
-    for package in &missing {
+    install(&missing)
+}
+
+/// Installs one of the packages if it is missing.
+pub fn ensure_one(name: &str) -> Result<()> {
+    let missing: Vec<&Package> =
+        PACKAGES.iter().filter(|package| package.name == name && !package.present()).collect();
+    if missing.is_empty() { Ok(()) } else { install(&missing) }
+}
+
+fn install(missing: &[&Package]) -> Result<()> {
+    for package in missing {
         eprintln!("packages: installing {}: {}", package.name, package.reason);
     }
     let names = missing.iter().map(|package| package.name);

@@ -1,155 +1,97 @@
-//! Assembles and loads BPF programs. They are written as instructions, because a node has no
-//! compiler and ours are short.
+//! BPF programs and maps. The programs are written in C (`crates/linux/bpf`) and compiled for the
+//! repository by `cargo xtask gen bpf`; neither `cargo build` nor a node needs a compiler.
 //!
-//! [`Program::load`] passes them to the kernel's verifier and keeps its log if it refuses them.
-//! `openshift::data_path` is the only caller: its two programs copy tenants' numbers into and out of
-//! VXLAN headers.
+//! [`Object`] reads a compiled file, [`Program`] loads it with its [`Map`]s, [`Pins`] keep maps and
+//! links while no agent runs, [`TcxLink`] attaches to a link since Linux 6.6, and
+//! `russet_netlink::Batch::replace_bpf` before. [`Support`] says in advance what a kernel lacks.
+//!
+//! `openshift::data_path` is the only caller: its programs copy tenants' numbers into and out of
+//! VXLAN headers. Maps, pins and TCX are what the fast path of docs/spec/dataplane.md section 4
+//! needs beyond that.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
-pub use asm::{Insn, Label, Reg, Size, Source, assemble};
+pub use link::{Attached, TcxLink, attached};
+pub use map::{Map, MapDefinition, MapKind};
+pub use object::Object;
+pub use pin::Pins;
+pub use program::{Packet, Program, ProgramInfo, Ran};
+pub use support::{Need, Support};
 
-mod asm;
+mod link;
+mod map;
+mod object;
+mod pin;
+mod program;
+pub mod programs;
+mod support;
+mod sys;
 
-/// A program in the kernel; the kernel frees it when it is attached nowhere and this is dropped.
-#[derive(Debug)]
-pub struct Program(OwnedFd);
-
-/// The type of a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProgramKind {
-    /// `BPF_PROG_TYPE_SCHED_CLS`: packets at a link's `clsact`.
-    SchedCls,
-}
-
-/// The kernel refused a program.
+/// Why a program, a map or a link cannot be used. A caller that only goes faster with them goes on
+/// without.
 #[derive(Debug, thiserror::Error)]
-#[error("load BPF program {name}: {source}{}", log_suffix(log))]
-pub struct BpfError {
-    /// The program's name.
-    pub name: &'static str,
-    /// The kernel's reason.
-    pub source: io::Error,
-    /// The end of the verifier's log.
-    pub log: String,
+pub enum BpfError {
+    /// The kernel refused a program. Its verifier's last lines name the fault.
+    #[error("load BPF program {name}: {source}{}{}", hint(source), log_suffix(log))]
+    Load {
+        /// The program's name.
+        name: String,
+        source: io::Error,
+        /// The end of the verifier's log.
+        log: String,
+    },
+    /// Another command of bpf(2), or one on a pin.
+    #[error("{operation}: {source}{}", hint(source))]
+    Kernel {
+        /// What was tried, on what.
+        operation: String,
+        source: io::Error,
+    },
+    /// A compiled file that is not as `crates/linux/bpf/russet.h` makes it.
+    #[error("read BPF object: {0}")]
+    Object(&'static str),
+    /// The pins' directory is of a file system that keeps none.
+    #[error("keep BPF maps in {0}: it is not on a bpffs; mount one: mount -t bpf bpf /sys/fs/bpf")]
+    NoBpffs(String),
 }
 
-/// The beginning of `union bpf_attr` as `BPF_PROG_LOAD` reads it (linux/bpf.h).
-#[repr(C)]
-#[derive(Default)]
-struct LoadAttributes {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buf: u64,
-    kern_version: u32,
-    prog_flags: u32,
-    prog_name: [u8; NAME_BYTES],
-}
+/// The verifier's last lines; the first thousands say how it came there.
+const LOG_SHOWN_LINES: usize = 8;
 
-/// `BPF_OBJ_NAME_LEN`
-const NAME_BYTES: usize = 16;
-const BPF_PROG_LOAD: libc::c_int = 5;
-const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-/// Ours call no helper that the kernel reserves for programs under the GPL.
-const LICENSE: &std::ffi::CStr = c"Apache-2.0";
-/// The verifier's log has about 60 bytes per instruction.
-const LOG_BYTES: usize = 256 << 10;
-/// How much of the log an error repeats; the end of the log names the fault.
-const LOG_SHOWN_BYTES: usize = 2048;
+// === impl BpfError ===
 
-// === impl Program ===
+impl BpfError {
+    fn kernel(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Kernel { operation: operation.into(), source }
+    }
 
-impl Program {
-    /// Loads a program of encoded instructions. The first attempt is without a log, which costs
-    /// more than the verification.
-    pub fn load(kind: ProgramKind, name: &'static str, instructions: &[u64]) -> Result<Self, BpfError> {
-        match load(kind, name, instructions, &mut []) {
-            Ok(program) => Ok(Self(program)),
-            Err(first) => {
-                let mut log = vec![0; LOG_BYTES];
-                match load(kind, name, instructions, &mut log) {
-                    Ok(program) => Ok(Self(program)),
-                    Err(_) => Err(BpfError { name, source: first, log: end_of(&log) }),
-                }
-            }
+    /// The kernel's error number, if it was the kernel that refused.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Load { source, .. } | Self::Kernel { source, .. } => source.raw_os_error(),
+            Self::Object(_) | Self::NoBpffs(_) => None,
         }
     }
 }
 
-impl AsFd for Program {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+fn hint(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EPERM) => {
+            " (it needs root, or CAP_BPF and CAP_NET_ADMIN, and a kernel that is not locked down)"
+        }
+        Some(libc::ENOSYS) => " (the kernel is built without CONFIG_BPF_SYSCALL)",
+        _ => "",
     }
-}
-
-fn load(kind: ProgramKind, name: &str, instructions: &[u64], log: &mut [u8]) -> io::Result<OwnedFd> {
-    let ProgramKind::SchedCls = kind;
-    let too_long = |_| io::Error::from(io::ErrorKind::InvalidInput);
-    let mut attributes = LoadAttributes {
-        prog_type: BPF_PROG_TYPE_SCHED_CLS,
-        insn_cnt: u32::try_from(instructions.len()).map_err(too_long)?,
-        insns: instructions.as_ptr() as u64,
-        license: LICENSE.as_ptr() as u64,
-        ..LoadAttributes::default()
-    };
-    if !log.is_empty() {
-        attributes.log_level = 1;
-        attributes.log_size = u32::try_from(log.len()).map_err(too_long)?;
-        attributes.log_buf = log.as_mut_ptr() as u64;
-    }
-    // The last byte stays NUL.
-    for (to, from) in attributes.prog_name[..NAME_BYTES - 1].iter_mut().zip(name.bytes()) {
-        *to = if from.is_ascii_alphanumeric() { from } else { b'_' };
-    }
-    // SAFETY: the structure and everything that it points to outlive the call and have the given
-    // lengths; the kernel writes to `log` only.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_PROG_LOAD,
-            std::ptr::from_ref(&attributes),
-            size_of::<LoadAttributes>() as libc::c_uint,
-        )
-    };
-    match i32::try_from(fd) {
-        // SAFETY: the kernel returned this descriptor to this call alone.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn end_of(log: &[u8]) -> String {
-    let len = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
-    let text = String::from_utf8_lossy(&log[len.saturating_sub(LOG_SHOWN_BYTES)..len]);
-    text.trim().to_owned()
 }
 
 fn log_suffix(log: &str) -> String {
     if log.is_empty() { String::new() } else { format!("; the verifier: {log}") }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    #[ignore = "kernel: bpf(2) needs root"]
-    fn a_program_that_only_returns_is_loaded() {
-        let program = assemble(&[Insn::Move(Reg::R0, Source::Value(0)), Insn::Exit]).unwrap();
-        Program::load(ProgramKind::SchedCls, "nothing", &program).unwrap();
-    }
-
-    #[test]
-    #[ignore = "kernel: bpf(2) needs root"]
-    fn a_refused_program_says_what_the_verifier_saw() {
-        // R0 was never written.
-        let error =
-            Program::load(ProgramKind::SchedCls, "bad", &assemble(&[Insn::Exit]).unwrap()).unwrap_err();
-        assert!(error.to_string().contains("R0 !read_ok"), "{error}");
-    }
+/// The last lines of a log that the kernel ended with NUL.
+fn end_of(log: &[u8]) -> String {
+    let len = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+    let text = String::from_utf8_lossy(&log[..len]);
+    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(LOG_SHOWN_LINES)..].join("\n")
 }

@@ -1,6 +1,6 @@
 //! The parts of Linux other than rtnetlink and nf_tables: network namespaces, sysctls, locks,
-//! durable files, processes, TUN devices and segmenting UDP sockets, the process's heap, and facts
-//! about the running kernel.
+//! durable files, processes, TUN devices and segmenting UDP sockets, BPF programs, the process's
+//! heap, and facts about the running kernel.
 //!
 //! Layer 1: mechanisms without decisions, used by `attach`, `overlay`, `plugins`, the agent and the
 //! test kit. Everything that depends on a namespace follows the *calling thread's* network

@@ -58,6 +58,7 @@ pub fn packaged(inputs: &Inputs, places: &Places, level: &str) -> Result<Vec<Fil
             ..File::text(SETTINGS, read(&artifacts::workspace().join("packaging/russet.toml"))?)
         },
         File::text(places.license, read(&artifacts::workspace().join("LICENSE"))?),
+        File::text(&format!("{DOCUMENTATION}/LICENSE-MIT"), bpf_license()?),
         File::text(&format!("{}/_russet", places.zsh), inputs.completion("zsh")),
         File::text("usr/share/bash-completion/completions/russet", inputs.completion("bash")),
         File::text("usr/share/fish/vendor_completions.d/russet.fish", inputs.completion("fish")),
@@ -104,6 +105,11 @@ pub fn documentation() -> Result<Vec<(String, Vec<u8>)>> {
     }
     pages.sort();
     pages.into_iter().map(|page| Ok((page.clone(), read(&root.join(&page))?))).collect()
+}
+
+/// The licence of the BPF programs, which are in the executables.
+pub fn bpf_license() -> Result<Vec<u8>> {
+    read(&artifacts::workspace().join("crates/linux/bpf/LICENSE-MIT"))
 }
 
 /// All directories that lead to the files, each before those in it.

@@ -25,6 +25,7 @@ pub fn write(release: &Release, inputs: &Inputs, output: &Path, is_debug: bool) 
         // Beside the command, where `russet install` looks first.
         Entry::file("russet-cni", 0o755, inputs.russet_cni.clone()),
         Entry::file("LICENSE", 0o644, read(&root.join("LICENSE"))?),
+        Entry::file("LICENSE-MIT", 0o644, contents::bpf_license()?),
         Entry::file("russet.toml", 0o644, read(&root.join("packaging/russet.toml"))?),
         Entry::file("completions/russet.bash", 0o644, inputs.completion("bash")),
         Entry::file("completions/_russet", 0o644, inputs.completion("zsh")),

@@ -8,3 +8,4 @@ mod isolation;
 mod isolation_load;
 mod lab;
 mod life;
+mod upgrade;

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0 */
+/*
+ * What Russet's BPF programs use of the kernel: types, the context of a packet, helpers, map
+ * definitions. Everything is declared here, so that an object depends on the compiler and on the
+ * files of this directory only. Numbers and layouts are those of linux/bpf.h and linux/pkt_cls.h;
+ * crates/linux/src/bpf/object.rs reads what the macros leave in an object.
+ */
+#ifndef RUSSET_H
+#define RUSSET_H
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+/* The context of a program at `clsact` or TCX: the kernel rewrites each access. */
+struct __sk_buff {
+	u32 len;
+	u32 pkt_type;
+	u32 mark;
+	u32 queue_mapping;
+	u32 protocol; /* in network byte order */
+	u32 vlan_present;
+	u32 vlan_tci;
+	u32 vlan_proto;
+	u32 priority;
+	u32 ingress_ifindex;
+	u32 ifindex;
+};
+
+/* The outer header of a tunnel. The address is in the machine's byte order. */
+struct bpf_tunnel_key {
+	u32 tunnel_id;
+	u32 remote_ipv4[4]; /* the first word; the others are for IPv6 */
+	u8 tos;
+	u8 ttl;
+	u16 ext;
+	u32 label;
+};
+
+/* The kernel knows more members, and accepts this size since Linux 4.6. */
+_Static_assert(sizeof(struct bpf_tunnel_key) == 28, "the members up to the flow label");
+
+/* Verdicts. */
+#define TC_ACT_OK 0
+#define TC_ACT_SHOT 2
+
+/* Ethernet types, as `protocol` has them. */
+#define htons(number) ((u16)__builtin_bswap16(number))
+#define ntohl(number) __builtin_bswap32(number)
+#define ETH_P_IP htons(0x0800)
+#define ETH_P_ARP htons(0x0806)
+
+/* A packet's type: it is addressed to this machine. */
+#define PACKET_HOST 0
+
+/* Helpers, by their numbers in `enum bpf_func_id`. */
+static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static long (*const bpf_map_update_elem)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
+static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, u32 offset, const void *from, u32 bytes, u64 flags) = (void *)9;
+static long (*const bpf_skb_get_tunnel_key)(struct __sk_buff *skb, struct bpf_tunnel_key *key, u32 bytes, u64 flags) = (void *)20;
+static long (*const bpf_skb_set_tunnel_key)(struct __sk_buff *skb, struct bpf_tunnel_key *key, u32 bytes, u64 flags) = (void *)21;
+static long (*const bpf_skb_load_bytes)(const struct __sk_buff *skb, u32 offset, void *to, u32 bytes) = (void *)26;
+static long (*const bpf_skb_change_type)(struct __sk_buff *skb, u32 type) = (void *)32;
+
+/* Kinds of maps, and what a trie must have. */
+#define BPF_MAP_TYPE_HASH 1
+#define BPF_MAP_TYPE_ARRAY 2
+#define BPF_MAP_TYPE_PERCPU_ARRAY 6
+#define BPF_MAP_TYPE_LRU_HASH 9
+#define BPF_MAP_TYPE_LPM_TRIE 11
+#define BPF_F_NO_PREALLOC 1
+
+/*
+ * A map, in the section `maps`. `layout` is the version of what keys and values mean: raise it with
+ * every change of their structures. A map that an older agent has pinned with another layout is
+ * not used.
+ */
+struct map {
+	u32 kind;
+	u32 key_bytes;
+	u32 value_bytes;
+	u32 entries;
+	u32 flags;
+	u32 layout;
+};
+
+#define MAP(name) __attribute__((section("maps"), used)) struct map name
+
+/*
+ * The one program of a file; it is loaded under the name of the function. The kernel lets it call
+ * what is reserved for programs under the GPL.
+ */
+#define TC_PROGRAM                                                                               \
+	__attribute__((section("license"), used)) char _license[] = "Dual MIT/GPL";              \
+	__attribute__((section("tc"), used)) int
+
+#endif

@@ -1,0 +1,105 @@
+//! Programs at the links of network namespaces by TCX, which Linux has since 6.6. An older kernel
+//! has `clsact` only (`russet_netlink::Batch::replace_bpf`).
+//!
+//! A TCX program that returns `TC_ACT_OK` ends the evaluation: filters of `clsact`, such as a pod's
+//! bandwidth limit, do not see the packet. One that has nothing to say returns -1.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+
+use russet_netlink::Direction;
+
+use super::{BpfError, Program, sys};
+
+/// A program at a link. Dropping it detaches the program, unless it has a pin.
+#[derive(Debug)]
+pub struct TcxLink(OwnedFd);
+
+/// A program that any process has attached to a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attached {
+    /// As [`super::ProgramInfo::id`].
+    pub program: u32,
+    /// The number of its [`TcxLink`]; 0 if it was attached without one.
+    pub link: u32,
+}
+
+const BPF_TCX_INGRESS: u32 = 46;
+const BPF_TCX_EGRESS: u32 = 47;
+/// The kernel's limit of programs at a hook (`BPF_MPROG_MAX`).
+const PROGRAMS_MAX: usize = 64;
+
+// === impl TcxLink ===
+
+impl TcxLink {
+    /// Attaches a program behind those that are there.
+    pub fn attach(program: &Program, ifindex: u32, direction: Direction) -> Result<Self, BpfError> {
+        let mut attributes = sys::CreateLink {
+            prog_fd: program.as_fd().as_raw_fd() as u32,
+            target_ifindex: ifindex,
+            attach_type: attach_type(direction),
+            flags: 0,
+        };
+        // SAFETY: the attributes have no address.
+        let link = unsafe { sys::open(sys::LINK_CREATE, &mut attributes) };
+        link.map(Self).map_err(BpfError::kernel(format!("attach BPF program to link {ifindex}")))
+    }
+
+    /// Puts another program into the place of its own, between two packets.
+    pub fn replace(&self, program: &Program) -> Result<(), BpfError> {
+        let mut attributes = sys::UpdateLink {
+            link_fd: self.0.as_raw_fd() as u32,
+            new_prog_fd: program.as_fd().as_raw_fd() as u32,
+            ..sys::UpdateLink::default()
+        };
+        // SAFETY: the attributes have no address.
+        let done = unsafe { sys::call(sys::LINK_UPDATE, &mut attributes) };
+        done.map(drop).map_err(BpfError::kernel("replace the BPF program of a TCX link"))
+    }
+
+    /// What it has attached, and the index of the link; 0 if that is gone.
+    pub fn info(&self) -> Result<(Attached, u32), BpfError> {
+        // SAFETY: the structure consists of numbers.
+        let info = unsafe { sys::info::<sys::LinkInfo>(self.0.as_raw_fd() as u32) };
+        let info = info.map_err(BpfError::kernel("read a TCX link"))?;
+        Ok((Attached { program: info.prog_id, link: info.id }, info.ifindex))
+    }
+
+    pub(super) fn of(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl AsFd for TcxLink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The TCX programs of a link, in the order of their evaluation.
+pub fn attached(ifindex: u32, direction: Direction) -> Result<Vec<Attached>, BpfError> {
+    query(ifindex, direction).map_err(BpfError::kernel(format!("list the BPF programs of link {ifindex}")))
+}
+
+fn query(ifindex: u32, direction: Direction) -> io::Result<Vec<Attached>> {
+    let (mut programs, mut links) = ([0_u32; PROGRAMS_MAX], [0_u32; PROGRAMS_MAX]);
+    let mut attributes = sys::Query {
+        target_ifindex: ifindex,
+        attach_type: attach_type(direction),
+        prog_ids: programs.as_mut_ptr() as u64,
+        link_ids: links.as_mut_ptr() as u64,
+        count: PROGRAMS_MAX as u32,
+        ..sys::Query::default()
+    };
+    // SAFETY: both arrays have room for `count` numbers.
+    unsafe { sys::call(sys::PROG_QUERY, &mut attributes) }?;
+    let pairs = programs.into_iter().zip(links).take(attributes.count as usize);
+    Ok(pairs.map(|(program, link)| Attached { program, link }).collect())
+}
+
+const fn attach_type(direction: Direction) -> u32 {
+    match direction {
+        Direction::Ingress => BPF_TCX_INGRESS,
+        Direction::Egress => BPF_TCX_EGRESS,
+    }
+}

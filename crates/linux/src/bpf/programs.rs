@@ -1,0 +1,18 @@
+//! The compiled programs. `cargo xtask gen bpf` writes these files from the sources beside them; a
+//! test of xtask compiles them again and compares bytes.
+
+/// Packets that OpenShift's tunnel device receives.
+pub const SDN_INGRESS: &[u8] = include_bytes!("../../bpf/sdn_ingress.o");
+/// Packets that it sends.
+pub const SDN_EGRESS: &[u8] = include_bytes!("../../bpf/sdn_egress.o");
+/// Packets that the host end of an OpenShift pod sends to it.
+pub const SDN_DELIVERY: &[u8] = include_bytes!("../../bpf/sdn_delivery.o");
+
+/// All of them by their names.
+#[cfg(test)]
+pub(super) const ALL: &[(&str, &[u8])] =
+    &[("sdn_ingress", SDN_INGRESS), ("sdn_egress", SDN_EGRESS), ("sdn_delivery", SDN_DELIVERY)];
+
+/// A program of the loader's tests, with a map of each kind.
+#[cfg(test)]
+pub(super) const TEST_COUNT: &[u8] = include_bytes!("../../bpf/test_count.o");

@@ -1,0 +1,92 @@
+//! What of the fast path's needs the running kernel has, found by trying: version numbers say
+//! nothing about what a distribution adds or leaves out.
+
+use std::fmt;
+use std::path::Path;
+
+use russet_netlink::Direction;
+
+use super::{BpfError, Map, MapDefinition, MapKind, Pins, Program, attached};
+
+/// Something that the fast path uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Programs for packets, and that this process may load them.
+    Programs,
+    /// A map of this kind, with entries that are written and read by few calls.
+    Maps(MapKind),
+    /// Attaching by TCX. Without it there is `clsact`.
+    Tcx,
+    /// A file system for pins. Without it nothing of TCX outlives the agent.
+    Pins,
+}
+
+/// What is missing, and why.
+#[derive(Debug)]
+pub struct Support(Vec<(Need, BpfError)>);
+
+/// The loopback of every network namespace, which need not be up to be asked.
+const LOOPBACK: u32 = 1;
+/// A program that passes every packet: `r0 = 0; exit`.
+const PASS: [u64; 2] = [0xb7, 0x95];
+/// `BPF_F_NO_PREALLOC`, which a trie must have.
+const NO_PREALLOC: u32 = 1;
+
+// === impl Support ===
+
+impl Support {
+    /// Tries everything. Nothing of it stays but the directory of the pins.
+    pub fn probe(pins: &Path) -> Self {
+        let maps = MapKind::ALL.map(|kind| (Need::Maps(kind), try_map(kind)));
+        let others = [
+            (Need::Programs, Program::from_instructions("probe", &PASS).map(drop)),
+            (Need::Tcx, attached(LOOPBACK, Direction::Ingress).map(drop)),
+            (Need::Pins, Pins::open(pins).map(drop)),
+        ];
+        let all = others.into_iter().chain(maps);
+        Self(all.filter_map(|(need, tried)| tried.err().map(|why| (need, why))).collect())
+    }
+
+    /// Why something is missing; `None` if it is there.
+    pub fn lacks(&self, need: Need) -> Option<&BpfError> {
+        self.0.iter().find(|(missing, _)| *missing == need).map(|(_, why)| why)
+    }
+
+    /// Everything that is missing.
+    pub fn missing(&self) -> &[(Need, BpfError)] {
+        &self.0
+    }
+}
+
+/// Also tries batches, which came to each kind in a release of its own.
+fn try_map(kind: MapKind) -> Result<(), BpfError> {
+    let is_trie = kind == MapKind::LpmTrie;
+    let definition = MapDefinition {
+        name: "probe".to_owned(),
+        kind,
+        key_bytes: if is_trie { 8 } else { 4 },
+        value_bytes: 8,
+        entries: 1,
+        flags: if is_trie { NO_PREALLOC } else { 0 },
+        layout: 0,
+    };
+    let map = Map::create(&definition)?;
+    let value = match map.entries()?.first() {
+        Some((_, value)) => vec![0; value.len()],
+        None => vec![0; 8],
+    };
+    map.put_all(&[(vec![0; definition.key_bytes as usize], value)])
+}
+
+// === impl Need ===
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Programs => f.write_str("BPF programs"),
+            Self::Maps(kind) => write!(f, "BPF maps of kind {}", kind.name()),
+            Self::Tcx => f.write_str("TCX"),
+            Self::Pins => f.write_str("pins of BPF maps"),
+        }
+    }
+}
