@@ -210,6 +210,19 @@ pub const fn verdict(allowed: bool) -> &'static str {
     if allowed { ALLOWED } else { DENIED }
 }
 
+// === impl Decision ===
+
+impl Decision {
+    /// `tcp/5432`, `icmp/8/0`: the protocol with its port or message, if it has one.
+    pub fn what(&self) -> String {
+        match (self.port, &self.icmp) {
+            (Some(port), _) => format!("{}/{port}", self.proto),
+            (None, Some(message)) => format!("{}/{message}", self.proto),
+            (None, None) => self.proto.clone(),
+        }
+    }
+}
+
 // === impl PolicyName ===
 
 impl PolicyName {

@@ -14,6 +14,8 @@ use axum::http::header::{
     CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
 };
+use axum::http::response::Parts;
+use axum::http::uri::InvalidUri;
 use axum::http::{Method, StatusCode, Uri};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -173,18 +175,30 @@ impl Relay {
         Self { socket: Arc::new(socket) }
     }
 
-    async fn send(&self, request: Whole) -> Result<Response<Body>, String> {
+    /// The body of the answer to a GET, which has to have status 200. The deadline is the caller's.
+    pub async fn get(&self, path: &str) -> Result<Bytes, String> {
+        let uri = path.parse().map_err(|error: InvalidUri| error.to_string())?;
+        let (head, body) = self.exchange(&Method::GET, &uri).await?;
+        if head.status == StatusCode::OK { Ok(body) } else { Err(format!("status {}", head.status)) }
+    }
+
+    async fn exchange(&self, method: &Method, uri: &Uri) -> Result<(Parts, Bytes), String> {
         let text = |error: &dyn std::error::Error| error.to_string();
         let stream = UnixStream::connect(&*self.socket).await.map_err(|error| text(&error))?;
         let mut connection = Connection::handshake(stream).await.map_err(|error| text(&error))?;
         let mut asked = Request::new(Full::new(Bytes::new()));
-        *asked.method_mut() = request.method().clone();
-        *asked.uri_mut() = request.uri().clone();
+        *asked.method_mut() = method.clone();
+        *asked.uri_mut() = uri.clone();
         asked.headers_mut().insert(HOST, HeaderValue::from_static("agent"));
         let answer = connection.send(asked).await.map_err(|error| format!("{error:?}"))?;
         let (head, body) = answer.into_parts();
         let body = Limited::new(body, ANSWER_MAX_BYTES).collect().await.map_err(|error| error.to_string())?;
-        let mut response = Response::new(Body::from(body.to_bytes()));
+        Ok((head, body.to_bytes()))
+    }
+
+    async fn send(&self, request: Whole) -> Result<Response<Body>, String> {
+        let (head, body) = self.exchange(request.method(), request.uri()).await?;
+        let mut response = Response::new(Body::from(body));
         *response.status_mut() = head.status;
         *response.headers_mut() = head.headers;
         // The length and the connection are the relay's own.

@@ -39,6 +39,7 @@ pub mod sandbox;
 pub mod span;
 pub mod status;
 pub mod store;
+pub mod top;
 pub mod ui;
 pub mod unknown;
 
@@ -132,6 +133,9 @@ pub enum Verb {
     /// Show this node's agent in a browser: topology, address blocks, other nodes, flows, operations, drift.
     #[command(after_help = ui::EXAMPLES)]
     Ui(ui::UiArgs),
+    /// Show this node live in the terminal: problems, other nodes, address blocks, flows, pods, operations, drift.
+    #[command(after_help = top::EXAMPLES)]
+    Top(top::TopArgs),
     /// Show what differs on this node from the desired state, and what Russet repaired after
     /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]

@@ -36,6 +36,7 @@ mod report;
 mod sandbox;
 mod status;
 mod store;
+mod top;
 mod ui;
 mod uninstall;
 mod version;
@@ -81,6 +82,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Capture(args) => return capture::run(args).unwrap_or_else(failed),
         Verb::Map(args) => map::run(args),
         Verb::Ui(args) => ui::run(args),
+        Verb::Top(args) => return top::run(args).unwrap_or_else(failed),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Owned(args) => owned::run(args),
         Verb::Uninstall(args) => uninstall::run(args),

@@ -30,6 +30,7 @@ mod random;
 #[cfg(feature = "containerd")]
 pub mod registry;
 mod store;
+pub mod terminal;
 mod tool;
 mod wait;
 

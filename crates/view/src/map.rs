@@ -8,11 +8,12 @@ mod svg;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use russet_addr::{Family, IpNet};
 use russet_model::{Block, EncapMode, IpPool};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use svg::Styling;
 
@@ -51,7 +52,7 @@ pub struct BlockFacts {
 }
 
 /// The map, as `russet map -o json` prints it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Map {
     /// Grows when a member changes its meaning.
     pub schema: u32,
@@ -68,7 +69,7 @@ pub struct Map {
 }
 
 /// A node on the map.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapNode {
     pub name: String,
     pub state: NodeState,
@@ -86,7 +87,7 @@ pub struct MapNode {
 }
 
 /// How a node is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeState {
     /// It has stopped writing records.
@@ -99,7 +100,7 @@ pub enum NodeState {
 }
 
 /// A block of addresses.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapBlock {
     pub cidr: String,
     /// Addresses that are not free.
@@ -108,19 +109,19 @@ pub struct MapBlock {
 }
 
 /// The path between two nodes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
     /// The names of both, in order.
     pub nodes: [String; 2],
     /// How pods' packets pass: `vxlan`, `ipip`, `route`; several where pools differ.
-    pub via: Vec<&'static str>,
+    pub via: Vec<Cow<'static, str>>,
     pub state: LinkState,
     /// The nodes that say so; empty unless there is a problem.
     pub reported_by: Vec<String>,
 }
 
 /// What is known of a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkState {
     /// Probes of at least one of both are not answered.
@@ -368,7 +369,7 @@ impl From<&Block> for BlockFacts {
 impl Link {
     fn new([a, b]: [&NodeFacts; 2], pools: &[IpPool], problems: &Problems<'_>) -> Self {
         let nodes = [a.name.clone(), b.name.clone()];
-        let via = carriers(pools, a, b);
+        let via = carriers(pools, a, b).into_iter().map(Cow::Borrowed).collect();
         match problems.get(&(a.name.as_str(), b.name.as_str())) {
             Some((state, by)) => {
                 Self { nodes, via, state: *state, reported_by: by.iter().map(ToString::to_string).collect() }

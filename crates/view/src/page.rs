@@ -5,13 +5,15 @@ mod sections;
 #[cfg(test)]
 mod tests;
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
 
 use crate::escape::xml;
 use crate::map::Map;
 
 /// What an agent knows. Everything in it is bounded by the one who makes it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NodePage {
     /// Grows when a member changes its meaning.
     pub schema: u32,
@@ -45,12 +47,12 @@ pub struct NodePage {
 }
 
 /// Another node in one family, as this node sees it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PeerRow {
     pub node: String,
     pub ip_version: u8,
-    pub state: &'static str,
-    pub path: &'static str,
+    pub state: Cow<'static, str>,
+    pub path: Cow<'static, str>,
     pub probed: String,
     pub rtt_us: Option<u64>,
     /// Of the last `lost_of` probes.
@@ -60,7 +62,7 @@ pub struct PeerRow {
 }
 
 /// An interface of a pod.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PodRow {
     /// `namespace/name`, or the container.
     pub name: String,
@@ -72,7 +74,7 @@ pub struct PodRow {
 }
 
 /// A flow about which policies decided.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FlowRow {
     /// In RFC 3339.
     pub last: String,
@@ -88,7 +90,7 @@ pub struct FlowRow {
 }
 
 /// A request of a plugin.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationRow {
     /// When it began, in RFC 3339.
     pub began: String,
@@ -101,7 +103,7 @@ pub struct OperationRow {
 }
 
 /// A repair of drift.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RepairRow {
     /// In RFC 3339.
     pub at: String,

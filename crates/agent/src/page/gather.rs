@@ -164,8 +164,8 @@ fn peer(peer: &PeerReport) -> PeerRow {
     PeerRow {
         node: peer.node.clone(),
         ip_version: peer.ip_version,
-        state: peer.state.as_str(),
-        path: peer.path.as_str(),
+        state: peer.state.as_str().into(),
+        path: peer.path.as_str().into(),
         probed: peer.probed.clone(),
         rtt_us: peer.rtt_us,
         lost: peer.lost,
@@ -188,18 +188,13 @@ fn pod(endpoint: &Endpoint) -> PodRow {
 
 fn flow(flow: &FlowRecord) -> FlowRow {
     let decision = &flow.decision;
-    let port = match (decision.port, &decision.icmp) {
-        (Some(port), _) => format!("/{port}"),
-        (None, Some(message)) => format!("/{message}"),
-        (None, None) => String::new(),
-    };
     FlowRow {
         last: flow.last.clone(),
         verdict: flow.verdict.clone(),
         direction: decision.direction.clone(),
         from: decision.source.name.clone(),
         to: decision.destination.name.clone(),
-        what: format!("{}{port}", decision.proto),
+        what: decision.what(),
         packets: flow.packets,
         policies: decision.policies.iter().map(ToString::to_string).collect(),
         reason: decision.reason.clone(),

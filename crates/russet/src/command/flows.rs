@@ -103,12 +103,7 @@ fn one(flow: &FlowRecord, format: Format) -> String {
 }
 
 fn line(flow: &FlowRecord) -> String {
-    let Decision { direction, source, destination, proto, reason, pending, .. } = &flow.decision;
-    let port = match (flow.decision.port, &flow.decision.icmp) {
-        (Some(port), _) => format!("/{port}"),
-        (None, Some(message)) => format!("/{message}"),
-        (None, None) => String::new(),
-    };
+    let Decision { direction, source, destination, reason, pending, .. } = &flow.decision;
     let by: Vec<String> = flow.decision.policies.iter().map(ToString::to_string).collect();
     let by = if by.is_empty() { String::new() } else { format!("  [{}]", by.join(", ")) };
     let pending = pending.as_ref().map_or_else(String::new, |pending| {
@@ -117,11 +112,12 @@ fn line(flow: &FlowRecord) -> String {
     });
     let packets = if flow.packets > 1 { format!(" x{}", flow.packets) } else { String::new() };
     output::visible(&format!(
-        "{}  {} {direction}  {} -> {} {proto}{port}{packets}  {reason}{by}{pending}",
+        "{}  {} {direction}  {} -> {} {}{packets}  {reason}{by}{pending}",
         flow.last,
         flow.verdict.to_uppercase(),
         end(source),
         end(destination),
+        flow.decision.what(),
     ))
 }
 

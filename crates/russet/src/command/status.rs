@@ -19,7 +19,7 @@ use crate::cli::status::StatusArgs;
 use crate::cli::{Format, OutputArgs};
 use crate::output;
 
-pub use page::{Problem, peer_problem, peer_problems};
+pub use page::{Problem, facts, heading, milliseconds, peer_problem, peer_problems, problems};
 
 /// The agent answers from memory, and from one dump of routes.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -76,6 +76,7 @@ mod sandboxes;
 mod settings;
 mod status;
 mod stored_policies;
+mod top;
 mod ui;
 mod uninstall;
 mod upgrade;

@@ -90,7 +90,7 @@ fn request(method: &str, path: &str, host: &str) -> String {
 }
 
 /// Two nodes that reach each other, the first with two pods.
-fn two_nodes(fabric: &mut Fabric) -> ([TestNode; 2], [TestPod; 2], [String; 2]) {
+pub fn two_nodes(fabric: &mut Fabric) -> ([TestNode; 2], [TestPod; 2], [String; 2]) {
     let mut nodes = ["node-a", "node-b"].map(|name| fabric.node(name, &FAST));
     nodes.iter_mut().for_each(TestNode::start_agent);
     let pods = [nodes[0].pod(), nodes[0].pod()];
@@ -98,7 +98,7 @@ fn two_nodes(fabric: &mut Fabric) -> ([TestNode; 2], [TestPod; 2], [String; 2]) 
     (nodes, pods, addresses)
 }
 
-fn deny_all(node: &TestNode) {
+pub fn deny_all(node: &TestNode) {
     let policy = json!({ "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": { "name": "deny-all", "namespace": "default" }, "spec": { "podSelector": {} } });
     let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
@@ -254,7 +254,7 @@ fn the_agent_serves_its_page_on_loopback_only_if_that_is_switched_on_and_with_a_
 }
 
 /// Where the pictures stay.
-fn screenshots() -> PathBuf {
+pub fn screenshots() -> PathBuf {
     let target = Path::new(env!("CARGO_BIN_EXE_russet")).parent().and_then(Path::parent).unwrap();
     let dir = target.join("ui-screenshots");
     fs::create_dir_all(&dir).unwrap();

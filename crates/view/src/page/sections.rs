@@ -130,7 +130,7 @@ fn cell(block: &MapBlock) -> String {
 
 fn peers(page: &NodePage) -> String {
     let row = |peer: &PeerRow| {
-        let class = match peer.state {
+        let class = match &*peer.state {
             "reachable" => "good",
             "unreachable" => "bad",
             "unknown" => "unknown",
@@ -139,8 +139,8 @@ fn peers(page: &NodePage) -> String {
         vec![
             xml(&peer.node),
             format!("IPv{}", peer.ip_version),
-            state_cell(class, peer.state),
-            xml(peer.path),
+            state_cell(class, &peer.state),
+            xml(&peer.path),
             xml(&peer.probed),
             peer.rtt_us.map_or_else(dash, milliseconds),
             format!("{} of {}", peer.lost, peer.lost_of),

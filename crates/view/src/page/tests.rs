@@ -32,8 +32,8 @@ fn peer(text: &str) -> PeerRow {
     PeerRow {
         node: text.to_owned(),
         ip_version: 4,
-        state: "unreachable",
-        path: "tunnel",
+        state: "unreachable".into(),
+        path: "tunnel".into(),
         probed: text.to_owned(),
         rtt_us: Some(1234),
         lost: 3,
@@ -192,6 +192,15 @@ fn sections_have_what_they_are_about_as_text() {
         "Nothing was repaired",
     ] {
         assert!(text.contains(words), "{words}");
+    }
+}
+
+#[test]
+fn a_program_reads_the_page_from_its_json() {
+    for page in [page(HOSTILE), empty()] {
+        let written = serde_json::to_value(&page).unwrap();
+        let read: NodePage = serde_json::from_value(written.clone()).unwrap();
+        assert_eq!(serde_json::to_value(&read).unwrap(), written);
     }
 }
 

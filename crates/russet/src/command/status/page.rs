@@ -140,7 +140,8 @@ pub fn text(status: &AgentStatus, is_wide: bool) -> String {
     text
 }
 
-fn heading(status: &AgentStatus, problems: usize) -> String {
+/// The node, whether it is ready, and how many problems there are.
+pub fn heading(status: &AgentStatus, problems: usize) -> String {
     let ready = if status.unmet().next().is_some() { "not ready" } else { "ready" };
     let up = age(Duration::from_secs(status.uptime_s));
     let found = match problems {
@@ -151,7 +152,8 @@ fn heading(status: &AgentStatus, problems: usize) -> String {
     format!("{}: {ready}, {found} (agent {}, up {up})", visible(&status.node), visible(&status.version))
 }
 
-fn facts(status: &AgentStatus) -> Vec<String> {
+/// What else is known of the node, a line each.
+pub fn facts(status: &AgentStatus) -> Vec<String> {
     let mut lines = Vec::new();
     let mut fact = |name: &str, text: String| lines.push(format!("{name:<10} {}", visible(&text)));
     let latency = match (status.datastore.latency_us, status.datastore.answered_s_ago) {
@@ -227,7 +229,8 @@ fn peers(peers: &[PeerReport]) -> String {
     )
 }
 
-fn milliseconds(us: u64) -> String {
+/// A time in milliseconds.
+pub fn milliseconds(us: u64) -> String {
     format!("{}.{:02} ms", us / 1000, us % 1000 / 10)
 }
 
