@@ -15,7 +15,7 @@ use crate::packages;
 use crate::process;
 
 /// The release before this one: the last commit that users were asked to run.
-const PREVIOUS: &str = "f1d540eb8550ce9b9c3a09575857945346410ccc";
+const PREVIOUS: &str = "11f4cab50784266ca663eb3d3d0136be7df883ee";
 /// What a node gets of a release.
 const EXECUTABLES: [&str; 2] = ["russet", "russet-cni"];
 /// The part of the tests' names.
