@@ -162,7 +162,7 @@ impl Queue {
         let pointer: *mut InterfaceRequest = &mut request;
         // SAFETY: TUNSETIFF reads and writes a struct ifreq, whose layout and size InterfaceRequest
         // has.
-        check(unsafe { libc::ioctl(queue.0.as_raw_fd(), libc::TUNSETIFF, pointer) })?;
+        check(unsafe { libc::ioctl(queue.0.as_raw_fd(), libc::TUNSETIFF as _, pointer) })?;
         if header {
             queue.set_header_bytes()?;
         }
@@ -173,15 +173,17 @@ impl Queue {
         let bytes = VIRTIO_HEADER_BYTES as libc::c_int;
         let pointer: *const libc::c_int = &bytes;
         // SAFETY: TUNSETVNETHDRSZ reads an int.
-        check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETVNETHDRSZ, pointer) })
+        check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETVNETHDRSZ as _, pointer) })
     }
 
     /// Requests the best set of offloads that the kernel grants.
     fn offload(&self) -> TunOffloads {
         let granted = |flags: libc::c_uint| {
             // SAFETY: TUNSETOFFLOAD takes a number and no pointer.
-            check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) })
-                .is_ok()
+            check(unsafe {
+                libc::ioctl(self.0.as_raw_fd(), libc::TUNSETOFFLOAD as _, libc::c_ulong::from(flags))
+            })
+            .is_ok()
         };
         let best = OFFLOADS.iter().find(|(flags, _)| granted(*flags));
         best.map_or(TunOffloads { header: true, ..TunOffloads::default() }, |(_, offloads)| *offloads)

@@ -81,8 +81,9 @@ impl Fd {
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_ifru.ifru_ifindex = i32::try_from(index).ok()?;
         // SAFETY: the kernel reads and writes one `struct ifreq`, which lives as long as the call.
-        let answer = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SIOCGIFNAME, &mut request) };
-        let name = request.ifr_name.iter().map(|byte| byte.cast_unsigned()).take_while(|byte| *byte != 0);
+        let answer = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SIOCGIFNAME as _, &mut request) };
+        // A `c_char` has a sign on some architectures.
+        let name = request.ifr_name.iter().map(|byte| byte.to_ne_bytes()[0]).take_while(|byte| *byte != 0);
         let name: Vec<u8> = (answer == 0).then(|| name.collect())?;
         Some(String::from_utf8_lossy(&name).into_owned())
     }
