@@ -2,10 +2,11 @@
 //! 6.2.
 
 use std::io::Write as _;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use russet_cni_spec::{CniError, CniResult, Request, base64, code};
 use russet_linux::NetNs;
@@ -21,6 +22,8 @@ const REPLY: &str = r#"{"cniVersion":"0.3.1","ips":[{"version":"4","address":"10
 const CONFIG_JSON: &str = r#"{"mtu":1400,"routableMTU":1350,"platformType":"AWS"}"#;
 const ARGS: &str =
     "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns1;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=ce3d8b63";
+
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A server that handles one request after the other; a stopped one refuses connections.
 struct Fake {
@@ -78,8 +81,10 @@ impl Fake {
 
     /// Closes the socket and leaves its file, like a killed server.
     fn kill(&mut self) {
-        drop(std::os::unix::net::UnixStream::connect(&self.socket).unwrap());
+        drop(UnixStream::connect(&self.socket).unwrap());
         self.thread.take().unwrap().join().unwrap();
+        // A child that another test has just forked has the listener, too, until it executes its program.
+        testkit::eventually(TIMEOUT, || UnixStream::connect(&self.socket).is_err());
     }
 }
 
