@@ -291,7 +291,7 @@ fn after_a_reboot_leaked_addresses_are_released_after_two_checks() {
     node.add(&stays);
     assert_eq!(node.allocated(), 4);
     eventually(Duration::from_secs(60), || node.allocated() == 2);
-    assert!(node.log().contains("leaks of the previous boot were looked for"), "{}", node.log());
+    eventually(Duration::from_secs(10), || node.log().contains("leaks of the previous boot were looked for"));
     let attachments = journal(&node);
     let [attachment] = &attachments["attachments"].as_array().unwrap()[..] else { panic!("{attachments}") };
     assert_eq!(attachment["container"], json!(stays.container));
