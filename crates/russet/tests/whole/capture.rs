@@ -150,19 +150,7 @@ impl Cluster {
         let mut nodes = ["node-a", "node-b"].map(|name| fabric.node(name, &FAST));
         nodes.iter_mut().for_each(TestNode::start_agent);
         let pods = nodes.each_mut().map(TestNode::pod);
-        let add = |node: &TestNode, pod: &TestPod, name: &str| {
-            let netns = pod.path();
-            let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name}");
-            let env = [
-                ("CNI_COMMAND", "ADD"),
-                ("CNI_CONTAINERID", pod.container.as_str()),
-                ("CNI_NETNS", netns.to_str().unwrap()),
-                ("CNI_IFNAME", "eth0"),
-                ("CNI_ARGS", &args),
-            ];
-            node.run(&env, node.config(serde_json::json!({})).to_string().as_bytes())
-        };
-        let added = [add(&nodes[0], &pods[0], "web"), add(&nodes[1], &pods[1], "db")];
+        let added = [nodes[0].add_named(&pods[0], "shop", "web"), nodes[1].add_named(&pods[1], "shop", "db")];
         let addresses = added.each_ref().map(|added| added.addresses()[0].clone());
         let interfaces = added[0].result()["interfaces"].clone();
         let host_end = interfaces.as_array().unwrap().iter().find(|it| it.get("sandbox").is_none()).unwrap();

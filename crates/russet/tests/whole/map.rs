@@ -89,14 +89,7 @@ fn pods_of_all_nodes_are_listed_with_their_node_and_addresses() {
     let mut nodes = ["node-a", "node-b"].map(|name| fabric.node(name, &FAST));
     nodes.iter_mut().for_each(TestNode::start_agent);
     let pods = nodes.each_mut().map(TestNode::pod);
-    let named = |pod: &crate::node::TestPod, name: &str| {
-        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name}");
-        let mut call = pod.call(env!("CARGO_BIN_EXE_russet"), "ADD", "/opt/cni/bin");
-        call.env("CNI_ARGS", args);
-        call
-    };
-    let answer = nodes[0].output(&mut named(&pods[0], "web"), nodes[0].config(json!({})).to_string());
-    let web = answer.addresses().remove(0);
+    let web = nodes[0].add_named(&pods[0], "shop", "web").addresses().remove(0);
     let other = nodes[1].add(&pods[1]).addresses().remove(0);
     let list = |args: &[&str]| nodes[0].russet_inside(&[&["get", "pods"], args].concat());
     let all = list(&["-A"]);

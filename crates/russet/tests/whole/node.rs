@@ -251,6 +251,13 @@ impl TestNode {
         self.verb("ADD", pod, "eth0", json!({}))
     }
 
+    /// ADD of a pod with a name, as a kubelet's runtime sends it.
+    pub fn add_named(&self, pod: &TestPod, namespace: &str, name: &str) -> Answer {
+        let mut command = pod.call(env!("CARGO_BIN_EXE_russet"), "ADD", "/opt/cni/bin");
+        command.env("CNI_ARGS", format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}"));
+        self.output(&mut command, self.config(json!({})).to_string())
+    }
+
     pub fn del(&self, pod: &TestPod) -> Answer {
         self.verb("DEL", pod, "eth0", json!({}))
     }

@@ -43,17 +43,7 @@ fn endpoint(node: &str, pod: &str, address: &str) -> Value {
 
 /// Attaches the pod `shop/NAME`.
 fn attach(node: &TestNode, pod: &TestPod, name: &str) -> String {
-    let netns = pod.path();
-    let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name}");
-    let env = [
-        ("CNI_COMMAND", "ADD"),
-        ("CNI_CONTAINERID", pod.container.as_str()),
-        ("CNI_NETNS", netns.to_str().unwrap()),
-        ("CNI_IFNAME", "eth0"),
-        ("CNI_ARGS", &args),
-    ];
-    let answer = node.run(&env, node.config(json!({})).to_string().as_bytes());
-    answer.addresses().remove(0)
+    node.add_named(pod, "shop", name).addresses().remove(0)
 }
 
 // === impl Cluster ===
