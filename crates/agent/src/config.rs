@@ -14,6 +14,7 @@ use russet_store_etcd::{LOCATION_SCHEME, Settings as EtcdSettings};
 use russet_store_kube::Location as KubeLocation;
 
 use crate::announce::Annotate;
+use crate::fast_path::FastPathMode;
 use crate::peers::PeerSettings;
 
 #[derive(Debug, Clone)]
@@ -48,6 +49,8 @@ pub struct Config {
     pub annotate: Annotate,
     /// Whether the cluster's network policies are enforced.
     pub policies: PolicyMode,
+    /// Whether packets of known flows take the fast path. Never in Calico's place.
+    pub fast_path: FastPathMode,
     /// The conflist that a ready agent installs for the runtime, with a store in the Kubernetes API.
     pub conflist: Option<PathBuf>,
     /// The kubeconfig of Calico's plugins, which an agent in Calico's place keeps.

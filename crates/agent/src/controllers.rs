@@ -34,6 +34,7 @@ use russet_policy::Keeper;
 use tokio::sync::watch;
 
 use crate::drift::{ControllerId, Dirty, Drift, DriftReport, Repair, Repaired, lock};
+use crate::fast_path::Signal;
 use crate::metrics::Metrics;
 use crate::peers::Targets;
 use endpoints::Endpoints;
@@ -71,10 +72,15 @@ struct Shared {
 impl Controllers {
     /// Opens the sockets, starts to listen, and starts the repair thread. Changes from now on are
     /// noticed, even before the first comparison. The host ends of `endpoints`
-    /// are compared at once. `verdicts` keeps the verdict table.
-    pub fn start(metrics: Metrics, endpoints: EndpointTable, verdicts: Keeper) -> Result<Self, NetlinkError> {
+    /// are compared at once. `verdicts` keeps the verdict table, and `flows` hears of changes.
+    pub fn start(
+        metrics: Metrics,
+        endpoints: EndpointTable,
+        verdicts: Keeper,
+        flows: Signal,
+    ) -> Result<Self, NetlinkError> {
         let shared = Arc::new(Shared::open(metrics, endpoints, verdicts)?);
-        repair_thread::start(&shared)?;
+        repair_thread::start(&shared, flows)?;
         Ok(Self(shared))
     }
 

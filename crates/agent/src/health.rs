@@ -29,6 +29,8 @@ pub enum Condition {
     /// At least one of the other nodes that are probed answers through the data path. Only where the settings make that a
     /// condition. Pods can be attached without this.
     Peers,
+    /// Packets of known flows take the fast path. Only where the settings require it.
+    FastPath,
     /// Health and metrics are served as configured. Pods can be attached without this.
     Health,
 }
@@ -58,6 +60,7 @@ impl Condition {
             Self::Openshift => "openshift",
             Self::Policies => "policies",
             Self::Peers => "peers",
+            Self::FastPath => "fast_path",
             Self::Health => "health",
         }
     }

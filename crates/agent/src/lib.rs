@@ -15,6 +15,7 @@ mod datastores;
 mod direct;
 pub mod drift;
 mod endpoint_status;
+mod fast_path;
 mod fill;
 pub mod flows;
 mod guards;
@@ -69,6 +70,7 @@ pub use config::{
     StoreLocation,
 };
 pub use direct::{Direct, direct};
+pub use fast_path::FastPathMode;
 pub use health::{Condition, Readiness};
 pub use health_record::HealthRecord;
 pub use node_lock::Taken;
@@ -170,8 +172,8 @@ pub async fn run(
     let (journal, found) = journal(&config, &metrics).map_err(io("read the boot's ID"))?;
     let (measured, pods) = measured(&config, &store, &metrics);
     let node = node(&config, Rc::clone(&measured), teardown(&config, &doomed), &readiness);
-    let policies = start_policies(&config, &journal, &metrics, &readiness)
-        .map_err(io("start the threads of policies"))?;
+    let flows = fast_path::Signal::default();
+    let policies = start_policies(&config, (&journal, &flows), &metrics, &readiness)?;
     let node = configured(node, &config, &readiness, (&journal, policies.as_ref()), pods.as_ref());
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
     let listeners = metrics.listeners.clone();
@@ -189,7 +191,7 @@ pub async fn run(
             reaper::delete_precreated(&node).await;
             let kernel = recovery::KernelState::look(&node, &journal).await;
             // The endpoint table is complete now.
-            let controllers = Controllers::start(metrics.clone(), journal.table().clone(), node.host.wiring.verdicts())?;
+            let controllers = start_controllers(&config, &journal, &node, (&metrics, &readiness), &flows)?;
             let status = start_status(&config, &controllers, &journal, &metrics, &readiness)?;
             isolation::guard_known_ports(&node.host.wiring.verdicts(), journal.table());
             isolation::begin(&node, &readiness).await;
@@ -459,10 +461,10 @@ fn start_peer_probes(
 /// Starts the threads that enforce network policies, where this agent does.
 fn start_policies(
     config: &Config,
-    journal: &Journal,
+    (journal, flows): (&Journal, &fast_path::Signal),
     metrics: &Metrics,
     readiness: &Readiness,
-) -> std::io::Result<Option<Policies>> {
+) -> Result<Option<Policies>, AgentError> {
     let mut marker = Marker::new(&config.paths);
     if config.policies == PolicyMode::Off || config.calico {
         marker.set(false);
@@ -474,7 +476,25 @@ fn start_policies(
         _ => Source::Records,
     };
     let (table, reports) = (journal.table().clone(), (metrics.policies.clone(), readiness.clone()));
-    Policies::start(&config.node_name, source, table, marker, reports).map(Some)
+    let started = Policies::start(&config.node_name, source, (table, flows), marker, reports);
+    started.map(Some).map_err(io("start the threads of policies"))
+}
+
+/// Starts the controllers, and the fast path, which hears of the kernel's changes from them. In Calico's
+/// place there is none: Felix and BIRD may decide about packets there, and say nothing of it.
+fn start_controllers(
+    config: &Config,
+    journal: &Journal,
+    node: &Node,
+    (metrics, readiness): (&Metrics, &Readiness),
+    flows: &fast_path::Signal,
+) -> Result<Controllers, AgentError> {
+    let verdicts = node.host.wiring.verdicts();
+    let controllers = Controllers::start(metrics.clone(), journal.table().clone(), verdicts, flows.clone())?;
+    let mode = if config.calico { FastPathMode::Off } else { config.fast_path };
+    fast_path::start(mode, flows, metrics.fast_path.clone(), readiness)
+        .map_err(io("start the thread of the fast path"))?;
+    Ok(controllers)
 }
 
 /// The observers of interfaces.

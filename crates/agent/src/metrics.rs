@@ -1,6 +1,7 @@
 //! The agent's metrics. Names are `russet_<subsystem>_<noun>_<unit>`.
 
 mod drift;
+mod fast_path;
 mod listeners;
 mod peers;
 mod policies;
@@ -23,6 +24,7 @@ use russet_plugins::stages::Spent;
 use crate::health::Readiness;
 
 pub use drift::DriftMetrics;
+pub use fast_path::FastPathMetrics;
 pub use listeners::Listeners;
 pub use peers::PeerMetrics;
 pub use policies::PolicyMetrics;
@@ -71,6 +73,7 @@ pub struct Metrics {
     pub pools: PoolMetrics,
     pub policies: PolicyMetrics,
     pub peers: PeerMetrics,
+    pub fast_path: FastPathMetrics,
     /// Connection slots of the agent's sockets.
     pub listeners: Listeners,
     pub journal: JournalMetrics,
@@ -131,6 +134,7 @@ impl Metrics {
             pools: PoolMetrics::default(),
             policies: PolicyMetrics::default(),
             peers: PeerMetrics::default(),
+            fast_path: FastPathMetrics::default(),
             listeners: Listeners::new(),
             journal: JournalMetrics::default(),
             recoveries: Family::default(),
@@ -190,6 +194,7 @@ impl Metrics {
         it.pools.register(registry);
         it.policies.register(registry);
         it.peers.register(registry);
+        it.fast_path.register(registry);
         registry.register_collector(Box::new(it.listeners.collector()));
         it.journal.register(registry);
         let help = "Operations that were finished or undone later, by kind";

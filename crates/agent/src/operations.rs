@@ -511,6 +511,7 @@ mod tests {
             ipam: Default::default(),
             annotate: Default::default(),
             policies: Default::default(),
+            fast_path: Default::default(),
             conflist: None,
             calico_kubeconfig: None,
             peers: Default::default(),

@@ -37,6 +37,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::fast_path::Signal;
 use crate::flows::FlowLog;
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
@@ -137,15 +138,20 @@ impl Policies {
     pub fn start(
         node: &NodeName,
         source: Source,
-        endpoints: EndpointTable,
+        (endpoints, flows): (EndpointTable, &Signal),
         marker: Marker,
         (metrics, readiness): (PolicyMetrics, Readiness),
     ) -> std::io::Result<Self> {
         let (changes, receiver) = sync_channel(QUEUE_MAX);
         let policies = Self { shared: Arc::new(Shared::new(source)), changes };
         let shared = Arc::clone(&policies.shared);
-        let worker =
-            worker::Worker::new(node.as_str(), endpoints, marker, shared, (metrics.clone(), readiness));
+        let worker = worker::Worker::new(
+            node.as_str(),
+            (endpoints, flows),
+            marker,
+            shared,
+            (metrics.clone(), readiness),
+        );
         std::thread::Builder::new().name("policies".to_owned()).spawn(move || worker.run(&receiver))?;
         drift::start(policies.clone())?;
         felix::start(policies.clone())?;

@@ -9,6 +9,7 @@
 mod agent;
 pub(crate) mod cores;
 mod cpu;
+mod fast;
 mod flanneld;
 pub(crate) mod load;
 mod naive;

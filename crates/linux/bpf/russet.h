@@ -24,9 +24,33 @@ struct __sk_buff {
 	u32 vlan_tci;
 	u32 vlan_proto;
 	u32 priority;
-	u32 ingress_ifindex;
+	u32 ingress_ifindex; /* where the packet came in, also behind routing */
 	u32 ifindex;
+	u32 tc_index;
+	u32 cb[5];
+	u32 hash;
+	u32 tc_classid;
+	u32 data; /* an address, which the kernel makes 64 bits wide */
+	u32 data_end;
+	u32 napi_id;
+	u32 family;
+	u32 remote_ip4;
+	u32 local_ip4;
+	u32 remote_ip6[4];
+	u32 local_ip6[4];
+	u32 remote_port;
+	u32 local_port;
+	u32 data_meta;
+	u64 flow_keys __attribute__((aligned(8)));
+	u64 tstamp;
+	u32 wire_len;
+	u32 gso_segs;
+	u64 sk __attribute__((aligned(8)));
+	u32 gso_size; /* of a packet that is still to be cut into segments, the bytes of each */
 };
+
+_Static_assert(__builtin_offsetof(struct __sk_buff, data) == 76, "as in linux/bpf.h");
+_Static_assert(__builtin_offsetof(struct __sk_buff, gso_size) == 176, "as in linux/bpf.h");
 
 /* The outer header of a tunnel. The address is in the machine's byte order. */
 struct bpf_tunnel_key {
@@ -41,15 +65,24 @@ struct bpf_tunnel_key {
 /* The kernel knows more members, and accepts this size since Linux 4.6. */
 _Static_assert(sizeof(struct bpf_tunnel_key) == 28, "the members up to the flow label");
 
+/* A neighbour on a link, whose MAC the kernel finds: its `struct bpf_redir_neigh`. */
+struct next_hop {
+	u32 family;
+	u32 address[4]; /* in network byte order; of IPv4 the first word */
+};
+
 /* Verdicts. */
 #define TC_ACT_OK 0
 #define TC_ACT_SHOT 2
+/* Nothing to say: the next program of TCX or filter of clsact decides, and then the kernel's path. */
+#define TC_ACT_UNSPEC (-1)
 
 /* Ethernet types, as `protocol` has them. */
 #define htons(number) ((u16)__builtin_bswap16(number))
 #define ntohl(number) __builtin_bswap32(number)
 #define ETH_P_IP htons(0x0800)
 #define ETH_P_ARP htons(0x0806)
+#define ETH_P_IPV6 htons(0x86dd)
 
 /* A packet's type: it is addressed to this machine. */
 #define PACKET_HOST 0
@@ -57,11 +90,19 @@ _Static_assert(sizeof(struct bpf_tunnel_key) == 28, "the members up to the flow 
 /* Helpers, by their numbers in `enum bpf_func_id`. */
 static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static long (*const bpf_map_update_elem)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
+static long (*const bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
+static u64 (*const bpf_ktime_get_ns)(void) = (void *)5;
 static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, u32 offset, const void *from, u32 bytes, u64 flags) = (void *)9;
 static long (*const bpf_skb_get_tunnel_key)(struct __sk_buff *skb, struct bpf_tunnel_key *key, u32 bytes, u64 flags) = (void *)20;
 static long (*const bpf_skb_set_tunnel_key)(struct __sk_buff *skb, struct bpf_tunnel_key *key, u32 bytes, u64 flags) = (void *)21;
 static long (*const bpf_skb_load_bytes)(const struct __sk_buff *skb, u32 offset, void *to, u32 bytes) = (void *)26;
 static long (*const bpf_skb_change_type)(struct __sk_buff *skb, u32 type) = (void *)32;
+static u32 (*const bpf_get_hash_recalc)(struct __sk_buff *skb) = (void *)34;
+static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, u32 bytes) = (void *)39;
+static long (*const bpf_csum_update)(struct __sk_buff *skb, u32 sum) = (void *)40;
+static long (*const bpf_skb_adjust_room)(struct __sk_buff *skb, int bytes, u32 mode, u64 flags) = (void *)50;
+static long (*const bpf_redirect_neigh)(u32 ifindex, const struct next_hop *hop, u32 bytes, u64 flags) = (void *)152;
+static long (*const bpf_redirect_peer)(u32 ifindex, u64 flags) = (void *)155;
 
 /* Kinds of maps, and what a trie must have. */
 #define BPF_MAP_TYPE_HASH 1

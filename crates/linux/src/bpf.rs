@@ -5,9 +5,8 @@
 //! links while no agent runs, [`TcxLink`] attaches to a link since Linux 6.6, and
 //! `russet_netlink::Batch::replace_bpf` before. [`Support`] says in advance what a kernel lacks.
 //!
-//! `openshift::data_path` is the only caller: its programs copy tenants' numbers into and out of
-//! VXLAN headers. Maps, pins and TCX are what the fast path of docs/spec/dataplane.md section 4
-//! needs beyond that.
+//! The programs of `openshift::data_path` copy tenants' numbers into and out of VXLAN headers; those of
+//! `overlay::fast_path` carry packets of known flows, with maps and by TCX.
 
 use std::io;
 

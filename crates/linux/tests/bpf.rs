@@ -89,7 +89,7 @@ fn a_program_finds_its_maps_and_what_it_writes_is_read() {
     let [denied, epoch, flows, networks, packets] = &maps[..] else { panic!("{maps:?}") };
     let word = |number: u32| number.to_ne_bytes();
     let run = |address: [u8; 4]| {
-        let ran = program.run(&Packet { frame: &frame(address), mark: 99, ifindex: 0 }).unwrap();
+        let ran = program.run(&Packet { frame: &frame(address), mark: 99, ..Packet::default() }).unwrap();
         assert_eq!((ran.frame, ran.mark), (frame(address), 7));
         ran.verdict
     };

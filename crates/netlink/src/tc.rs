@@ -135,6 +135,12 @@ impl Batch {
 // === impl Socket ===
 
 impl Socket {
+    /// The queueing disciplines of all links.
+    pub fn qdiscs(&mut self) -> Result<Vec<Qdisc>> {
+        let fill = |message: &mut MessageBuilder<'_>| tcmsg(message, 0, 0, 0, 0);
+        self.dump("list qdiscs", RTM_GETQDISC, fill, Qdisc::decode)
+    }
+
     /// The queueing disciplines of a link.
     pub fn qdiscs_of(&mut self, ifindex: u32) -> Result<Vec<Qdisc>> {
         let fill = |message: &mut MessageBuilder<'_>| tcmsg(message, ifindex, 0, 0, 0);

@@ -9,6 +9,7 @@ mod apply;
 pub mod controller;
 mod convert;
 mod desired;
+pub mod fast_path;
 pub mod firewall;
 pub mod flannel;
 mod inputs;

@@ -37,8 +37,8 @@ pub use error::PolicyError;
 pub use hosts::{HostReport, Hosts, hosts_table};
 pub use keeper::{Answer, Bell, Keeper, KeeperError, Load, Pending};
 pub use policies::{
-    Decisions, DeniedPackets, Epoch, LOG_GROUP, LOGGED_BURST, LOGGED_PER_S, LoggedFlow, MarkBits, Policies,
-    PolicyReport, Settings as PolicySettings, decisions_table,
+    Decisions, DeniedPackets, Epoch, EpochObserver, LOG_GROUP, LOGGED_BURST, LOGGED_PER_S, LoggedFlow,
+    MarkBits, Policies, PolicyReport, Settings as PolicySettings, decisions_table,
 };
 pub use ports::{PortGuard, PortSources};
 pub use ruleset::{CALICO_PREFIX, Guard, PREFIX, TABLE};

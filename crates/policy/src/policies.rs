@@ -64,7 +64,12 @@ pub struct Policies {
     is_due: bool,
     /// Whether new connections that pass are logged.
     samples: bool,
+    observer: Option<EpochObserver>,
 }
+
+/// What is called right before and right after each change by which established connections are judged
+/// again.
+pub struct EpochObserver(Box<dyn Fn() + Send>);
 
 /// What the node is configured with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,9 +134,15 @@ impl Policies {
             advanced: None,
             is_due: false,
             samples: false,
+            observer: None,
         };
         policies.read()?;
         Ok(policies)
+    }
+
+    /// Has later changes be observed.
+    pub fn observe(&mut self, observer: EpochObserver) {
+        self.observer = Some(observer);
     }
 
     /// What the kernel holds, as far as known: other programs may have changed it since.
@@ -413,7 +424,12 @@ impl Policies {
     /// Commits everything. Epochs have not begun as long as anything of the first one is missing.
     fn perform(&mut self, work: Work, now: Instant) -> Result<()> {
         let is_first = self.epoch.is_none();
+        let judges_again = is_first || work.epoch.is_some() || !work.structure.is_empty();
+        let observer = self.observer.take_if(|_| judges_again);
+        observer.iter().for_each(EpochObserver::call);
         let done = self.try_perform(work, now, is_first);
+        observer.iter().for_each(EpochObserver::call);
+        self.observer = observer.or(self.observer.take());
         if is_first && done.is_err() {
             self.epoch = None;
         }
@@ -581,6 +597,24 @@ impl Policies {
             }
             _ => error,
         }
+    }
+}
+
+// === impl EpochObserver ===
+
+impl EpochObserver {
+    pub fn new(observer: impl Fn() + Send + 'static) -> Self {
+        Self(Box::new(observer))
+    }
+
+    fn call(&self) {
+        (self.0)();
+    }
+}
+
+impl std::fmt::Debug for EpochObserver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("EpochObserver")
     }
 }
 

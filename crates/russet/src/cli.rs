@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
-use russet_agent::{Annotate, Encapsulation, HealthAddress, IpamMode, PolicyMode, StoreLocation};
+use russet_agent::{
+    Annotate, Encapsulation, FastPathMode, HealthAddress, IpamMode, PolicyMode, StoreLocation,
+};
 
 pub mod capture;
 pub mod cni;
@@ -239,6 +241,11 @@ pub struct NodeArgs {
     /// Calico's place, where Felix does it [default: on].
     #[arg(long, env = "RUSSET_POLICIES", value_name = "WHETHER")]
     pub policies: Option<PolicyMode>,
+    /// Whether packets of known flows between pods pass by BPF programs instead of the kernel's rules and
+    /// routes, which decide about each flow's first packets: `off`, `auto` (where the kernel can) or
+    /// `require` (the node is not ready without). Never in Calico's place [default: off].
+    #[arg(long, env = "RUSSET_FAST_PATH", value_name = "WHEN")]
+    pub fast_path: Option<FastPathMode>,
     /// In Calico's place, with a store in the Kubernetes API: keep a kubeconfig for Calico's plugins
     /// here, as /etc/cni/net.d/calico-kubeconfig [default: none].
     #[arg(long, env = "RUSSET_CALICO_KUBECONFIG", value_name = "FILE")]

@@ -407,12 +407,10 @@ fn node_with(
     if let Some(interface) = &interface {
         effective.set("interface", interface.as_str(), &from("interface", args.interface.is_some()));
     }
-    let ipam = or_file(args.ipam, file, "ipam")?.unwrap_or_default();
-    effective.set("ipam", ipam.to_string(), &from("ipam", args.ipam.is_some()));
-    let annotate = or_file(args.annotate, file, "annotate")?.unwrap_or_default();
-    effective.set("annotate", annotate.to_string(), &from("annotate", args.annotate.is_some()));
-    let policies = or_file(args.policies, file, "policies")?.unwrap_or_default();
-    effective.set("policies", policies.to_string(), &from("policies", args.policies.is_some()));
+    let ipam = word("ipam", args.ipam, (file, &args.variables, &mut effective))?;
+    let annotate = word("annotate", args.annotate, (file, &args.variables, &mut effective))?;
+    let policies = word("policies", args.policies, (file, &args.variables, &mut effective))?;
+    let fast_path = word("fast_path", args.fast_path, (file, &args.variables, &mut effective))?;
     let calico_kubeconfig = or_file(args.calico_kubeconfig.clone(), file, "calico_kubeconfig")?;
     if let Some(path) = &calico_kubeconfig {
         let from = from("calico_kubeconfig", args.calico_kubeconfig.is_some());
@@ -439,6 +437,7 @@ fn node_with(
         ipam,
         annotate,
         policies,
+        fast_path,
         conflist: None,
         calico_kubeconfig,
         peers: Default::default(),
@@ -495,6 +494,22 @@ fn logging(args: NodeArgs, file: &File) -> Result<Logging, SettingsError> {
     };
     let level = or_file(args.log_level, file, "log_level")?.unwrap_or_else(|| "info".to_owned());
     Ok(Logging { level, format })
+}
+
+/// A setting that is a word, from the arguments, the file, or by default; and where it is from.
+fn word<T>(
+    key: &'static str,
+    given: Option<T>,
+    (file, variables, effective): (&File, &Variables, &mut Effective),
+) -> Result<T, SettingsError>
+where
+    T: std::str::FromStr + std::fmt::Display + Default,
+    T::Err: std::fmt::Display,
+{
+    let from = origin(key, given.is_some(), variables, file);
+    let value = or_file(given, file, key)?.unwrap_or_default();
+    effective.set(key, value.to_string(), &from);
+    Ok(value)
 }
 
 fn or_file<T>(given: Option<T>, file: &File, key: &'static str) -> Result<Option<T>, SettingsError>

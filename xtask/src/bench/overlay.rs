@@ -26,6 +26,8 @@ const AGENT_VERDICTS: &str = "agent-verdicts";
 const AGENT_POLICY: &str = "agent-policy";
 const AGENT_TUNNEL: &str = "agent-tunnel";
 const AGENT: &str = "agent";
+const FAST: &str = "fast";
+const FAST_ROUTED: &str = "fast-routed";
 const FLANNELD_OPEN: &str = "flanneld-open";
 const FLANNELD_PORTS: &str = "flanneld-ports";
 const FLANNELD_PODS: &str = "flanneld-pods";
@@ -35,7 +37,7 @@ const VXLAN_FLANNEL: &str = "vxlan-flannel";
 const UDP: &str = "udp";
 const UDP_NAIVE: &str = "udp-naive";
 
-const WAYS: [&str; 17] = [
+const WAYS: [&str; 19] = [
     BARE,
     ROUTED,
     VXLAN,
@@ -45,6 +47,8 @@ const WAYS: [&str; 17] = [
     AGENT_POLICY,
     AGENT_TUNNEL,
     AGENT,
+    FAST,
+    FAST_ROUTED,
     FLANNELD_OPEN,
     FLANNELD_PORTS,
     FLANNELD_PODS,
@@ -69,7 +73,7 @@ const GUARDED: [(&str, &[&str]); 2] = [
 ];
 
 /// Notes that explain the table.
-const NOTES: [&str; 11] = [
+const NOTES: [&str; 12] = [
     "t1c: one TCP stream, everything on one core; cpu: its processor time, of both ends, the proxies and ksoftirqd, which others' load disturbs less",
     "rr1c: 64 bytes there and back over TCP, one core; crr1c: connect, one byte there and back, reset, one core; medians of about a second",
     "u64: datagrams of 64 bytes that arrive, sender and receiver on different cores",
@@ -77,6 +81,7 @@ const NOTES: [&str; 11] = [
     "bare: node to node; routed: routed veth, host routes; vxlan: routed veth, vxlan device, no netfilter hook at all",
     "vxlan-rules: the same with our flannel daemon's masquerade and forward rules, so that connections are tracked",
     "agent: routed veth and all that the agent makes on a node, guards included (docs/isolation.md); agent-open: without guards; agent-verdicts, agent-policy (verdicts and pods' sources), agent-tunnel (the tunnel's peers): with these alone",
+    "fast: agent, with the fast path (docs/fast-path.md); fast-routed: routed, with the fast path",
     "flanneld: bridge and all that our flannel daemon and our plugin bridge make on a node; flanneld-open: without guards; flanneld-ports (the port's MAC and sources), flanneld-pods (the bridge's sources), flanneld-tunnel (the tunnel's peers): with these alone",
     "x open: the multiple of agent-open or flanneld-open",
     "vxlan-flannel: bridge, vxlan device, connection tracking, bridge-nf-call-iptables, and the few rules of dataplane.md section 7",

@@ -15,6 +15,7 @@ use super::verdicts::{PendingComparison, VerdictResult};
 use crate::drift::budget::Budget;
 use crate::drift::kernel_events::{Heard, KernelEvents, NO_WAIT};
 use crate::drift::{ControllerId, Repaired, lock};
+use crate::fast_path::Signal;
 
 /// The comparison in progress, and the time that is left for comparisons that events cause.
 struct RepairState {
@@ -44,8 +45,8 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Starts to listen, and starts the thread.
-pub(super) fn start(shared: &Arc<Shared>) -> Result<(), NetlinkError> {
-    let kernel_events = KernelEvents::open()?;
+pub(super) fn start(shared: &Arc<Shared>, flows: Signal) -> Result<(), NetlinkError> {
+    let kernel_events = KernelEvents::open(flows)?;
     let listener = Arc::clone(shared);
     let thread = thread::Builder::new().name("drift".to_owned()).stack_size(STACK_BYTES);
     let operation = || "start the thread that listens to changes".to_owned();

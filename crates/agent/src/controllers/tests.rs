@@ -9,6 +9,7 @@ use russet_policy::Load;
 use russet_testkit::{eventually, in_netns_with_loopback, in_new_netns, run};
 
 use super::*;
+use crate::fast_path::Signal;
 
 fn settings() -> Settings {
     Settings {
@@ -68,8 +69,13 @@ fn forwarding_of_openshifts_packets_is_enabled_and_kept_enabled() {
             run("ip", &command.split(' ').collect::<Vec<_>>());
         }
         let load: Load = Arc::new(|| Ok(Vec::new()));
-        let controllers =
-            Controllers::start(Metrics::new().0, EndpointTable::default(), Keeper::new(load)).unwrap();
+        let controllers = Controllers::start(
+            Metrics::new().0,
+            EndpointTable::default(),
+            Keeper::new(load),
+            Signal::default(),
+        )
+        .unwrap();
         let path = Arc::new(Mutex::new(Sdn::open(Settings { underlay: 77, ..settings() }).unwrap()));
         disable();
         let problem = controllers.keep(&path);

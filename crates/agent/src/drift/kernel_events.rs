@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::event_filter::{Concern, EventFilter};
 use super::who::Traces;
 use super::{ControllerId, lock};
+use crate::fast_path::Signal;
 
 /// Sockets for events of rtnetlink and of nf_tables, which a kernel may not have.
 pub(crate) struct KernelEvents {
@@ -24,11 +25,13 @@ pub(crate) struct KernelEvents {
     socket: Socket,
     /// Link events were lost, so the filter's picture of the links has to be read again.
     links_unknown: bool,
+    /// The fast path, which follows the same events.
+    flows: Signal,
 }
 
 /// The groups of rtnetlink that are listened to.
-pub(super) const TOPICS: [Topic; 5] =
-    [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Neighbours, Topic::Confs];
+pub(super) const TOPICS: [Topic; 6] =
+    [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Rules, Topic::Neighbours, Topic::Confs];
 /// Events that are read before controllers compare. A program that causes more than this many gets a
 /// comparison in between.
 const EVENTS_MAX: usize = 10_000;
@@ -63,12 +66,12 @@ pub(crate) struct Heard {
 
 impl KernelEvents {
     /// Opens the sockets and starts to listen.
-    pub fn open() -> Result<Self, NetlinkError> {
+    pub fn open(flows: Signal) -> Result<Self, NetlinkError> {
         let tables = tables::Monitor::open().inspect_err(|error| {
             tracing::warn!(%error, "changes of nf_tables are not reported by the kernel; the regular comparison finds them");
         });
         let routes = Monitor::open(&TOPICS)?;
-        Ok(Self { routes, tables: tables.ok(), socket: Socket::route()?, links_unknown: true })
+        Ok(Self { routes, tables: tables.ok(), socket: Socket::route()?, links_unknown: true, flows })
     }
 
     /// Waits until an event or an answer arrives, or `timeout` passed.
@@ -120,6 +123,7 @@ impl KernelEvents {
         {
             batch.heard.events += 1;
             self.links_unknown |= heard.event == Event::Overrun;
+            self.flows.heard(&heard.event);
             let own = heard.port != 0 && is_own_route_port(heard.port);
             let concern = lock(filter).classify(&heard.event, own);
             if batch.note(concern) {
@@ -140,11 +144,15 @@ impl KernelEvents {
         {
             batch.heard.events += 1;
             match event {
-                tables::Event::Overrun => _ = batch.note(Concern::EVERYTHING),
+                tables::Event::Overrun => {
+                    self.flows.rules_changed();
+                    batch.note(Concern::EVERYTHING);
+                }
                 tables::Event::Committed(commit) if is_own_netfilter_port(commit.port) => {
                     batch.heard.own_nat |= commit.touches(&nat::table());
                 }
                 tables::Event::Committed(commit) => {
+                    self.flows.rules_changed();
                     if batch.note(lock(filter).classify_commit(&commit)) {
                         batch.traces.process(commit.pid, &commit.process);
                     }

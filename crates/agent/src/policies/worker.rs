@@ -2,6 +2,7 @@
 
 mod bridges;
 mod hosts;
+mod kernel;
 mod namespaces;
 mod naming;
 mod unlisted;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use russet_addr::{EndpointId, IfName};
 use russet_attach::Wired;
 use russet_journal::EndpointTable;
-use russet_policy::{Decisions, PolicyError, PolicySettings};
+use russet_policy::{Decisions, PolicyError};
 use russet_verdict::engine::Engine;
 use russet_verdict::ir::{Policy, PolicyId, Problem, Profile};
 use russet_verdict::table::{Delta, Exceeded};
@@ -27,11 +28,13 @@ use russet_verdict::world::{Config, Endpoint, EndpointKey, Update};
 use serde_json::{Value, json};
 
 use hosts::Hosts;
+use kernel::Kernel;
 use naming::AtHosts;
 
 use super::alone::Marker;
 use super::felix::Felix;
 use super::{Change, Kind, Request, Shared, Source, Wants, is_policed};
+use crate::fast_path::Signal;
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 
@@ -101,13 +104,6 @@ struct Known {
     is_listed: bool,
 }
 
-/// The kernel's table of decisions.
-struct Kernel {
-    table: Option<russet_policy::Policies>,
-    /// The table has to be compared with what is wanted, at this time.
-    restore_at: Option<Instant>,
-}
-
 /// How far decisions are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -149,7 +145,7 @@ const BATCH_MAX: usize = 4096;
 impl Worker {
     pub fn new(
         node: &str,
-        endpoints: EndpointTable,
+        (endpoints, flows): (EndpointTable, &Signal),
         marker: Marker,
         shared: Arc<Shared>,
         (metrics, readiness): (PolicyMetrics, Readiness),
@@ -179,7 +175,7 @@ impl Worker {
             bridges_at: None,
             leaving: BTreeMap::new(),
             is_stale: true,
-            kernel: Kernel { table: None, restore_at: None },
+            kernel: Kernel::new(flows),
             hosts: Hosts::new(),
             at_hosts: RefCell::default(),
             wanted: Decisions::default(),
@@ -742,17 +738,6 @@ impl LocalPod {
             host_name: interface.host_name().clone(),
             bridge: interface.bridge().cloned(),
             addresses,
-        }
-    }
-}
-
-// === impl Kernel ===
-
-impl Kernel {
-    fn open(&mut self) -> Result<&mut russet_policy::Policies, PolicyError> {
-        match &mut self.table {
-            Some(table) => Ok(table),
-            none => Ok(none.insert(russet_policy::Policies::open(PolicySettings::default())?)),
         }
     }
 }

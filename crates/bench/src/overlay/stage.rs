@@ -6,12 +6,14 @@ use std::str::FromStr;
 use russet_flanneld::udp::{OVERHEAD_BYTES, Options, PORT, Proxy};
 use russet_linux::NetNs;
 use russet_netlink::{Batch, Df, FdbEntry, LinkAdd, LinkKind, Neighbour, Route, Vxlan};
+use russet_overlay::ROUTE_PROTOCOL;
+use russet_overlay::fast_path::FastPath;
 use russet_overlay::flannel::Fabric;
 
 use crate::overlay::flanneld::NETWORK;
 use crate::overlay::naive::Naive;
 use crate::overlay::node::{Node, WIRE_MTU, mac, name, up};
-use crate::overlay::{agent, flanneld};
+use crate::overlay::{agent, fast, flanneld};
 use crate::{BoxError, Result};
 
 /// The path of packets from pod to pod.
@@ -27,6 +29,10 @@ pub enum Way {
     VxlanRules,
     /// Routed veth, and the overlay as the agent makes it, with these guards.
     Agent(agent::Guards),
+    /// The agent's with all guards, and the fast path.
+    Fast,
+    /// Routed veth, route to the other node, and the fast path.
+    FastRouted,
     /// Bridge, and the overlay as our flannel daemon makes it, with these guards.
     Flanneld(flanneld::Guards),
     /// As flannel and the bridge plugin leave it: bridge, VXLAN device, connection tracking, `bridge-nf-call-iptables`.
@@ -44,6 +50,7 @@ pub struct Stage {
     _proxies: Vec<Proxy>,
     /// Of the flannel daemons of both nodes, if they run.
     fabrics: Vec<Fabric>,
+    _fast_paths: Vec<FastPath>,
 }
 
 const VXLAN_MTU: u32 = 1450;
@@ -86,6 +93,8 @@ impl FromStr for Way {
             "agent-policy" => Self::Agent(agent::Guards::Policy),
             "agent-tunnel" => Self::Agent(agent::Guards::Tunnel),
             "agent" => Self::Agent(agent::Guards::All),
+            "fast" => Self::Fast,
+            "fast-routed" => Self::FastRouted,
             "flanneld-open" => Self::Flanneld(flanneld::Guards::None),
             "flanneld-ports" => Self::Flanneld(flanneld::Guards::Ports),
             "flanneld-pods" => Self::Flanneld(flanneld::Guards::Pods),
@@ -108,14 +117,16 @@ impl Stage {
         let (mut proxies, mut fabrics) = (Vec::new(), Vec::new());
         match way {
             Way::Bare => {}
-            Way::Routed => each(&mut nodes, |node, other| {
+            Way::Routed | Way::FastRouted => each(&mut nodes, |node, other| {
                 node.routed_pod(WIRE_MTU)?;
                 let route = Route::via(other.subnet()?.into(), other.address().into());
+                let route = Route { protocol: ROUTE_PROTOCOL, oif: Some(node.wire), ..route };
                 Ok(node.netlink.execute(Batch::new().add_route(&route))?)
             })?,
             Way::Vxlan | Way::VxlanRules => vxlan(&mut nodes, |node| node.routed_pod(VXLAN_MTU))?,
             Way::VxlanFlannel => vxlan(&mut nodes, |node| node.bridged_pod(VXLAN_MTU))?,
-            Way::Agent(guards) => {
+            Way::Agent(_) | Way::Fast => {
+                let guards = if let Way::Agent(guards) = way { guards } else { agent::Guards::All };
                 each(&mut nodes, |node, _| node.routed_pod(VXLAN_MTU))?;
                 nodes.iter().try_for_each(|node| agent::start(node, guards))?;
             }
@@ -140,7 +151,9 @@ impl Stage {
             })?,
             _ => {}
         }
-        Ok(Self { way, nodes, _proxies: proxies, fabrics })
+        let has_fast_path = matches!(way, Way::Fast | Way::FastRouted);
+        let fast_paths = nodes.iter().filter(|_| has_fast_path).map(fast::start).collect::<Result<_>>()?;
+        Ok(Self { way, nodes, _proxies: proxies, fabrics, _fast_paths: fast_paths })
     }
 
     /// Lets the guards of flannel's daemons hold for some more minutes, as the daemons do.

@@ -109,6 +109,12 @@ impl Map {
         Ok(is_same.then(|| Self { fd, definition: definition.clone(), value_bytes }))
     }
 
+    /// Another descriptor of the same map.
+    pub fn try_clone(&self) -> Result<Self, BpfError> {
+        let fd = self.fd.try_clone().map_err(self.failed("open again"))?;
+        Ok(Self { fd, definition: self.definition.clone(), value_bytes: self.value_bytes })
+    }
+
     pub fn definition(&self) -> &MapDefinition {
         &self.definition
     }

@@ -276,7 +276,7 @@ mod tests {
         for (name, file) in ALL {
             let object = Object::read(file).unwrap();
             assert_eq!((object.name(), object.license()), (*name, c"Dual MIT/GPL"));
-            assert_eq!(object.maps(), [], "{name}");
+            assert_eq!(object.maps().is_empty(), name.starts_with("sdn_"), "{name}");
         }
     }
 

@@ -33,6 +33,8 @@ pub struct Packet<'a> {
     pub mark: u32,
     /// The link that it is at; 0 for loopback.
     pub ifindex: u32,
+    /// The link through which it came, if it is leaving.
+    pub ingress_ifindex: u32,
 }
 
 /// What became of it.
@@ -60,6 +62,7 @@ const ADDED_BYTES: usize = 256;
 const CONTEXT_BYTES: usize = 176;
 const CONTEXT_BYTES_MAX: usize = 1024;
 const CONTEXT_MARK: usize = 8;
+const CONTEXT_INGRESS_IFINDEX: usize = 36;
 const CONTEXT_IFINDEX: usize = 40;
 
 // === impl Program ===
@@ -108,7 +111,10 @@ impl Program {
         let mut frame = vec![0; packet.frame.len() + ADDED_BYTES];
         let mut context = [0; CONTEXT_BYTES];
         context[CONTEXT_MARK..CONTEXT_MARK + 4].copy_from_slice(&packet.mark.to_ne_bytes());
-        context[CONTEXT_IFINDEX..CONTEXT_IFINDEX + 4].copy_from_slice(&packet.ifindex.to_ne_bytes());
+        let links = [(CONTEXT_INGRESS_IFINDEX, packet.ingress_ifindex), (CONTEXT_IFINDEX, packet.ifindex)];
+        for (at, ifindex) in links {
+            context[at..at + 4].copy_from_slice(&ifindex.to_ne_bytes());
+        }
         let mut after = [0; CONTEXT_BYTES_MAX];
         let mut run = sys::TestRun {
             prog_fd: self.fd.as_raw_fd() as u32,

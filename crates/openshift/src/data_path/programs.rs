@@ -81,7 +81,7 @@ mod tests {
     }
 
     fn run(program: &Program, frame: &[u8], mark: u32) -> Ran {
-        program.run(&Packet { frame, mark, ifindex: 0 }).unwrap()
+        program.run(&Packet { frame, mark, ..Packet::default() }).unwrap()
     }
 
     #[test]

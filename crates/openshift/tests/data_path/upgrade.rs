@@ -99,7 +99,7 @@ fn the_programs_do_to_packets_what_those_of_the_assembler_did() {
                 frame[..2].copy_from_slice(&mac);
                 frame[12..14].copy_from_slice(&kind.to_be_bytes());
                 for &mark in &marks {
-                    let packet = Packet { frame: &frame, mark, ifindex: 0 };
+                    let packet = Packet { frame: &frame, mark, ..Packet::default() };
                     let [was, is] = [&before, &after].map(|program| program.run(&packet).unwrap());
                     assert_eq!(was, is, "{}: type {kind:#x}, MAC {mac:?}, mark {mark:#x}", old.name);
                 }

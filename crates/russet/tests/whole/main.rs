@@ -32,6 +32,7 @@ mod doctor;
 mod drift;
 mod engine_containerd;
 mod fabric;
+mod fast_path;
 mod faults;
 mod flannel;
 mod flows;

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::bench::Printed;
 use crate::bench::overlay::{
-    AGENT, AGENT_OPEN, BARE, CONNECT, FLANNELD, FLANNELD_OPEN, GUARDED, ROUND_TRIP, ROUTED, SMALL, STREAM,
-    UDP, UDP_NAIVE, VXLAN, VXLAN_FLANNEL, VXLAN_RULES,
+    AGENT, AGENT_OPEN, BARE, CONNECT, FAST, FAST_ROUTED, FLANNELD, FLANNELD_OPEN, GUARDED, ROUND_TRIP,
+    ROUTED, SMALL, STREAM, UDP, UDP_NAIVE, VXLAN, VXLAN_FLANNEL, VXLAN_RULES,
 };
 use crate::bench::statistics::{Conditions, Goal, quantile, rounded};
 use crate::error::{Error, Result};
@@ -47,7 +47,13 @@ const fn at_most(test: &'static str, way: &'static str, times: f64, against: &'s
 }
 
 /// The goals, and what they leave open with the rules in place.
-const GOALS: [Comparison; 12] = [
+const GOALS: [Comparison; 18] = [
+    at_least(STREAM, FAST, 0.72, BARE),
+    at_least(STREAM, FAST, 1.65, VXLAN_FLANNEL),
+    at_most(ROUND_TRIP, FAST, 0.6, VXLAN_FLANNEL),
+    at_most(CONNECT, FAST, 0.6, VXLAN_FLANNEL),
+    at_least(SMALL, FAST, 2.2, VXLAN_FLANNEL),
+    at_least(STREAM, FAST_ROUTED, 0.85, BARE),
     at_least(STREAM, ROUTED, 0.72, BARE),
     at_least(STREAM, VXLAN, 1.2, VXLAN_FLANNEL),
     at_most(ROUND_TRIP, VXLAN, 0.8, VXLAN_FLANNEL),

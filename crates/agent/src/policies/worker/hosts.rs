@@ -14,6 +14,7 @@ use russet_verdict::hosts::HostTable;
 use russet_verdict::world::{Endpoint, EndpointKey, EndpointKind, EndpointToHost};
 
 use super::{RETRY, Worker};
+use crate::fast_path::Signal;
 
 /// What the node's own interfaces may carry.
 pub(super) struct Hosts {
@@ -102,7 +103,7 @@ impl Hosts {
         }
     }
 
-    fn apply(&mut self, engine: &Engine) -> Result<(), Box<dyn std::error::Error>> {
+    fn apply(&mut self, engine: &Engine, flows: &Signal) -> Result<(), Box<dyn std::error::Error>> {
         let links = Links::read()?;
         if self.in_force == Some(engine.version()) && links == self.links {
             return Ok(());
@@ -111,7 +112,10 @@ impl Hosts {
         let wanted = engine.host_table(&links.interfaces)?;
         if self.held.as_ref() != Some(&wanted) || links.tunnels != self.links.tunnels {
             (self.held, self.may_exist) = (None, true);
-            let report = self.open()?.apply(&wanted, &links.tunnels)?;
+            flows.raise();
+            let applied = self.open()?.apply(&wanted, &links.tunnels);
+            flows.raise();
+            let report = applied?;
             if let Some(structure) = report.structure {
                 let to_host = wanted.endpoint_to_host.name();
                 tracing::info!(%structure, elements = report.elements, to_host, "host endpoints are in force");
@@ -173,7 +177,7 @@ impl Worker {
         if !is_due && (!is_changed || has_failed) {
             return;
         }
-        let done = self.hosts.apply(&self.engine);
+        let done = self.hosts.apply(&self.engine, &self.kernel.flows);
         self.hosts.due = Some(now + if done.is_ok() { LOOK } else { RETRY });
         if let Err(error) = done {
             self.metrics.errors.inc();

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::*;
 use crate::config::Paths;
+use crate::fast_path::Signal;
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 use crate::policies::alone::Marker;
@@ -72,7 +73,7 @@ fn an_agent_is_not_ready_while_a_bridge_passes_policies_by_and_says_which_pods_i
         let marker = Marker::new(&Paths::new(dir.path()));
         let shared = Arc::new(Shared::new(Source::Records));
         let reports = (PolicyMetrics::default(), readiness.clone());
-        let mut worker = Worker::new("n1", endpoints, marker, shared, reports);
+        let mut worker = Worker::new("n1", (endpoints, &Signal::default()), marker, shared, reports);
         worker.begin();
         for kind in Source::Records.kinds().iter().copied() {
             worker.take(Change::Begin(kind));

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::Paths;
+use crate::fast_path::Signal;
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 use crate::policies::alone::Marker;
@@ -19,7 +20,8 @@ fn worker(dir: &std::path::Path) -> Worker {
     let shared = Arc::new(Shared::new(Source::Records));
     let marker = Marker::new(&Paths::new(dir));
     let metrics = (PolicyMetrics::default(), Readiness::pending());
-    let mut worker = Worker::new("n1", EndpointTable::default(), marker, shared, metrics);
+    let mut worker =
+        Worker::new("n1", (EndpointTable::default(), &Signal::default()), marker, shared, metrics);
     worker.begin();
     worker
 }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::Paths;
+use crate::fast_path::Signal;
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
 use crate::policies::alone::Marker;
@@ -21,8 +22,13 @@ fn a_namespace_keeps_its_labels_until_its_last_pod_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let shared = Arc::new(Shared::new(Source::Kubernetes));
     let metrics = (PolicyMetrics::default(), Readiness::pending());
-    let mut worker =
-        Worker::new("n1", EndpointTable::default(), Marker::new(&Paths::new(dir.path())), shared, metrics);
+    let mut worker = Worker::new(
+        "n1",
+        (EndpointTable::default(), &Signal::default()),
+        Marker::new(&Paths::new(dir.path())),
+        shared,
+        metrics,
+    );
     let has_labels = |worker: &Worker| worker.profiles.contains("kns.shop");
     let shop = || object("", "shop");
     for (kind, objects) in [

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::Paths;
+use crate::fast_path::Signal;
 use crate::flows::{FlowRecord, FlowsRequest};
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
@@ -30,7 +31,7 @@ impl Setup {
         let marker = Marker::new(&Paths::new(dir.path()));
         let (endpoints, metrics) = (EndpointTable::default(), PolicyMetrics::default());
         let metrics = (metrics, Readiness::pending());
-        let mut worker = Worker::new("n1", endpoints, marker, shared, metrics);
+        let mut worker = Worker::new("n1", (endpoints, &Signal::default()), marker, shared, metrics);
         worker.phase = Phase::Enforcing;
         let mut setup = Self { worker, snapshot: Snapshot::default(), _dir: dir };
         let config = Config { node: "n1".into(), allow_without_profile: true, ..Config::default() };

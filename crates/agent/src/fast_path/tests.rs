@@ -1,0 +1,48 @@
+use russet_addr::Mac;
+use russet_netlink::{FdbEntry, Neighbour, Route};
+
+use super::*;
+
+fn dirty_of(change: Change) -> [bool; 3] {
+    let signal = Signal::default();
+    signal.heard(&Event::Set(change));
+    let dirty = signal.wait(Instant::now());
+    [dirty.nodes, dirty.pods, dirty.underlay]
+}
+
+#[test]
+fn changes_of_the_kernel_concern_pods_nodes_or_the_underlay() {
+    let address = |text: &str| text.parse().unwrap();
+    let net = |text: &str| text.parse().unwrap();
+    let none = [false; 3];
+    let pods = [false, true, false];
+    let nodes = [true, false, false];
+    let everything = [true; 3];
+    let mac = Mac([2; 6]);
+    assert_eq!(dirty_of(Change::Route(Route::dev(net("10.244.1.2/32"), 7))), pods);
+    let to_a_node =
+        Route { protocol: ROUTE_PROTOCOL, ..Route::via(net("10.244.2.0/26"), address("10.244.2.0")) };
+    assert_eq!(dirty_of(Change::Route(to_a_node)), nodes);
+    assert_eq!(dirty_of(Change::Route(Route::via(net("0.0.0.0/0"), address("192.0.2.1")))), everything);
+    assert_eq!(dirty_of(Change::Route(Route::blackhole(net("10.244.2.0/24")))), everything);
+    assert_eq!(dirty_of(Change::Neighbour(Neighbour::permanent(7, address("10.244.1.2"), mac))), pods);
+    let learnt =
+        Neighbour { state: NeighbourState::Reachable, ..Neighbour::permanent(2, address("192.0.2.1"), mac) };
+    assert_eq!(dirty_of(Change::Neighbour(learnt)), none);
+    assert_eq!(dirty_of(Change::Fdb(FdbEntry::remote(3, mac, address("192.0.2.2")))), nodes);
+    let of_a_bridge = FdbEntry { table: FdbTable::Bridge, ..FdbEntry::remote(3, mac, address("192.0.2.2")) };
+    assert_eq!(dirty_of(Change::Fdb(of_a_bridge)), none);
+}
+
+#[test]
+fn lost_events_concern_everything_and_changes_of_pods_wait_until_they_are_quiet() {
+    let signal = Signal::default();
+    signal.heard(&Event::Overrun);
+    let dirty = signal.wait(Instant::now() + RESYNC);
+    assert_eq!([dirty.nodes, dirty.pods, dirty.underlay], [true; 3]);
+    signal.heard(&Event::Gone(Change::Route(Route::dev("10.244.1.2/32".parse().unwrap(), 7))));
+    let began = Instant::now();
+    assert!(signal.wait(began + RESYNC).pods);
+    assert!(began.elapsed() >= QUIET);
+    assert!(!signal.wait(Instant::now()).is_any(), "what was taken is not reported again");
+}

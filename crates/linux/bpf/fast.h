@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0 */
+/*
+ * What the programs of the fast path share: their maps, which packets they take, and how a flow is
+ * known (docs/spec/policy.md section 4.1, docs/spec/dataplane.md section 4).
+ *
+ * The kernel's path decides about every flow: a packet of an unknown flow leaves a note in `pending`
+ * and takes that path. If it comes out at the other side of routes, policies and address
+ * translation with the same addresses and ports, fast_learn makes the note a flow. Only later packets
+ * that come in through the same link take the fast path, until the epoch changes.
+ */
+#ifndef FAST_H
+#define FAST_H
+
+#include "russet.h"
+
+#define INLINE static __attribute__((always_inline, unused))
+
+#define IPPROTO_TCP 6
+#define IPPROTO_UDP 17
+/* TCP's flags that begin or end a connection: FIN, SYN, RST. */
+#define TCP_BEGINS_OR_ENDS 0x07
+/* IPv4: more fragments, or an offset. */
+#define FRAGMENTED htons(0x3fff)
+#define DONT_FRAGMENT htons(0x4000)
+/* Outer IPv4, UDP and VXLAN headers, and the inner Ethernet header. */
+#define VXLAN_BYTES 50
+/*
+ * In each direction, one packet of a flow takes the kernel's path in this time, which keeps the
+ * connection's entry in the connection tracking: its shortest limit is 30 s.
+ */
+#define THROUGH_KERNEL_NS 20000000000ull
+
+struct ethernet {
+	u8 to[6];
+	u8 from[6];
+	u16 type;
+} __attribute__((packed));
+
+struct ipv4 {
+	u8 version_length;
+	u8 tos;
+	u16 bytes;
+	u16 id;
+	u16 fragment;
+	u8 ttl;
+	u8 protocol;
+	u16 checksum;
+	u32 from;
+	u32 to;
+} __attribute__((packed));
+
+struct ipv6 {
+	u32 version_class_label;
+	u16 bytes;
+	u8 next;
+	u8 ttl;
+	u32 from[4];
+	u32 to[4];
+} __attribute__((packed));
+
+/* Of TCP, as far as it is read. UDP has the same ports. */
+struct transport {
+	u16 from;
+	u16 to;
+	u32 sequence; /* UDP: length and checksum */
+	u32 acknowledged;
+	u8 offset; /* the header's bytes, divided by 4, in the upper half */
+	u8 flags;
+} __attribute__((packed));
+
+/* So much of UDP's header is read. */
+#define PORTS_BYTES 8
+
+struct udp {
+	u16 from;
+	u16 to;
+	u16 bytes;
+	u16 checksum;
+} __attribute__((packed));
+
+struct vxlan {
+	u32 flags;
+	u32 vni;
+} __attribute__((packed));
+
+#define VXLAN_FLAGS ntohl(0x08000000)
+
+/* An address in network byte order; IPv4 as `::ffff:0:0/96`. */
+struct address {
+	u32 words[4];
+};
+
+/* What flows are told apart by. Ports are in network byte order. */
+struct tuple {
+	struct address from;
+	struct address to;
+	u16 from_port;
+	u16 to_port;
+	u32 protocol;
+};
+
+/* A packet that took the kernel's path, until it is seen again. */
+struct pending_key {
+	struct tuple tuple;
+	/* Where the kernel's path sees it come in. Another pod cannot make or use this note. */
+	u32 ifindex;
+};
+
+struct pending {
+	u32 epoch;
+	/* The number in `nodes` of the node at the other end, 0 without one: from a pod where it goes to, and in
+	 * a tunnel where it comes from. */
+	u32 node;
+};
+
+/* A direction of a flow that the kernel's path has let pass. */
+struct flow {
+	u32 epoch;
+	/* Where it came in, and where it left. */
+	u32 ifindex;
+	u32 out_ifindex;
+	u32 node;
+	u64 through_kernel_ns;
+	/* The epoch in which the other direction was known, too. */
+	u32 answered_epoch;
+	u32 unused;
+	/* What the fast path carried of it. Two processors that carry it at once may lose a count. */
+	u64 packets;
+	u64 bytes;
+};
+
+struct carried {
+	u64 packets;
+	u64 bytes;
+};
+
+/* A pod of this node. */
+struct endpoint {
+	u32 ifindex; /* of the host end of its veth */
+	u32 mtu;
+	u8 pod_mac[6];
+	u8 host_mac[6];
+};
+
+enum { NODE_DIRECT = 1, NODE_VXLAN = 2 };
+
+/* Another node, or a part of its addresses with a next hop of their own. */
+struct node {
+	u32 kind; /* 0 in unused places */
+	/* The link that the kernel's path uses: the tunnel's device, or the uplink. */
+	u32 via_ifindex;
+	u32 mtu; /* of packets without the outer headers */
+	u32 out_ifindex; /* the uplink */
+	struct next_hop next_hop;
+	u32 address; /* VXLAN: the outer addresses, in network byte order */
+	u32 own_address;
+	u32 vni; /* as the header has it */
+	u16 port; /* in network byte order */
+	u8 inner_to[6];
+	u8 inner_from[6];
+	u8 unused[2];
+};
+
+struct prefix {
+	u32 bits;
+	struct address address;
+};
+
+/* What is in `settings`. */
+enum {
+	/* Changes whenever something that was allowed may be allowed no longer; never 0. */
+	SETTING_EPOCH,
+	/* The ifindex of the tunnel's device; 0 for none. */
+	SETTING_VXLAN_IFINDEX,
+	SETTING_VXLAN_PORT, /* in network byte order */
+	SETTING_VXLAN_VNI, /* as the header has it */
+	SETTINGS,
+};
+
+MAP(settings) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(u32), SETTINGS, 0, 1 };
+MAP(endpoints) = { BPF_MAP_TYPE_HASH, sizeof(struct address), sizeof(struct endpoint), 8192, BPF_F_NO_PREALLOC, 1 };
+MAP(prefixes) = { BPF_MAP_TYPE_LPM_TRIE, sizeof(struct prefix), sizeof(u32), 65536, BPF_F_NO_PREALLOC, 1 };
+MAP(nodes) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(struct node), 16384, 0, 1 };
+MAP(flows) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct tuple), sizeof(struct flow), 65536, 0, 1 };
+/* What the fast path carried in all, by processor: packets and bytes. */
+MAP(carried) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct carried), 1, 0, 1 };
+MAP(pending) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct pending_key), sizeof(struct pending), 8192, 0, 1 };
+
+INLINE u32 setting(u32 index)
+{
+	u32 *value = bpf_map_lookup_elem(&settings, &index);
+
+	return value ? *value : 0;
+}
+
+INLINE void set_ipv4(struct address *address, u32 word)
+{
+	address->words[2] = ntohl(0x0000ffff);
+	address->words[3] = word;
+}
+
+INLINE void set_ipv6(struct address *address, const u32 *words)
+{
+	__builtin_memcpy(address->words, words, sizeof(address->words));
+}
+
+/*
+ * Reads the packet whose IP header is at `ip`: its tuple, and how many bytes its segments have at
+ * most on the wire, from the IP header on. Returns 0 for a packet that the fast path does not take:
+ * with options, a fragment, at the end of its life, at the beginning or the end of a connection, of
+ * another protocol, or UDP that is to be segmented.
+ */
+INLINE u32 read_packet(struct __sk_buff *skb, void *ip, u32 ip_bytes, u16 type, struct tuple *tuple)
+{
+	void *end = (void *)(u64)skb->data_end;
+	u32 gso_size = skb->gso_size;
+	struct transport *transport;
+	u32 header_bytes;
+
+	if (type == ETH_P_IP) {
+		struct ipv4 *ipv4 = ip;
+
+		if ((void *)(ipv4 + 1) > end || ipv4->version_length != 0x45 || ipv4->ttl <= 1 ||
+		    (ipv4->fragment & FRAGMENTED))
+			return 0;
+		set_ipv4(&tuple->from, ipv4->from);
+		set_ipv4(&tuple->to, ipv4->to);
+		tuple->protocol = ipv4->protocol;
+		transport = (void *)(ipv4 + 1);
+		header_bytes = sizeof(*ipv4);
+	} else if (type == ETH_P_IPV6) {
+		struct ipv6 *ipv6 = ip;
+
+		/* Addresses that begin with zeroes might be those of IPv4, as the maps have them. */
+		if ((void *)(ipv6 + 1) > end || ipv6->ttl <= 1 || !ipv6->from[0] || !ipv6->to[0])
+			return 0;
+		set_ipv6(&tuple->from, ipv6->from);
+		set_ipv6(&tuple->to, ipv6->to);
+		tuple->protocol = ipv6->next;
+		transport = (void *)(ipv6 + 1);
+		header_bytes = sizeof(*ipv6);
+	} else {
+		return 0;
+	}
+	if (tuple->protocol == IPPROTO_TCP) {
+		if ((void *)(transport + 1) > end || (transport->flags & TCP_BEGINS_OR_ENDS))
+			return 0;
+		header_bytes += (transport->offset >> 4) * 4;
+	} else if (tuple->protocol != IPPROTO_UDP || gso_size || (void *)transport + PORTS_BYTES > end) {
+		return 0;
+	}
+	tuple->from_port = transport->from;
+	tuple->to_port = transport->to;
+	return gso_size ? gso_size + header_bytes : ip_bytes;
+}
+
+INLINE void reverse(const struct tuple *tuple, struct tuple *reversed)
+{
+	reversed->from = tuple->to;
+	reversed->to = tuple->from;
+	reversed->from_port = tuple->to_port;
+	reversed->to_port = tuple->from_port;
+	reversed->protocol = tuple->protocol;
+}
+
+/*
+ * The flow of a packet that came in through `ifindex`, if the fast path may carry it. A connection
+ * of TCP must be known in both directions; UDP may have no answers.
+ */
+INLINE struct flow *known_flow(const struct tuple *tuple, u32 ifindex, u32 epoch)
+{
+	struct flow *flow = bpf_map_lookup_elem(&flows, tuple);
+
+	if (!flow || flow->epoch != epoch || flow->ifindex != ifindex ||
+	    bpf_ktime_get_ns() - flow->through_kernel_ns >= THROUGH_KERNEL_NS)
+		return 0;
+	if (tuple->protocol == IPPROTO_TCP && flow->answered_epoch != epoch) {
+		struct tuple reversed = {};
+		struct flow *answer;
+
+		reverse(tuple, &reversed);
+		answer = bpf_map_lookup_elem(&flows, &reversed);
+		if (!answer || answer->epoch != epoch)
+			return 0;
+		flow->answered_epoch = epoch;
+	}
+	return flow;
+}
+
+/* Notes that a packet takes the kernel's path, where it comes in through `ifindex`. */
+INLINE void note_pending(const struct tuple *tuple, u32 ifindex, u32 epoch, u32 node)
+{
+	struct pending_key key = { .tuple = *tuple, .ifindex = ifindex };
+	struct pending note = { .epoch = epoch, .node = node };
+
+	bpf_map_update_elem(&pending, &key, &note, 0);
+}
+
+INLINE void count(struct flow *flow, u32 bytes)
+{
+	u32 all = 0;
+	struct carried *carried_here = bpf_map_lookup_elem(&carried, &all);
+
+	flow->packets += 1;
+	flow->bytes += bytes;
+	if (carried_here) {
+		carried_here->packets += 1;
+		carried_here->bytes += bytes;
+	}
+}
+
+/*
+ * As a router does. RFC 1624 (3): the TTL is the upper byte of its word. IPv6 has no checksum of its header,
+ * so that the sum changes that a network card has made of the whole packet; the hop limit is a lower byte.
+ */
+INLINE void decrement_ttl(struct __sk_buff *skb, void *ip, u16 type)
+{
+	if (type == ETH_P_IP) {
+		struct ipv4 *ipv4 = ip;
+		u32 sum = ipv4->checksum + htons(0x0100);
+
+		ipv4->checksum = sum + (sum >= 0xffff);
+		ipv4->ttl--;
+	} else {
+		((struct ipv6 *)ip)->ttl--;
+		bpf_csum_update(skb, htons(0xfffe));
+	}
+}
+
+INLINE void set_macs(struct ethernet *ethernet, const u8 *to, const u8 *from)
+{
+	__builtin_memcpy(ethernet->to, to, sizeof(ethernet->to));
+	__builtin_memcpy(ethernet->from, from, sizeof(ethernet->from));
+}
+
+#endif

@@ -1,0 +1,334 @@
+//! The fast path: BPF programs that carry packets of known flows between pods, and to and from other
+//! nodes, past netfilter and routes (docs/spec/dataplane.md section 4, docs/spec/policy.md section 4).
+//!
+//! The kernel's path stays complete beside it and decides about every flow: the programs carry only
+//! what it let pass unchanged in the current *epoch* of flows, and leave to it whatever else comes. So
+//! the fast path may be switched on and off at any moment, and no policy is evaluated twice.
+//!
+//! [`FlowEpoch::raise`] is called when something that was allowed may be allowed no longer, before and
+//! after the change. [`FastPath::apply`] has the maps follow routes, neighbours and pods' interfaces.
+//!
+//! Nothing is pinned: the programs leave with the process, because nothing else raises the epoch.
+
+mod content;
+mod layout;
+mod observe;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use russet_linux::bpf::{BpfError, Map, Object, Program, TcxLink, attached, programs};
+use russet_netlink::Direction;
+
+pub use content::{Content, Hook, KernelPath, Role, content};
+pub use layout::{Endpoint, Node, Tunnel, VxlanHeaders};
+
+use layout::Setting;
+
+/// The programs in the kernel, and where they are attached. Dropping it detaches them all.
+#[derive(Debug)]
+pub struct FastPath {
+    maps: Maps,
+    programs: BTreeMap<Role, Program>,
+    links: BTreeMap<Hook, TcxLink>,
+    content: Content,
+    /// The numbers of nodes in the map `nodes`.
+    numbers: BTreeMap<Node, u32>,
+    epoch: FlowEpoch,
+    /// A change failed, so that the maps may hold something else than `content`.
+    is_unknown: bool,
+}
+
+/// The epoch of flows. Clones share it. Without a fast path it does nothing.
+#[derive(Debug, Clone, Default)]
+pub struct FlowEpoch(Arc<OnceLock<EpochMap>>);
+
+#[derive(Debug)]
+struct EpochMap {
+    settings: Map,
+    /// The value in the map.
+    current: Mutex<u32>,
+}
+
+/// The programs' maps by their names.
+#[derive(Debug)]
+struct Maps(BTreeMap<String, Map>);
+
+/// What [`FastPath::apply`] did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Applied {
+    /// Programs that were attached, and detached.
+    pub attached: usize,
+    pub detached: usize,
+    /// Links at whose hooks other programs are, which the fast path must not pass by.
+    pub shared: BTreeSet<u32>,
+    /// The first link where a program could not be attached, and why.
+    pub failed: Option<String>,
+}
+
+/// Counts what the fast path carries.
+#[derive(Debug)]
+pub struct Counter(Map);
+
+/// What the fast path has carried since it was loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Carried {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// The first epoch; 0 would be that of flows that were never learnt.
+const FIRST_EPOCH: u32 = 1;
+
+// === impl FastPath ===
+
+impl FastPath {
+    /// Loads the programs in the calling thread's network namespace; attaches none. `epoch` is the first
+    /// one's of this process only.
+    pub fn load(epoch: &FlowEpoch) -> Result<Self, BpfError> {
+        let objects = [
+            (Role::Pod, programs::FAST_POD),
+            (Role::Uplink, programs::FAST_UPLINK),
+            (Role::Learn, programs::FAST_LEARN),
+        ];
+        let objects: Vec<(Role, Object)> = objects
+            .into_iter()
+            .map(|(role, file)| Object::read(file).map(|object| (role, object)))
+            .collect::<Result<_, _>>()?;
+        let definitions = objects.first().map_or(&[][..], |(_, object)| object.maps());
+        if objects.iter().any(|(_, object)| object.maps() != definitions) {
+            return Err(BpfError::Object("the programs of the fast path have different maps"));
+        }
+        let created = definitions.iter().map(|it| Ok((it.name.clone(), Map::create(it)?)));
+        let maps = Maps(created.collect::<Result<_, BpfError>>()?);
+        // Both are in the order of names.
+        let references: Vec<&Map> = maps.0.values().collect();
+        let load = |(role, object): &(Role, Object)| Ok((*role, Program::load(object, &references)?));
+        let programs = objects.iter().map(load).collect::<Result<_, BpfError>>()?;
+        epoch.start(maps.get("settings")?)?;
+        let (links, content, numbers) = (BTreeMap::new(), Content::default(), BTreeMap::new());
+        Ok(Self { maps, programs, links, content, numbers, epoch: epoch.clone(), is_unknown: false })
+    }
+
+    /// What the maps hold.
+    pub const fn content(&self) -> &Content {
+        &self.content
+    }
+
+    /// Has the maps hold this, and programs attached there. After an error the kernel's path carries
+    /// everything, until another call succeeds.
+    pub fn apply(&mut self, wanted: Content) -> Result<Applied, BpfError> {
+        let applied = self.try_apply(wanted);
+        if applied.is_err() {
+            self.links.clear();
+            self.is_unknown = true;
+        }
+        applied
+    }
+
+    fn try_apply(&mut self, wanted: Content) -> Result<Applied, BpfError> {
+        if std::mem::take(&mut self.is_unknown) {
+            self.empty()?;
+        }
+        let leads_elsewhere =
+            wanted.prefixes != self.content.prefixes || wanted.tunnel != self.content.tunnel;
+        if leads_elsewhere {
+            self.epoch.raise()?;
+            self.write_nodes(&wanted)?;
+        }
+        self.write_endpoints(&wanted)?;
+        if leads_elsewhere {
+            self.epoch.raise()?;
+        }
+        self.content = wanted;
+        self.attach()
+    }
+
+    /// Removes everything from the maps of which some may not be known.
+    fn empty(&mut self) -> Result<(), BpfError> {
+        self.is_unknown = true;
+        for map in [self.maps.get("endpoints")?, self.maps.get("prefixes")?] {
+            for (key, _) in map.entries()? {
+                map.delete(&key)?;
+            }
+        }
+        for number in self.numbers.values() {
+            self.maps.get("nodes")?.put(&number.to_ne_bytes(), &Node::none())?;
+        }
+        (self.content, self.numbers, self.is_unknown) = (Content::default(), BTreeMap::new(), false);
+        Ok(())
+    }
+
+    /// Counts what is carried, also when the fast path has ended.
+    pub fn counter(&self) -> Result<Counter, BpfError> {
+        self.maps.get("carried")?.try_clone().map(Counter)
+    }
+
+    fn write_nodes(&mut self, wanted: &Content) -> Result<(), BpfError> {
+        let (numbers, freed) = numbered(&self.numbers, wanted.prefixes.values());
+        let (nodes, prefixes) = (self.maps.get("nodes")?, self.maps.get("prefixes")?);
+        for number in freed {
+            nodes.put(&number.to_ne_bytes(), &Node::none())?;
+        }
+        for (node, number) in numbers.iter().filter(|(node, _)| !self.numbers.contains_key(node)) {
+            nodes.put(&number.to_ne_bytes(), &node.encode())?;
+        }
+        self.numbers = numbers;
+        for net in self.content.prefixes.keys().filter(|net| !wanted.prefixes.contains_key(net)) {
+            prefixes.delete(&layout::prefix(*net))?;
+        }
+        for (net, node) in &wanted.prefixes {
+            if let Some(number) = self.numbers.get(node) {
+                prefixes.put(&layout::prefix(*net), &number.to_ne_bytes())?;
+            }
+        }
+        for (setting, value) in Tunnel::settings(wanted.tunnel.as_ref()) {
+            self.maps.get("settings")?.put(&setting.key(), &value)?;
+        }
+        Ok(())
+    }
+
+    /// A flow to an endpoint names the interface at which it was learnt, so that none reaches another pod.
+    fn write_endpoints(&mut self, wanted: &Content) -> Result<(), BpfError> {
+        let (known, map) = (&self.content.endpoints, self.maps.get("endpoints")?);
+        for address in known.keys().filter(|address| !wanted.endpoints.contains_key(address)) {
+            map.delete(&layout::address(*address))?;
+        }
+        for (address, endpoint) in &wanted.endpoints {
+            if known.get(address) != Some(endpoint) {
+                map.put(&layout::address(*address), &endpoint.encode())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Attaches what is missing, also what another program has detached, and detaches what is not wanted.
+    fn attach(&mut self) -> Result<Applied, BpfError> {
+        let mut done = Applied::default();
+        let before = self.links.len();
+        let is_wanted = |hook: &Hook| self.content.hooks.contains(hook);
+        self.links.retain(|hook, link| is_wanted(hook) && is_attached(hook, link));
+        done.detached = before - self.links.len();
+        let mut own: BTreeSet<u32> = BTreeSet::new();
+        for link in self.links.values() {
+            own.insert(link.info()?.0.link);
+        }
+        for hook in &self.content.hooks {
+            // Programs behind ours would not see what the fast path carries.
+            let is_shared = hook.role != Role::Learn && others(hook, &own);
+            if is_shared {
+                done.shared.insert(hook.ifindex);
+                done.detached += usize::from(self.links.remove(hook).is_some());
+                continue;
+            }
+            if self.links.contains_key(hook) {
+                continue;
+            }
+            let Some(program) = self.programs.get(&hook.role) else { continue };
+            match TcxLink::attach(program, hook.ifindex, hook.direction()) {
+                Ok(link) => {
+                    done.attached += 1;
+                    self.links.insert(*hook, link);
+                }
+                // The link may be gone already; then it is not wanted the next time.
+                Err(error) => _ = done.failed.get_or_insert_with(|| error.to_string()),
+            }
+        }
+        Ok(done)
+    }
+}
+
+fn is_attached(hook: &Hook, link: &TcxLink) -> bool {
+    link.info().is_ok_and(|(_, ifindex)| ifindex == hook.ifindex)
+}
+
+/// Whether programs of others are at a hook.
+fn others(hook: &Hook, own: &BTreeSet<u32>) -> bool {
+    let found = attached(hook.ifindex, hook.direction()).unwrap_or_default();
+    found.iter().any(|program| !own.contains(&program.link))
+}
+
+/// The numbers of these nodes, as they were or the lowest that are free, and those that are free from now on.
+fn numbered<'a>(
+    known: &BTreeMap<Node, u32>,
+    nodes: impl Iterator<Item = &'a Node>,
+) -> (BTreeMap<Node, u32>, Vec<u32>) {
+    let wanted: BTreeSet<&Node> = nodes.collect();
+    let mut numbers = known.clone();
+    numbers.retain(|node, _| wanted.contains(node));
+    let mut used: BTreeSet<u32> = numbers.values().copied().collect();
+    let mut next = 1;
+    for node in wanted {
+        if numbers.contains_key(node) {
+            continue;
+        }
+        while used.contains(&next) {
+            next += 1;
+        }
+        used.insert(next);
+        numbers.insert(*node, next);
+    }
+    let freed = known.values().copied().filter(|number| !used.contains(number)).collect();
+    (numbers, freed)
+}
+
+// === impl Hook ===
+
+impl Hook {
+    fn direction(&self) -> Direction {
+        match self.role {
+            Role::Pod | Role::Uplink => Direction::Ingress,
+            Role::Learn => Direction::Egress,
+        }
+    }
+}
+
+// === impl FlowEpoch ===
+
+impl FlowEpoch {
+    /// Has every flow pass the kernel's path again before the fast path carries it. A packet that is under
+    /// way on the fast path still arrives.
+    pub fn raise(&self) -> Result<(), BpfError> {
+        let Some(epoch) = self.0.get() else { return Ok(()) };
+        let mut current = epoch.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = current.checked_add(1).unwrap_or(FIRST_EPOCH);
+        epoch.settings.put(&Setting::Epoch.key(), &next.to_ne_bytes())?;
+        *current = next;
+        Ok(())
+    }
+
+    fn start(&self, settings: &Map) -> Result<(), BpfError> {
+        let settings = settings.try_clone()?;
+        settings.put(&Setting::Epoch.key(), &FIRST_EPOCH.to_ne_bytes())?;
+        let started = self.0.set(EpochMap { settings, current: Mutex::new(FIRST_EPOCH) });
+        started.map_err(|_| BpfError::Object("the fast path is loaded already"))
+    }
+}
+
+// === impl Counter ===
+
+impl Counter {
+    /// What was carried so far.
+    pub fn read(&self) -> Result<Carried, BpfError> {
+        let value = self.0.get(&0_u32.to_ne_bytes())?.unwrap_or_default();
+        let (numbers, _) = value.as_chunks::<8>();
+        let mut carried = Carried::default();
+        for of_processor in numbers.chunks_exact(2) {
+            let [packets, bytes] = of_processor else { continue };
+            carried.packets = carried.packets.wrapping_add(u64::from_ne_bytes(*packets));
+            carried.bytes = carried.bytes.wrapping_add(u64::from_ne_bytes(*bytes));
+        }
+        Ok(carried)
+    }
+}
+
+// === impl Maps ===
+
+impl Maps {
+    fn get(&self, name: &str) -> Result<&Map, BpfError> {
+        self.0.get(name).ok_or(BpfError::Object("a map of the fast path is missing"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

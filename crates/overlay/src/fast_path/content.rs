@@ -1,0 +1,266 @@
+//! From what the kernel's path is made of to what the fast path does. Pure.
+//!
+//! Nothing here comes from the store: the fast path goes where the kernel's routes, neighbours and
+//! forwarding entries lead, and only for pods whose interfaces have no queueing discipline or filter
+//! that it would pass by.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use russet_addr::{Family, IpNet, Mac, host_net};
+use russet_netlink::{
+    FdbEntry, FdbTable, Link, Neighbour, NeighbourState, Qdisc, Route, RouteKind, RouteLookup, Vxlan,
+};
+
+use super::layout::{Endpoint, Node, Tunnel, VxlanHeaders};
+use crate::DEVICE_ALIAS;
+
+/// What the kernel's path is made of.
+#[derive(Debug, Clone, Default)]
+pub struct KernelPath {
+    pub links: Vec<Link>,
+    pub neighbours: Vec<Neighbour>,
+    /// Of the tunnels' devices.
+    pub fdb: Vec<FdbEntry>,
+    /// Of the main table.
+    pub routes: Vec<Route>,
+    pub qdiscs: Vec<Qdisc>,
+    /// The routes to the tunnels' other ends.
+    pub underlay: BTreeMap<IpAddr, RouteLookup>,
+}
+
+/// What the maps hold, and where programs are attached.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Content {
+    pub endpoints: BTreeMap<IpAddr, Endpoint>,
+    pub prefixes: BTreeMap<IpNet, Node>,
+    pub tunnel: Option<Tunnel>,
+    pub hooks: BTreeSet<Hook>,
+    /// Interfaces whose packets all take the kernel's path, and why.
+    pub left_out: BTreeMap<String, &'static str>,
+}
+
+/// A program at a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Hook {
+    pub ifindex: u32,
+    pub role: Role,
+}
+
+/// What a program does at a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Takes what a pod sends.
+    Pod,
+    /// Takes what other nodes send.
+    Uplink,
+    /// Learns flows of what leaves the kernel's path.
+    Learn,
+}
+
+/// Links by their indexes, with what decides whether the fast path may pass them.
+struct Links<'a> {
+    links: BTreeMap<u32, &'a Link>,
+    disciplines: BTreeMap<u32, Vec<&'a Qdisc>>,
+}
+
+/// The discipline of a link that has none.
+const NO_DISCIPLINE: &str = "noqueue";
+/// Of disciplines for received packets; `clsact` says `clsact`.
+const OF_RECEIVED: [&str; 2] = ["ingress", "clsact"];
+const LIMITED: &str = "a queueing discipline or filter is at its interface";
+
+/// What the fast path does beside this path of the kernel. `host_prefix` begins the names of pods'
+/// host ends, and `protocol` marks the routes to other nodes.
+pub fn content(kernel: &KernelPath, host_prefix: &str, protocol: u8) -> Content {
+    let links = Links::new(kernel);
+    let mut content = Content::default();
+    content.find_endpoints(kernel, &links, host_prefix);
+    content.find_nodes(kernel, &links, protocol);
+    // Without a pod, nothing is sent or received.
+    if content.endpoints.is_empty() {
+        content.hooks.clear();
+    }
+    content
+}
+
+/// The devices of the overlay's tunnels.
+pub(super) fn tunnels(links: &[Link]) -> impl Iterator<Item = (&Link, &Vxlan)> {
+    let ours = links.iter().filter(|link| link.alias.as_deref() == Some(DEVICE_ALIAS) && link.is_up());
+    ours.filter_map(|link| Some((link, link.vxlan.as_ref()?)))
+        .filter(|(_, vxlan)| matches!(vxlan.local, Some(IpAddr::V4(_))) && !vxlan.collect_metadata)
+}
+
+// === impl Content ===
+
+impl Content {
+    fn find_endpoints(&mut self, kernel: &KernelPath, links: &Links<'_>, host_prefix: &str) {
+        let routed: BTreeSet<(u32, IpNet)> = kernel
+            .routes
+            .iter()
+            .filter(|route| route.kind == RouteKind::Unicast && route.gateway.is_none())
+            .filter_map(|route| Some((route.oif?, route.dst)))
+            .collect();
+        for neighbour in &kernel.neighbours {
+            let host = links.of(neighbour.ifindex).filter(|link| is_host_end(link, host_prefix));
+            let (Some(host), Some(pod_mac), true) =
+                (host, permanent(neighbour), host_is_routed(&routed, neighbour))
+            else {
+                continue;
+            };
+            let Some(host_mac) = host.mac else { continue };
+            if !links.is_plain(host.index) {
+                self.left_out.insert(host.name.clone(), LIMITED);
+                continue;
+            }
+            let endpoint = Endpoint { ifindex: host.index, mtu_bytes: host.mtu_bytes, pod_mac, host_mac };
+            self.endpoints.insert(neighbour.address, endpoint);
+            self.hooks.extend([Role::Pod, Role::Learn].map(|role| Hook { ifindex: host.index, role }));
+        }
+    }
+
+    fn find_nodes(&mut self, kernel: &KernelPath, links: &Links<'_>, protocol: u8) {
+        let tunnel = tunnels(&kernel.links).next();
+        let ends = tunnel.map(|(device, _)| Ends::new(kernel, device.index));
+        for route in &kernel.routes {
+            let is_to_a_node = route.protocol == protocol && route.kind == RouteKind::Unicast;
+            let (true, Some(gateway), Some(oif)) = (is_to_a_node, route.gateway, route.oif) else { continue };
+            let node = match (tunnel, &ends) {
+                (Some((device, vxlan)), Some(ends)) if device.index == oif => {
+                    through_tunnel(kernel, (device, vxlan), ends, gateway)
+                }
+                _ => links.of(oif).map(|uplink| Node {
+                    via_ifindex: oif,
+                    mtu_bytes: uplink.mtu_bytes,
+                    out_ifindex: oif,
+                    next_hop: gateway,
+                    vxlan: None,
+                }),
+            };
+            let Some(mut node) = node else { continue };
+            node.mtu_bytes = route.mtu_bytes.map_or(node.mtu_bytes, |mtu| mtu.min(node.mtu_bytes));
+            self.add_node(links, route.dst, node);
+        }
+        let is_used = |device: &Link| self.prefixes.values().any(|node| node.via_ifindex == device.index);
+        self.tunnel = tunnel.filter(|(device, _)| is_used(device)).map(|(device, vxlan)| Tunnel {
+            ifindex: device.index,
+            vni: vxlan.vni,
+            port: vxlan.port,
+        });
+    }
+
+    fn add_node(&mut self, links: &Links<'_>, dst: IpNet, node: Node) {
+        let Some(uplink) = links.of(node.out_ifindex).filter(|link| link.mac.is_some() && link.is_up())
+        else {
+            return;
+        };
+        if !links.has_no_filters(uplink.index) {
+            self.left_out.insert(uplink.name.clone(), LIMITED);
+            return;
+        }
+        self.hooks.insert(Hook { ifindex: uplink.index, role: Role::Uplink });
+        self.hooks.insert(Hook { ifindex: node.via_ifindex, role: Role::Learn });
+        self.prefixes.insert(dst, node);
+    }
+}
+
+fn is_host_end(link: &Link, host_prefix: &str) -> bool {
+    link.kind.as_deref() == Some("veth")
+        && link.name.starts_with(host_prefix)
+        && link.is_up()
+        && link.master.is_none()
+}
+
+fn permanent(neighbour: &Neighbour) -> Option<Mac> {
+    neighbour.mac.filter(|_| neighbour.state == NeighbourState::Permanent && !neighbour.proxy)
+}
+
+fn host_is_routed(routed: &BTreeSet<(u32, IpNet)>, neighbour: &Neighbour) -> bool {
+    routed.contains(&(neighbour.ifindex, host_net(neighbour.address)))
+}
+
+/// What a tunnel's device knows of its other ends.
+struct Ends {
+    macs: BTreeMap<IpAddr, Mac>,
+    remotes: BTreeMap<Mac, IpAddr>,
+}
+
+// === impl Ends ===
+
+impl Ends {
+    fn new(kernel: &KernelPath, ifindex: u32) -> Self {
+        let neighbours = kernel.neighbours.iter().filter(|neighbour| neighbour.ifindex == ifindex);
+        let entries = kernel.fdb.iter().filter(|entry| {
+            let is_plain = entry.vni.is_none() && entry.port.is_none() && entry.permanent;
+            entry.ifindex == ifindex && entry.table == FdbTable::Device && is_plain
+        });
+        Self {
+            macs: neighbours.filter_map(|it| Some((it.address, permanent(it)?))).collect(),
+            remotes: entries.filter_map(|entry| Some((entry.mac, entry.dst?))).collect(),
+        }
+    }
+}
+
+/// The node behind a gateway of the tunnel; none if the kernel's tables do not lead there.
+fn through_tunnel(
+    kernel: &KernelPath,
+    (device, vxlan): (&Link, &Vxlan),
+    ends: &Ends,
+    gateway: IpAddr,
+) -> Option<Node> {
+    let inner_to = *ends.macs.get(&gateway)?;
+    let remote = *ends.remotes.get(&inner_to)?;
+    let route = kernel.underlay.get(&remote).filter(|route| route.kind == RouteKind::Unicast)?;
+    let (IpAddr::V4(remote_v4), Some(IpAddr::V4(local))) = (remote, vxlan.local) else { return None };
+    Some(Node {
+        via_ifindex: device.index,
+        mtu_bytes: device.mtu_bytes,
+        out_ifindex: route.oif?,
+        next_hop: route.gateway.unwrap_or(remote),
+        vxlan: Some(VxlanHeaders {
+            remote: remote_v4,
+            local,
+            vni: vxlan.vni,
+            port: vxlan.port,
+            inner_to,
+            inner_from: device.mac?,
+        }),
+    })
+}
+
+/// The outer addresses to which the tunnels lead.
+pub(super) fn remotes(fdb: &[FdbEntry]) -> BTreeSet<IpAddr> {
+    let v4 = fdb.iter().filter_map(|entry| entry.dst).filter(|dst| Family::of(*dst) == Family::V4);
+    v4.filter(|dst| !dst.is_multicast()).collect()
+}
+
+// === impl Links ===
+
+impl<'a> Links<'a> {
+    fn new(kernel: &'a KernelPath) -> Self {
+        let mut disciplines: BTreeMap<u32, Vec<&Qdisc>> = BTreeMap::new();
+        for qdisc in &kernel.qdiscs {
+            disciplines.entry(qdisc.ifindex).or_default().push(qdisc);
+        }
+        Self { links: kernel.links.iter().map(|link| (link.index, link)).collect(), disciplines }
+    }
+
+    fn of(&self, ifindex: u32) -> Option<&'a Link> {
+        self.links.get(&ifindex).copied()
+    }
+
+    /// Whether nothing is done to packets at a link, in either direction.
+    fn is_plain(&self, ifindex: u32) -> bool {
+        self.disciplines.get(&ifindex).is_none_or(|all| all.iter().all(|qdisc| qdisc.kind == NO_DISCIPLINE))
+    }
+
+    /// Whether no filter is asked about packets that a link receives or sends. What queues them stays in
+    /// their way.
+    fn has_no_filters(&self, ifindex: u32) -> bool {
+        let all = self.disciplines.get(&ifindex);
+        all.is_none_or(|all| !all.iter().any(|qdisc| OF_RECEIVED.contains(&qdisc.kind.as_str())))
+    }
+}
+
+#[cfg(test)]
+mod tests;

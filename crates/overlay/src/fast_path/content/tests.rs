@@ -1,0 +1,210 @@
+use russet_addr::IfName;
+use russet_netlink::{Df, OperState};
+
+use super::*;
+
+const HOST_END: u32 = 20;
+const TUNNEL: u32 = 9;
+const UPLINK: u32 = 2;
+const POD: &str = "10.244.1.2";
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+fn mac(byte: u8) -> Mac {
+    Mac([byte; 6])
+}
+
+fn link(index: u32, name: &str, kind: Option<&str>) -> Link {
+    Link {
+        index,
+        name: IfName::new(name).unwrap().to_string(),
+        flags: 1,
+        mtu_bytes: 1500,
+        mac: Some(mac(u8::try_from(index).unwrap())),
+        kind: kind.map(str::to_owned),
+        alias: None,
+        group: 0,
+        master: None,
+        link: None,
+        link_netnsid: None,
+        operstate: OperState::Up,
+        tx_queue_len: 0,
+        addr_gen_mode: None,
+        vxlan: None,
+        bridge_port: None,
+        ipip: None,
+    }
+}
+
+fn vxlan() -> Vxlan {
+    Vxlan {
+        vni: 4096,
+        local: Some(address("192.0.2.1")),
+        parent: Some(UPLINK),
+        port: 4789,
+        group: None,
+        learning: false,
+        l2miss: false,
+        gbp: false,
+        collect_metadata: false,
+        ttl: 0,
+        df: Df::Unset,
+        udp_csum: true,
+        udp_zero_csum6_tx: false,
+        udp_zero_csum6_rx: false,
+    }
+}
+
+fn qdisc(ifindex: u32, kind: &str, is_root: bool) -> Qdisc {
+    Qdisc { ifindex, kind: kind.to_owned(), is_root, rate_bytes: None }
+}
+
+/// A pod, and two nodes: one behind the tunnel, one on the same network.
+fn kernel() -> KernelPath {
+    let tunnel = Link {
+        mtu_bytes: 1450,
+        alias: Some(DEVICE_ALIAS.to_owned()),
+        vxlan: Some(vxlan()),
+        ..link(TUNNEL, "russet.vxlan", Some("vxlan"))
+    };
+    let ours = |dst: &str, gateway: &str, oif| Route {
+        protocol: crate::ROUTE_PROTOCOL,
+        oif: Some(oif),
+        ..Route::via(net(dst), address(gateway))
+    };
+    let route = RouteLookup {
+        kind: RouteKind::Unicast,
+        oif: Some(UPLINK),
+        gateway: Some(address("192.0.2.254")),
+        source: None,
+    };
+    KernelPath {
+        links: vec![
+            link(1, "lo", None),
+            link(UPLINK, "eth0", None),
+            tunnel,
+            link(HOST_END, "russ0a1b2c3d4e5", Some("veth")),
+        ],
+        neighbours: vec![
+            Neighbour::permanent(HOST_END, address(POD), mac(0xaa)),
+            Neighbour::permanent(TUNNEL, address("10.244.2.0"), mac(0xbb)),
+        ],
+        fdb: vec![FdbEntry::remote(TUNNEL, mac(0xbb), address("198.51.100.2"))],
+        routes: vec![
+            Route::dev(net("10.244.1.2/32"), HOST_END),
+            ours("10.244.2.0/26", "10.244.2.0", TUNNEL),
+            Route { mtu_bytes: Some(1400), ..ours("10.244.3.0/26", "192.0.2.3", UPLINK) },
+        ],
+        qdiscs: vec![qdisc(HOST_END, "noqueue", true), qdisc(UPLINK, "fq_codel", true)],
+        underlay: BTreeMap::from([(address("198.51.100.2"), route)]),
+    }
+}
+
+fn found(kernel: &KernelPath) -> Content {
+    content(kernel, "russ", crate::ROUTE_PROTOCOL)
+}
+
+#[test]
+fn pods_and_nodes_are_where_the_kernels_tables_lead() {
+    let content = found(&kernel());
+    let endpoint = Endpoint { ifindex: HOST_END, mtu_bytes: 1500, pod_mac: mac(0xaa), host_mac: mac(20) };
+    assert_eq!(content.endpoints, BTreeMap::from([(address(POD), endpoint)]));
+    let headers = VxlanHeaders {
+        remote: "198.51.100.2".parse().unwrap(),
+        local: "192.0.2.1".parse().unwrap(),
+        vni: 4096,
+        port: 4789,
+        inner_to: mac(0xbb),
+        inner_from: mac(9),
+    };
+    let tunnelled = Node {
+        via_ifindex: TUNNEL,
+        mtu_bytes: 1450,
+        out_ifindex: UPLINK,
+        next_hop: address("192.0.2.254"),
+        vxlan: Some(headers),
+    };
+    let direct = Node {
+        via_ifindex: UPLINK,
+        mtu_bytes: 1400,
+        out_ifindex: UPLINK,
+        next_hop: address("192.0.2.3"),
+        vxlan: None,
+    };
+    let prefixes = [(net("10.244.2.0/26"), tunnelled), (net("10.244.3.0/26"), direct)];
+    assert_eq!(content.prefixes, BTreeMap::from(prefixes));
+    assert_eq!(content.tunnel, Some(Tunnel { ifindex: TUNNEL, vni: 4096, port: 4789 }));
+    let hook = |ifindex, role| Hook { ifindex, role };
+    let hooks = [
+        hook(UPLINK, Role::Uplink),
+        hook(UPLINK, Role::Learn),
+        hook(TUNNEL, Role::Learn),
+        hook(HOST_END, Role::Pod),
+        hook(HOST_END, Role::Learn),
+    ];
+    assert_eq!(content.hooks, BTreeSet::from(hooks));
+    assert_eq!(content.left_out, BTreeMap::new());
+}
+
+#[test]
+fn a_pod_that_is_limited_unrouted_or_without_a_fixed_mac_is_left_to_the_kernel() {
+    let without = |change: &dyn Fn(&mut KernelPath)| {
+        let mut kernel = kernel();
+        change(&mut kernel);
+        let content = found(&kernel);
+        assert_eq!((content.endpoints.len(), content.hooks.len()), (0, 0));
+        content.left_out.len()
+    };
+    assert_eq!(without(&|kernel| kernel.qdiscs[0].kind = "tbf".to_owned()), 1);
+    assert_eq!(without(&|kernel| kernel.qdiscs.push(qdisc(HOST_END, "ingress", false))), 1);
+    assert_eq!(without(&|kernel| kernel.routes[0].oif = Some(UPLINK)), 0);
+    assert_eq!(without(&|kernel| kernel.neighbours[0].state = NeighbourState::Reachable), 0);
+    assert_eq!(without(&|kernel| kernel.links[3].flags = 0), 0);
+    assert_eq!(without(&|kernel| kernel.links[3].master = Some(5)), 0);
+    assert_eq!(without(&|kernel| kernel.links[3].name = "veth0".to_owned()), 0);
+}
+
+#[test]
+fn another_tunnels_device_makes_its_headers_itself() {
+    let mut kernel = kernel();
+    kernel.links[2].alias = None;
+    let content = found(&kernel);
+    let node = Node {
+        via_ifindex: TUNNEL,
+        mtu_bytes: 1450,
+        out_ifindex: TUNNEL,
+        next_hop: address("10.244.2.0"),
+        vxlan: None,
+    };
+    assert_eq!(content.prefixes.get(&net("10.244.2.0/26")), Some(&node));
+    assert_eq!(content.tunnel, None);
+    assert!(content.hooks.contains(&Hook { ifindex: TUNNEL, role: Role::Uplink }));
+}
+
+#[test]
+fn a_node_that_the_tables_do_not_lead_to_is_left_to_the_kernel() {
+    let without = |change: &dyn Fn(&mut KernelPath)| {
+        let mut kernel = kernel();
+        kernel.routes.pop();
+        change(&mut kernel);
+        let content = found(&kernel);
+        assert_eq!((content.prefixes.len(), content.tunnel), (0, None));
+        assert_eq!(content.endpoints.len(), 1, "pods of this node still reach each other");
+    };
+    without(&|kernel| _ = kernel.neighbours.pop());
+    without(&|kernel| _ = kernel.fdb.pop());
+    without(&|kernel| kernel.fdb[0].port = Some(1));
+    without(&|kernel| kernel.underlay.clear());
+    without(&|kernel| kernel.routes[1].protocol = Route::PROTOCOL_BOOT);
+    without(&|kernel| kernel.routes[1].kind = RouteKind::Blackhole);
+    // Filters at the uplink may belong to another network, which has to see every packet.
+    without(&|kernel| kernel.qdiscs.push(qdisc(UPLINK, "clsact", false)));
+    // A device without Ethernet headers, such as WireGuard's.
+    without(&|kernel| kernel.links[1].mac = None);
+}

@@ -1,0 +1,324 @@
+//! The programs on single packets beside a model of them (docs/spec/policy.md section 4.4 (1)).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use russet_addr::IpNet;
+use russet_linux::bpf::{Packet, Ran};
+use russet_testkit::in_new_netns;
+
+use super::*;
+
+mod frame;
+mod model;
+
+use frame::{Frame, Headers, Transport};
+use model::{Flow, Model, Pending, Verdict};
+
+const POD: &str = "10.244.1.2";
+const NEAR: &str = "10.244.1.3";
+const FAR: &str = "10.244.2.2";
+const ROUTED: &str = "10.244.3.2";
+const FOREIGN: &str = "192.0.2.77";
+const ADDRESSES: [&str; 5] = [POD, NEAR, FAR, ROUTED, FOREIGN];
+/// Loopback: a test run is at a link that exists.
+const LINK: u32 = 1;
+const TUNNEL: u32 = 9;
+const UPLINK: u32 = 7;
+/// Where a packet came in that leaves the kernel's path.
+const INGRESS: u32 = 31;
+const PACKETS: u32 = 10_000;
+
+/// The programs in the kernel, with all their maps.
+struct Kernel {
+    fast_path: FastPath,
+    flows: Map,
+    pending: Map,
+}
+
+/// Repeatable choices.
+struct Choices(u64);
+
+// === impl Choices ===
+
+impl Choices {
+    /// A number below `end`.
+    fn below(&mut self, end: u32) -> u32 {
+        // SplitMix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        u32::try_from((z ^ (z >> 31)) % u64::from(end)).unwrap()
+    }
+
+    fn one_in(&mut self, number: u32) -> bool {
+        self.below(number) == 0
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(u32::try_from(all.len()).unwrap()) as usize]
+    }
+}
+
+fn ip(text: &str, is_v6: bool) -> IpAddr {
+    let v4: std::net::Ipv4Addr = text.parse().unwrap();
+    let [a, b, c, d] = v4.octets();
+    match is_v6 {
+        true => format!("fd00:{a:x}{b:02x}:{c:x}::{d:x}").parse().unwrap(),
+        false => v4.into(),
+    }
+}
+
+/// Pods and nodes of both families. The tunnel's MTU is lower than what a frame may have.
+fn content() -> Content {
+    let mut content = Content::default();
+    let node = |vxlan| Node {
+        via_ifindex: if vxlan { TUNNEL } else { UPLINK },
+        mtu_bytes: 400,
+        out_ifindex: LINK,
+        next_hop: ip("192.0.2.1", false),
+        vxlan: vxlan.then(|| VxlanHeaders {
+            remote: "192.0.2.2".parse().unwrap(),
+            local: "192.0.2.3".parse().unwrap(),
+            vni: 4096,
+            port: 4789,
+            inner_to: russet_addr::Mac([0xa1; 6]),
+            inner_from: russet_addr::Mac([0xa2; 6]),
+        }),
+    };
+    for is_v6 in [false, true] {
+        for (number, text) in [(1, POD), (2, NEAR)] {
+            let [pod_mac, host_mac] = [number, 0x40 | number].map(|byte| russet_addr::Mac([byte; 6]));
+            let endpoint = Endpoint { ifindex: 20 + u32::from(number), mtu_bytes: 400, pod_mac, host_mac };
+            content.endpoints.insert(ip(text, is_v6), endpoint);
+        }
+        for (text, vxlan) in [(FAR, true), (ROUTED, false)] {
+            let net = IpNet::new(ip(text, is_v6), if is_v6 { 48 } else { 24 }).unwrap().trunc();
+            content.prefixes.insert(net, node(vxlan));
+        }
+    }
+    content.tunnel = Some(Tunnel { ifindex: TUNNEL, vni: 4096, port: 4789 });
+    content
+}
+
+// === impl Kernel ===
+
+impl Kernel {
+    fn new() -> Self {
+        let epoch = FlowEpoch::default();
+        let mut fast_path = FastPath::load(&epoch).unwrap();
+        assert_eq!(fast_path.apply(content()).unwrap(), Applied::default());
+        let [flows, pending] =
+            ["flows", "pending"].map(|name| fast_path.maps.get(name).unwrap().try_clone().unwrap());
+        Self { fast_path, flows, pending }
+    }
+
+    fn run(&self, role: Role, frame: &[u8], ingress_ifindex: u32) -> Option<Ran> {
+        let packet = Packet { frame, mark: 0, ifindex: 0, ingress_ifindex };
+        // The kernel refuses test runs of frames that end in their IP headers.
+        self.fast_path.programs[&role].run(&packet).ok()
+    }
+
+    fn epoch(&self) -> u32 {
+        let value = self.fast_path.maps.get("settings").unwrap().get(&Setting::Epoch.key()).unwrap().unwrap();
+        u32::from_ne_bytes(value.try_into().unwrap())
+    }
+
+    /// Makes the maps hold what the model has.
+    fn hold(&self, model: &Model) {
+        for map in [&self.flows, &self.pending] {
+            for (key, _) in map.entries().unwrap() {
+                map.delete(&key).unwrap();
+            }
+        }
+        for (tuple, flow) in &model.flows {
+            self.flows.put(&tuple.encode(), &flow.encode()).unwrap();
+        }
+        for ((tuple, ifindex), pending) in &model.pending {
+            self.pending.put(&model::pending_key(tuple, *ifindex), &pending.encode()).unwrap();
+        }
+    }
+
+    fn held(&self) -> (BTreeMap<Vec<u8>, Flow>, BTreeMap<Vec<u8>, Pending>) {
+        let flows = self.flows.entries().unwrap().into_iter().map(|(key, value)| (key, Flow::decode(&value)));
+        let pending =
+            self.pending.entries().unwrap().into_iter().map(|(key, value)| (key, Pending::decode(&value)));
+        (flows.collect(), pending.collect())
+    }
+}
+
+/// A random packet between these addresses, mostly of a kind that the fast path takes.
+fn random_headers(choices: &mut Choices) -> Headers {
+    let is_v6 = choices.one_in(2);
+    let (from, to) = (ip(choices.of(&ADDRESSES), is_v6), ip(choices.of(&ADDRESSES), is_v6));
+    let transport = match choices.below(8) {
+        0 => Transport::Other(132),
+        1 | 2 => Transport::Udp,
+        3 => Transport::Tcp(choices.of(&[0x01, 0x02, 0x04, 0x12, 0x11, 0x14])),
+        _ => Transport::Tcp(choices.of(&[0x10, 0x18, 0x50, 0x90])),
+    };
+    Headers {
+        from,
+        to,
+        ports: choices.of(&[(8080, 80), (80, 8080)]),
+        transport,
+        ttl: choices.of(&[64, 64, 64, 255, 2, 1, 0]),
+        has_options: choices.one_in(12),
+        fragment: choices.of(&[0, 0, 0, 0, 0, 0, 0x4000, 0x2000, 0x0001]),
+        tos: choices.of(&[0, 0xb9, 0x03]),
+        payload_bytes: choices.of(&[0, 1, 64, 350, 500]),
+    }
+}
+
+/// Its flow in a random state, and that of its answers.
+fn random_state(model: &mut Model, headers: &Headers, ifindex: u32, choices: &mut Choices) {
+    let tuple = headers.tuple();
+    for (tuple, share) in [(tuple, 5), (tuple.reversed(), 3)] {
+        if choices.one_in(share) {
+            continue;
+        }
+        let flow = Flow {
+            epoch: model.epoch.wrapping_sub(u32::from(choices.one_in(6))),
+            ifindex: if choices.one_in(6) { 55 } else { ifindex },
+            out_ifindex: model.out_ifindex(&tuple, choices.one_in(6)),
+            node: model.number(if ifindex == TUNNEL && !choices.one_in(6) { tuple.from } else { tuple.to }),
+            age_s: choices.of(&[0, 0, 0, 5, 30]),
+            answered_epoch: choices.of(&[0, model.epoch]),
+            packets: 0,
+            bytes: 0,
+        };
+        model.flows.insert(tuple, flow);
+    }
+    if choices.one_in(3) {
+        let epoch = model.epoch.wrapping_sub(u32::from(choices.one_in(3)));
+        let pending = Pending { epoch, node: model.number(tuple.to) };
+        model.pending.insert((tuple, choices.of(&[ifindex, 55])), pending);
+    }
+}
+
+/// A packet at one of the programs, and what the maps hold.
+fn random_case(kernel: &Kernel, choices: &mut Choices) -> (Role, Frame, Model) {
+    let role = choices.of(&[Role::Pod, Role::Uplink, Role::Learn]);
+    let mut headers = random_headers(choices);
+    let is_tunnelled = role == Role::Uplink && choices.one_in(2);
+    if role == Role::Uplink && !choices.one_in(4) {
+        let is_v6 = headers.from.is_ipv6();
+        (headers.from, headers.to) = (ip(FAR, is_v6), ip(POD, is_v6));
+    }
+    let mut model = Model::new(kernel.epoch(), content(), &kernel.fast_path.numbers);
+    let ifindex = match role {
+        Role::Learn => INGRESS,
+        _ if is_tunnelled => TUNNEL,
+        _ => LINK,
+    };
+    random_state(&mut model, &headers, ifindex, choices);
+    let mut frame = Frame::new(&headers);
+    if is_tunnelled {
+        let outer = [("192.0.2.2", 4096), ("192.0.2.2", 4096), ("192.0.2.9", 4096), ("192.0.2.2", 5)];
+        let (from, vni) = choices.of(&outer);
+        frame = frame.in_vxlan(from.parse().unwrap(), vni);
+    }
+    if choices.one_in(20) {
+        let len = choices.below(u32::try_from(frame.bytes.len()).unwrap());
+        frame = frame.cut(len as usize);
+    }
+    if choices.one_in(20) {
+        // It is for another machine.
+        if let Some(byte) = frame.bytes.first_mut() {
+            *byte = 2;
+        }
+    }
+    (role, frame, model)
+}
+
+/// Runs a program on a packet and compares what it does with the model.
+fn compare(kernel: &Kernel, role: Role, frame: &Frame, model: &mut Model, case: &str) -> Verdict {
+    kernel.hold(model);
+    let Some(ran) = kernel.run(role, &frame.bytes, INGRESS) else { return Verdict::Left };
+    let wanted = match role {
+        Role::Pod => model.pod(frame, LINK),
+        Role::Uplink => model.uplink(frame, LINK),
+        Role::Learn => model.learn(frame, LINK, INGRESS),
+    };
+    assert_eq!(Verdict::of(ran.verdict), wanted.verdict, "{case}: {frame:?} {model:?}");
+    frame::assert_same(&ran.frame, &wanted.frame, case);
+    let (flows, pending) = kernel.held();
+    let wanted_flows: BTreeMap<_, _> =
+        model.flows.iter().map(|(tuple, flow)| (tuple.encode(), *flow)).collect();
+    let wanted_pending: BTreeMap<_, _> = model
+        .pending
+        .iter()
+        .map(|((tuple, ifindex), pending)| (model::pending_key(tuple, *ifindex), *pending))
+        .collect();
+    assert_eq!(flows, wanted_flows, "{case}: {frame:?}");
+    assert_eq!(pending, wanted_pending, "{case}: {frame:?}");
+    wanted.verdict
+}
+
+#[test]
+#[ignore = "kernel: bpf(2) needs root"]
+fn the_programs_do_with_every_packet_what_the_model_does() {
+    // policy.md section 4.4 (1)
+    let seed = std::env::var("RUSSET_SEED").map_or(1, |seed| seed.parse().unwrap());
+    in_new_netns(|| {
+        russet_testkit::run("ip", &["link", "set", "lo", "up"]);
+        let kernel = Kernel::new();
+        let (mut carried, mut learnt) = (0_u32, 0_u32);
+        for number in 0..PACKETS {
+            let seed = seed + u64::from(number);
+            let mut choices = Choices(seed);
+            let (role, frame, mut model) = random_case(&kernel, &mut choices);
+            let before = model.flows.clone();
+            let verdict = compare(&kernel, role, &frame, &mut model, &format!("RUSSET_SEED={seed} {role:?}"));
+            carried += u32::from(verdict == Verdict::Carried);
+            learnt += u32::from(role == Role::Learn && model.flows != before);
+        }
+        assert!(carried > PACKETS / 30 && learnt > PACKETS / 100, "{carried} carried, {learnt} learnt");
+    });
+}
+
+#[test]
+#[ignore = "kernel: bpf(2) needs root"]
+fn a_packet_of_ipv6_is_never_taken_for_one_of_ipv4() {
+    in_new_netns(|| {
+        russet_testkit::run("ip", &["link", "set", "lo", "up"]);
+        let kernel = Kernel::new();
+        let mut choices = Choices(1);
+        let mut headers = random_headers(&mut choices);
+        (headers.from, headers.to) = (ip(POD, false), ip(NEAR, false));
+        (headers.transport, headers.ttl, headers.fragment) = (Transport::Udp, 64, 0);
+        (headers.has_options, headers.payload_bytes) = (false, 64);
+        let mut model = Model::new(kernel.epoch(), content(), &kernel.fast_path.numbers);
+        let out_ifindex = model.out_ifindex(&headers.tuple(), false);
+        let flow = Flow { epoch: model.epoch, ifindex: LINK, out_ifindex, ..Flow::default() };
+        model.flows.insert(headers.tuple(), flow);
+        assert_eq!(compare(&kernel, Role::Pod, &Frame::new(&headers), &mut model, "IPv4"), Verdict::Carried);
+        let mapped = |address: IpAddr| match address {
+            IpAddr::V4(address) => IpAddr::V6(address.to_ipv6_mapped()),
+            IpAddr::V6(_) => address,
+        };
+        (headers.from, headers.to) = (mapped(headers.from), mapped(headers.to));
+        let frame = Frame::new(&headers);
+        let ran = kernel.run(Role::Pod, &frame.bytes, 0).unwrap();
+        assert_eq!((Verdict::of(ran.verdict), ran.frame), (Verdict::Left, frame.bytes));
+    });
+}
+
+#[test]
+fn nodes_keep_their_numbers_and_free_ones_are_given_again() {
+    let node = |number: u8| Node {
+        via_ifindex: 3,
+        mtu_bytes: 1450,
+        out_ifindex: 2,
+        next_hop: IpAddr::from([192, 0, 2, number]),
+        vxlan: None,
+    };
+    let (a, b, c) = (node(1), node(2), node(3));
+    let (first, freed) = numbered(&BTreeMap::new(), [&a, &b, &a].into_iter());
+    assert_eq!((&first, freed), (&BTreeMap::from([(a, 1), (b, 2)]), vec![]));
+    let (second, freed) = numbered(&first, [&b].into_iter());
+    assert_eq!((&second, freed), (&BTreeMap::from([(b, 2)]), vec![1]));
+    let (third, freed) = numbered(&second, [&b, &c].into_iter());
+    assert_eq!((third, freed), (BTreeMap::from([(b, 2), (c, 1)]), vec![]));
+}

@@ -1,0 +1,342 @@
+//! What the programs shall do with a packet, without their code.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use russet_addr::Mac;
+
+use super::super::Content;
+use super::super::layout::{self, Node};
+use super::frame::{ETHERNET_BYTES, Frame, OUTER_BYTES, Transport, checksum};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tuple {
+    pub from: IpAddr,
+    pub to: IpAddr,
+    pub ports: (u16, u16),
+    pub protocol: u8,
+}
+
+/// The value of `flows`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Flow {
+    pub epoch: u32,
+    pub ifindex: u32,
+    pub out_ifindex: u32,
+    pub node: u32,
+    /// Seconds since a packet took the kernel's path.
+    pub age_s: u64,
+    pub answered_epoch: u32,
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// The value of `pending`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pending {
+    pub epoch: u32,
+    pub node: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    Left,
+    Carried,
+}
+
+#[derive(Debug)]
+pub struct Outcome {
+    pub verdict: Verdict,
+    pub frame: Vec<u8>,
+}
+
+/// The maps.
+#[derive(Debug)]
+pub struct Model {
+    pub epoch: u32,
+    content: Content,
+    numbers: BTreeMap<Node, u32>,
+    pub flows: BTreeMap<Tuple, Flow>,
+    pub pending: BTreeMap<(Tuple, u32), Pending>,
+}
+
+const THROUGH_KERNEL_S: u64 = 20;
+/// Ages are read back as one of these: tests take less than a second.
+const AGES_S: [u64; 3] = [0, 5, 30];
+
+pub fn pending_key(tuple: &Tuple, ifindex: u32) -> Vec<u8> {
+    [&tuple.encode()[..], &ifindex.to_ne_bytes()].concat()
+}
+
+fn now_ns() -> u64 {
+    // CLOCK_MONOTONIC, in hundredths of a second, as far as the machine was never suspended.
+    let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+    let seconds: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+    (seconds * 1e9) as u64
+}
+
+// === impl Tuple ===
+
+impl Tuple {
+    pub fn reversed(self) -> Self {
+        Self { from: self.to, to: self.from, ports: (self.ports.1, self.ports.0), protocol: self.protocol }
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut key = [layout::address(self.from), layout::address(self.to)].concat();
+        key.extend(self.ports.0.to_be_bytes());
+        key.extend(self.ports.1.to_be_bytes());
+        key.extend(u32::from(self.protocol).to_ne_bytes());
+        key
+    }
+}
+
+// === impl Flow ===
+
+impl Flow {
+    pub fn encode(&self) -> Vec<u8> {
+        let through = now_ns() - self.age_s * 1_000_000_000;
+        let mut value =
+            [self.epoch, self.ifindex, self.out_ifindex, self.node].map(u32::to_ne_bytes).concat();
+        value.extend(through.to_ne_bytes());
+        value.extend([self.answered_epoch, 0].map(u32::to_ne_bytes).concat());
+        value.extend([self.packets, self.bytes].map(u64::to_ne_bytes).concat());
+        value
+    }
+
+    pub fn decode(value: &[u8]) -> Self {
+        let word = |at: usize| u32::from_ne_bytes(value[at..at + 4].try_into().unwrap());
+        let long = |at: usize| u64::from_ne_bytes(value[at..at + 8].try_into().unwrap());
+        let age_s = now_ns().saturating_sub(long(16)) / 1_000_000_000;
+        Self {
+            epoch: word(0),
+            ifindex: word(4),
+            out_ifindex: word(8),
+            node: word(12),
+            age_s: AGES_S.into_iter().rev().find(|age| *age <= age_s).unwrap(),
+            answered_epoch: word(24),
+            packets: long(32),
+            bytes: long(40),
+        }
+    }
+}
+
+// === impl Pending ===
+
+impl Pending {
+    pub fn encode(&self) -> Vec<u8> {
+        [self.epoch, self.node].map(u32::to_ne_bytes).concat()
+    }
+
+    pub fn decode(value: &[u8]) -> Self {
+        let word = |at: usize| u32::from_ne_bytes(value[at..at + 4].try_into().unwrap());
+        Self { epoch: word(0), node: word(4) }
+    }
+}
+
+// === impl Verdict ===
+
+impl Verdict {
+    pub fn of(verdict: i32) -> Self {
+        match verdict {
+            -1 => Self::Left,
+            7 => Self::Carried,
+            other => panic!("verdict {other}"),
+        }
+    }
+}
+
+// === impl Model ===
+
+impl Model {
+    pub fn new(epoch: u32, content: Content, numbers: &BTreeMap<Node, u32>) -> Self {
+        Self { epoch, content, numbers: numbers.clone(), flows: BTreeMap::new(), pending: BTreeMap::new() }
+    }
+
+    fn node(&self, to: IpAddr) -> Option<&Node> {
+        let of = |(net, node): (&russet_addr::IpNet, _)| net.contains(&to).then_some(node);
+        self.content.prefixes.iter().find_map(of)
+    }
+
+    /// The number of the node that has an address; 0 if none has.
+    pub fn number(&self, to: IpAddr) -> u32 {
+        self.node(to).map_or(0, |node| self.numbers[node])
+    }
+
+    /// Where packets to an address leave, or another link.
+    pub fn out_ifindex(&self, tuple: &Tuple, is_other: bool) -> u32 {
+        let endpoint = self.content.endpoints.get(&tuple.to).map(|endpoint| endpoint.ifindex);
+        let node = self.node(tuple.to).map(|node| node.via_ifindex);
+        if is_other { 66 } else { endpoint.or(node).unwrap_or(66) }
+    }
+
+    /// Whether the fast path takes a packet of this kind at all.
+    fn takes(frame: &Frame) -> bool {
+        let headers = &frame.headers;
+        let is_whole = headers.from.is_ipv6() || headers.fragment & 0x3fff == 0;
+        let is_plain = match headers.transport {
+            Transport::Tcp(flags) => flags & 0x07 == 0,
+            Transport::Udp => true,
+            Transport::Other(_) => false,
+        };
+        is_whole && is_plain && headers.ttl > 1 && !headers.has_options && frame.has_headers()
+    }
+
+    fn known(&mut self, tuple: &Tuple, ifindex: u32) -> Option<Flow> {
+        let epoch = self.epoch;
+        let answer = self.flows.get(&tuple.reversed()).copied();
+        let flow = self.flows.get_mut(tuple)?;
+        if flow.epoch != epoch || flow.ifindex != ifindex || flow.age_s >= THROUGH_KERNEL_S {
+            return None;
+        }
+        if tuple.protocol == 6 && flow.answered_epoch != epoch {
+            answer.filter(|answer| answer.epoch == epoch)?;
+            flow.answered_epoch = epoch;
+        }
+        Some(*flow)
+    }
+
+    fn count(&mut self, tuple: &Tuple, ip_bytes: usize) {
+        let flow = self.flows.get_mut(tuple).unwrap();
+        flow.packets += 1;
+        flow.bytes += ip_bytes as u64;
+    }
+
+    fn note(&mut self, tuple: Tuple, ifindex: u32, node: u32) {
+        self.pending.insert((tuple, ifindex), Pending { epoch: self.epoch, node });
+    }
+
+    /// The host end of a pod receives it.
+    pub fn pod(&mut self, frame: &Frame, ifindex: u32) -> Outcome {
+        let left = Outcome { verdict: Verdict::Left, frame: frame.bytes.clone() };
+        if !Self::takes(frame) || frame.bytes[0] != 0 {
+            return left;
+        }
+        let (tuple, ip_bytes) = (frame.headers.tuple(), frame.bytes.len() - ETHERNET_BYTES);
+        let Some(flow) = self.known(&tuple, ifindex) else {
+            let is_pod = self.content.endpoints.contains_key(&tuple.to);
+            if is_pod || self.node(tuple.to).is_some() {
+                self.note(tuple, ifindex, if is_pod { 0 } else { self.number(tuple.to) });
+            }
+            return left;
+        };
+        if flow.node == 0 {
+            let endpoint = self.content.endpoints.get(&tuple.to).copied();
+            let fits =
+                |it: &super::Endpoint| it.ifindex == flow.out_ifindex && ip_bytes <= it.mtu_bytes as usize;
+            let Some(endpoint) = endpoint.filter(fits) else { return left };
+            self.count(&tuple, ip_bytes);
+            let frame = with_macs(forwarded(&frame.bytes), endpoint.pod_mac, endpoint.host_mac);
+            return Outcome { verdict: Verdict::Carried, frame };
+        }
+        let node = *self.numbers.iter().find(|(_, number)| **number == flow.node).unwrap().0;
+        if node.via_ifindex != flow.out_ifindex || ip_bytes > node.mtu_bytes as usize {
+            return left;
+        }
+        self.count(&tuple, ip_bytes);
+        let inner = forwarded(&frame.bytes);
+        let Some(headers) = node.vxlan else { return Outcome { verdict: Verdict::Carried, frame: inner } };
+        let ecn = frame.headers.tos & 3;
+        Outcome { verdict: Verdict::Carried, frame: encapsulated(&inner, &headers, ecn) }
+    }
+
+    /// The uplink receives it.
+    pub fn uplink(&mut self, frame: &Frame, ifindex: u32) -> Outcome {
+        let left = Outcome { verdict: Verdict::Left, frame: frame.bytes.clone() };
+        let tunnel = self.content.tunnel.unwrap();
+        if frame.outer.is_some_and(|(_, vni)| vni != tunnel.vni) || !Self::takes(frame) || frame.bytes[0] != 0
+        {
+            return left;
+        }
+        let ifindex = if frame.outer.is_some() { tunnel.ifindex } else { ifindex };
+        let outer_bytes = if frame.outer.is_some() { OUTER_BYTES } else { 0 };
+        let (tuple, ip_bytes) = (frame.headers.tuple(), frame.bytes.len() - ETHERNET_BYTES - outer_bytes);
+        let endpoint = self.content.endpoints.get(&tuple.to).copied();
+        let Some(endpoint) = endpoint.filter(|it| ip_bytes <= it.mtu_bytes as usize) else { return left };
+        let Some(flow) = self.known(&tuple, ifindex) else {
+            let node = if frame.outer.is_some() { self.number(tuple.from) } else { 0 };
+            self.note(tuple, ifindex, node);
+            return left;
+        };
+        if endpoint.ifindex != flow.out_ifindex {
+            return left;
+        }
+        if let Some((from, _)) = frame.outer {
+            let node = self.numbers.iter().find(|(_, number)| **number == flow.node);
+            let headers = node.and_then(|(node, _)| node.vxlan);
+            if headers.is_none_or(|headers| headers.remote != from) {
+                return left;
+            }
+        }
+        self.count(&tuple, ip_bytes);
+        let inner = forwarded(&frame.bytes[outer_bytes..]);
+        Outcome { verdict: Verdict::Carried, frame: with_macs(inner, endpoint.pod_mac, endpoint.host_mac) }
+    }
+
+    /// It leaves the kernel's path, having come in through `ingress_ifindex`.
+    pub fn learn(&mut self, frame: &Frame, ifindex: u32, ingress_ifindex: u32) -> Outcome {
+        let left = Outcome { verdict: Verdict::Left, frame: frame.bytes.clone() };
+        if !Self::takes(frame) {
+            return left;
+        }
+        let tuple = frame.headers.tuple();
+        let Some(pending) = self.pending.remove(&(tuple, ingress_ifindex)) else { return left };
+        if pending.epoch == self.epoch {
+            let known = self.flows.get(&tuple);
+            let flow = Flow {
+                epoch: self.epoch,
+                ifindex: ingress_ifindex,
+                out_ifindex: ifindex,
+                node: pending.node,
+                age_s: 0,
+                answered_epoch: known.map_or(0, |known| known.answered_epoch),
+                packets: known.map_or(0, |known| known.packets),
+                bytes: known.map_or(0, |known| known.bytes),
+            };
+            self.flows.insert(tuple, flow);
+        }
+        left
+    }
+}
+
+/// A frame behind a router: the TTL is lower.
+fn forwarded(frame: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    if frame[14] >> 4 == 6 {
+        frame[21] -= 1;
+        return frame;
+    }
+    frame[22] -= 1;
+    frame[24..26].fill(0);
+    let sum = checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame
+}
+
+fn with_macs(mut frame: Vec<u8>, to: Mac, from: Mac) -> Vec<u8> {
+    frame[..6].copy_from_slice(&to.octets());
+    frame[6..12].copy_from_slice(&from.octets());
+    frame
+}
+
+/// The outer MACs are left to the neighbour's entry, and the source port to the kernel.
+fn encapsulated(inner: &[u8], headers: &super::VxlanHeaders, ecn: u8) -> Vec<u8> {
+    let bytes = (inner.len() - ETHERNET_BYTES + OUTER_BYTES) as u16;
+    let mut frame = inner[..12].to_vec();
+    frame.extend([0x08, 0x00, 0x45, ecn]);
+    frame.extend(bytes.to_be_bytes());
+    frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+    frame.extend(headers.local.octets());
+    frame.extend(headers.remote.octets());
+    let sum = checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend(headers.port.to_be_bytes());
+    frame.extend((bytes - 20).to_be_bytes());
+    frame.extend([0, 0, 8, 0, 0, 0]);
+    frame.extend((headers.vni << 8).to_be_bytes());
+    frame.extend(headers.inner_to.octets());
+    frame.extend(headers.inner_from.octets());
+    frame.extend(&inner[12..]);
+    frame
+}

@@ -1,0 +1,265 @@
+//! The fast path of two agents: what it carries, that policies, foreign rules and the death of an agent
+//! have the same effect as without it, and that no packet is lost by it (docs/spec/policy.md section 4).
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use russet_linux::NetNs;
+use russet_testkit::{eventually, let_pass};
+use serde_json::{Value, json};
+
+use crate::fabric::Fabric;
+use crate::kubernetes::call;
+use crate::node::{TIMEOUT, TestNode, TestPod};
+
+/// Two nodes; the client and its neighbour are on the first, the server on the second.
+struct Setup {
+    _fabric: Fabric,
+    one: TestNode,
+    two: TestNode,
+    client: Pod,
+    neighbour: Pod,
+    server: Pod,
+}
+
+struct Pod {
+    pod: TestPod,
+    v4: String,
+    v6: String,
+}
+
+/// A connection on which a byte goes there and back again and again.
+struct Exchange {
+    answers: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Answers to one request wait so long: a retransmission of TCP needs 200 ms, and an agent that starts
+/// keeps both processors busy.
+const ANSWER: Duration = Duration::from_secs(2);
+/// A connection that is denied has no answer in this time.
+const SILENT: Duration = Duration::from_secs(1);
+
+// === impl Setup ===
+
+impl Setup {
+    fn new(encapsulation: &str) -> Self {
+        let mut fabric = Fabric::new();
+        let settings = ["--fast-path", "require", "--encapsulation", encapsulation];
+        let (mut one, mut two) = (fabric.node("n1", &settings), fabric.node("n2", &settings));
+        one.start_agent();
+        two.start_agent();
+        let (client, neighbour) = (Pod::on(&mut one, "client"), Pod::on(&mut one, "neighbour"));
+        let server = Pod::on(&mut two, "server");
+        eventually(TIMEOUT, || client.pod.pings(&["-W", "1", &server.v4]));
+        Self { _fabric: fabric, one, two, client, neighbour, server }
+    }
+
+    fn apply(&self, verb: &str, document: &Value) {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args([verb, "-f", "-", "--root"]).arg(self.one.root());
+        let answer = self.one.output(&mut command, document.to_string());
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+}
+
+/// Packets that a node's fast path has carried since its agent was started.
+fn carried(node: &TestNode) -> u64 {
+    let page = node.get("/metrics");
+    let value = page.lines().find_map(|line| line.strip_prefix("russet_fast_path_packets_total "));
+    value.unwrap_or_else(|| panic!("{page}")).parse().unwrap()
+}
+
+/// Waits until the fast path of both nodes carries packets of this exchange.
+#[track_caller]
+fn is_carried(exchange: &Exchange, nodes: &[&TestNode]) {
+    for node in nodes {
+        let before = carried(node);
+        eventually(TIMEOUT, || carried(node) > before + 20);
+    }
+    exchange.goes_on();
+}
+
+// === impl Pod ===
+
+impl Pod {
+    fn on(node: &mut TestNode, name: &str) -> Self {
+        let pod = node.pod();
+        let answer = call(node, "ADD", &pod, name);
+        assert_eq!(answer.status, 0, "{answer:?}\n{}", node.log());
+        let of = |mark: char| answer.addresses().into_iter().find(|address| address.contains(mark)).unwrap();
+        Self { pod, v4: of('.'), v6: of(':') }
+    }
+
+    fn within<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
+        NetNs::open_named(&self.pod.netns_name).unwrap().run_in_thread(body).unwrap()
+    }
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    fn tcp(client: &Pod, server: &Pod, is_v6: bool) -> Self {
+        let address = SocketAddr::new(if is_v6 { &server.v6 } else { &server.v4 }.parse().unwrap(), 0);
+        let listener = server.within(move || TcpListener::bind(address).unwrap());
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut byte = [0];
+            while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
+        });
+        let mut stream = client.within(move || TcpStream::connect(address).unwrap());
+        stream.set_nodelay(true).unwrap();
+        Self::of(move || {
+            let mut byte = [1];
+            stream.write_all(&byte).unwrap();
+            stream.read_exact(&mut byte).is_ok()
+        })
+    }
+
+    fn udp(client: &Pod, server: &Pod) -> Self {
+        let address = SocketAddr::new(server.v4.parse().unwrap(), 0);
+        let served = server.within(move || UdpSocket::bind(address).unwrap());
+        let to = served.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let mut byte = [0];
+            while let Ok((_, from)) = served.recv_from(&mut byte) {
+                let _ = served.send_to(&byte, from);
+            }
+        });
+        let from = SocketAddr::new(client.v4.parse().unwrap(), 0);
+        let socket = client.within(move || UdpSocket::bind(from).unwrap());
+        socket.connect(to).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        // What was answered late is an answer to an earlier byte, and counts as well.
+        Self::of(move || socket.send(&[1]).is_ok() && socket.recv(&mut [0]).is_ok())
+    }
+
+    fn of(mut exchange: impl FnMut() -> bool + Send + 'static) -> Self {
+        let (answers, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counted, stopped) = (Arc::clone(&answers), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                counted.fetch_add(u64::from(exchange()), Ordering::Relaxed);
+                let_pass(Duration::from_millis(1));
+            }
+        });
+        Self { answers, stop, thread: Some(thread) }
+    }
+
+    fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    #[track_caller]
+    fn goes_on(&self) {
+        let before = self.answers();
+        eventually(ANSWER, || self.answers() > before + 5);
+    }
+
+    /// Waits until there is no answer any more.
+    #[track_caller]
+    fn stops(&self) {
+        eventually(TIMEOUT, || {
+            let before = self.answers();
+            let_pass(SILENT);
+            self.answers() == before
+        });
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // A thread that waits for an answer ends with the pod.
+        drop(self.thread.take());
+    }
+}
+
+fn denied_server(setup: &Setup) -> Value {
+    let selector = "role == 'server'";
+    let _ = setup;
+    json!({ "apiVersion": "projectcalico.org/v3", "kind": "GlobalNetworkPolicy",
+        "metadata": { "name": "closed" }, "spec": { "selector": selector, "types": ["Ingress"] } })
+}
+
+fn record(pod: &Pod, node: &str, name: &str) -> Value {
+    json!({ "apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
+        "metadata": { "name": format!("{node}-k8s-{name}-eth0"), "namespace": "default", "labels": { "role": name } },
+        "spec": { "orchestrator": "k8s", "node": node, "pod": name, "endpoint": "eth0",
+            "ipNetworks": [format!("{}/32", pod.v4), format!("{}/128", pod.v6)], "profiles": ["projectcalico-default-allow"] } })
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd, etcdctl, ping, nft"]
+fn known_flows_take_the_fast_path_and_the_kernels_path_still_decides() {
+    // policy.md sections 4.1 and 4.4 (2); dataplane.md section 4 L1
+    let mut setup = Setup::new("vxlan");
+    let (one, two) = (&setup.one, &setup.two);
+    let far = Exchange::tcp(&setup.client, &setup.server, false);
+    is_carried(&far, &[one, two]);
+    let (near, six) = (
+        Exchange::tcp(&setup.client, &setup.neighbour, false),
+        Exchange::tcp(&setup.client, &setup.neighbour, true),
+    );
+    let datagrams = Exchange::udp(&setup.client, &setup.server);
+    for exchange in [&near, &six, &datagrams] {
+        exchange.goes_on();
+    }
+    drop((near, six));
+
+    // A policy ends what was allowed, on both paths, and its end lets it go on.
+    setup.apply("apply", &record(&setup.server, "n2", "server"));
+    let closed = denied_server(&setup);
+    setup.apply("apply", &closed);
+    far.stops();
+    datagrams.stops();
+    setup.apply("delete", &closed);
+    eventually(TIMEOUT, || {
+        let before = far.answers();
+        let_pass(SILENT);
+        far.answers() > before
+    });
+    is_carried(&far, &[one, two]);
+
+    // So does a rule of another program.
+    setup.two.inside("nft", &["add", "table", "inet", "foreign"]);
+    setup
+        .two
+        .inside("nft", &["add", "chain", "inet", "foreign", "f", "{ type filter hook forward priority 0; }"]);
+    setup
+        .two
+        .inside("nft", &["add", "rule", "inet", "foreign", "f", "ip", "daddr", &setup.server.v4, "drop"]);
+    far.stops();
+    setup.two.inside("nft", &["delete", "table", "inet", "foreign"]);
+    eventually(TIMEOUT, || {
+        let before = far.answers();
+        let_pass(SILENT);
+        far.answers() > before
+    });
+    is_carried(&far, &[&setup.one, &setup.two]);
+
+    // Without an agent the kernel's path carries everything; the next agent learns the flows again.
+    setup.two.kill_agent();
+    far.goes_on();
+    let_pass(SILENT);
+    far.goes_on();
+    setup.two.start_agent();
+    is_carried(&far, &[&setup.one, &setup.two]);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: BPF, TCX; tool: etcd, etcdctl, ping"]
+fn routed_flows_take_the_fast_path_without_encapsulation() {
+    // dataplane.md section 4 L2
+    let setup = Setup::new("none");
+    let far = Exchange::tcp(&setup.client, &setup.server, false);
+    is_carried(&far, &[&setup.one, &setup.two]);
+    let datagrams = Exchange::udp(&setup.client, &setup.server);
+    datagrams.goes_on();
+}
