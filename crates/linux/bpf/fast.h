@@ -17,8 +17,10 @@
 
 #define IPPROTO_TCP 6
 #define IPPROTO_UDP 17
-/* TCP's flags that begin or end a connection: FIN, SYN, RST. */
-#define TCP_BEGINS_OR_ENDS 0x07
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
 /* IPv4: more fragments, or an offset. */
 #define FRAGMENTED htons(0x3fff)
 #define DONT_FRAGMENT htons(0x4000)
@@ -186,6 +188,16 @@ MAP(flows) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct tuple), sizeof(struct flow),
 MAP(carried) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct carried), 1, 0, 1 };
 MAP(pending) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct pending_key), sizeof(struct pending), 8192, 0, 1 };
 
+/* Where in a connection a packet is. */
+enum stage {
+	/* Within it: the fast path may carry it. */
+	STAGE_WITHIN,
+	/* It accepts the connection: the kernel's path carries it, and its direction is learnt. */
+	STAGE_ACCEPTS,
+	/* It asks for a connection or ends one. */
+	STAGE_ASKS_OR_ENDS,
+};
+
 INLINE u32 setting(u32 index)
 {
 	u32 *value = bpf_map_lookup_elem(&settings, &index);
@@ -205,12 +217,13 @@ INLINE void set_ipv6(struct address *address, const u32 *words)
 }
 
 /*
- * Reads the packet whose IP header is at `ip`: its tuple, and how many bytes its segments have at
- * most on the wire, from the IP header on. Returns 0 for a packet that the fast path does not take:
- * with options, a fragment, at the end of its life, at the beginning or the end of a connection, of
- * another protocol, or UDP that is to be segmented.
+ * Reads the packet whose IP header is at `ip`: its tuple, its stage, and how many bytes its segments
+ * have at most on the wire, from the IP header on. Returns 0 for a packet that the fast path does not
+ * take: with options, a fragment, at the end of its life, of another protocol, or UDP that is to be
+ * segmented.
  */
-INLINE u32 read_packet(struct __sk_buff *skb, void *ip, u32 ip_bytes, u16 type, struct tuple *tuple)
+INLINE u32 read_packet(struct __sk_buff *skb, void *ip, u32 ip_bytes, u16 type, struct tuple *tuple,
+		       enum stage *stage)
 {
 	void *end = (void *)(u64)skb->data_end;
 	u32 gso_size = skb->gso_size;
@@ -243,8 +256,15 @@ INLINE u32 read_packet(struct __sk_buff *skb, void *ip, u32 ip_bytes, u16 type, 
 		return 0;
 	}
 	if (tuple->protocol == IPPROTO_TCP) {
-		if ((void *)(transport + 1) > end || (transport->flags & TCP_BEGINS_OR_ENDS))
+		u8 flags;
+
+		if ((void *)(transport + 1) > end)
 			return 0;
+		flags = transport->flags & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
+		if (flags == (TCP_SYN | TCP_ACK))
+			*stage = STAGE_ACCEPTS;
+		else if (flags & (TCP_FIN | TCP_SYN | TCP_RST))
+			*stage = STAGE_ASKS_OR_ENDS;
 		header_bytes += (transport->offset >> 4) * 4;
 	} else if (tuple->protocol != IPPROTO_UDP || gso_size || (void *)transport + PORTS_BYTES > end) {
 		return 0;
@@ -285,6 +305,18 @@ INLINE struct flow *known_flow(const struct tuple *tuple, u32 ifindex, u32 epoch
 		flow->answered_epoch = epoch;
 	}
 	return flow;
+}
+
+/*
+ * Forgets a direction that asks for a connection, accepts it or ends it, so that no packet of the next one
+ * with the same ports is carried before its own are learnt.
+ */
+INLINE void forget(const struct tuple *tuple, u32 ifindex)
+{
+	struct flow *flow = bpf_map_lookup_elem(&flows, tuple);
+
+	if (flow && flow->ifindex == ifindex)
+		bpf_map_delete_elem(&flows, tuple);
 }
 
 /* Notes that a packet takes the kernel's path, where it comes in through `ifindex`. */

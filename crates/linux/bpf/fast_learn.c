@@ -10,6 +10,7 @@ TC_PROGRAM fast_learn(struct __sk_buff *skb)
 	struct ethernet *ethernet = (void *)(u64)skb->data;
 	void *ip = ethernet + 1;
 	u32 epoch = setting(SETTING_EPOCH);
+	enum stage stage = STAGE_WITHIN;
 	struct pending_key key = {};
 	struct pending *note;
 	struct flow *known;
@@ -17,7 +18,7 @@ TC_PROGRAM fast_learn(struct __sk_buff *skb)
 
 	if (!skb->ingress_ifindex || ip > (void *)(u64)skb->data_end)
 		return TC_ACT_UNSPEC;
-	if (!read_packet(skb, ip, skb->len, skb->protocol, &key.tuple))
+	if (!read_packet(skb, ip, skb->len, skb->protocol, &key.tuple, &stage) || stage == STAGE_ASKS_OR_ENDS)
 		return TC_ACT_UNSPEC;
 	key.ifindex = skb->ingress_ifindex;
 	note = bpf_map_lookup_elem(&pending, &key);

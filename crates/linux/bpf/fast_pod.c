@@ -101,6 +101,7 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 	u32 epoch = setting(SETTING_EPOCH);
 	u32 ip_bytes = skb->len - sizeof(*ethernet);
 	u16 type = skb->protocol;
+	enum stage stage = STAGE_WITHIN;
 	struct endpoint *endpoint;
 	struct tuple tuple = {};
 	struct flow *flow;
@@ -110,9 +111,15 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 
 	if (skb->pkt_type != PACKET_HOST || ip > (void *)(u64)skb->data_end)
 		return TC_ACT_UNSPEC;
-	bytes = read_packet(skb, ip, ip_bytes, type, &tuple);
+	bytes = read_packet(skb, ip, ip_bytes, type, &tuple, &stage);
 	if (!bytes)
 		return TC_ACT_UNSPEC;
+	if (stage != STAGE_WITHIN) {
+		forget(&tuple, skb->ifindex);
+		if (stage == STAGE_ACCEPTS)
+			note(&tuple, skb->ifindex, epoch);
+		return TC_ACT_UNSPEC;
+	}
 	flow = known_flow(&tuple, skb->ifindex, epoch);
 	if (!flow) {
 		note(&tuple, skb->ifindex, epoch);

@@ -51,6 +51,7 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 	u32 epoch = setting(SETTING_EPOCH);
 	u32 ifindex = skb->ifindex;
 	u16 type = skb->protocol;
+	enum stage stage = STAGE_WITHIN;
 	u64 decapsulate = 0;
 	struct endpoint *endpoint;
 	struct ethernet *ethernet;
@@ -82,13 +83,17 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 		ip_bytes -= VXLAN_BYTES;
 		decapsulate = type == ETH_P_IPV6 ? DECAPSULATE | BECOMES_IPV6 : DECAPSULATE;
 	}
-	bytes = read_packet(skb, ip, ip_bytes, type, &tuple);
+	bytes = read_packet(skb, ip, ip_bytes, type, &tuple, &stage);
 	if (!bytes)
 		return TC_ACT_UNSPEC;
 	endpoint = bpf_map_lookup_elem(&endpoints, &tuple.to);
 	if (!endpoint || bytes > endpoint->mtu)
 		return TC_ACT_UNSPEC;
-	flow = known_flow(&tuple, ifindex, epoch);
+	if (stage != STAGE_WITHIN)
+		forget(&tuple, ifindex);
+	if (stage == STAGE_ASKS_OR_ENDS)
+		return TC_ACT_UNSPEC;
+	flow = stage == STAGE_WITHIN ? known_flow(&tuple, ifindex, epoch) : 0;
 	if (!flow) {
 		note_pending(&tuple, ifindex, epoch, decapsulate ? node_of(&tuple.from) : 0);
 		return TC_ACT_UNSPEC;

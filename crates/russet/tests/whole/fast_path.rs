@@ -1,14 +1,15 @@
 //! The fast path of two agents: what it carries, that policies, foreign rules and the death of an agent
 //! have the same effect as without it, and that no packet is lost by it (docs/spec/policy.md section 4).
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::io::{IoSlice, Read as _, Write as _};
+use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use russet_linux::NetNs;
+use russet_linux::udp::{DatagramBatch, PortSharing, UdpSocket as SegmentingSocket};
 use russet_testkit::{eventually, let_pass};
 use serde_json::{Value, json};
 
@@ -181,11 +182,40 @@ impl Drop for Exchange {
     }
 }
 
-fn denied_server(setup: &Setup) -> Value {
-    let selector = "role == 'server'";
-    let _ = setup;
+/// A policy that closes the server.
+fn closed() -> Value {
     json!({ "apiVersion": "projectcalico.org/v3", "kind": "GlobalNetworkPolicy",
-        "metadata": { "name": "closed" }, "spec": { "selector": selector, "types": ["Ingress"] } })
+        "metadata": { "name": "closed" }, "spec": { "selector": "role == 'server'", "types": ["Ingress"] } })
+}
+
+/// How many of 2,000 datagrams arrive that the sender leaves to be segmented, in a flow that is known.
+fn segmented_arrivals(client: &Pod, server: &Pod) -> usize {
+    const COUNT: usize = 2_000;
+    const AT_ONCE: usize = 40;
+    let address = |pod: &Pod| SocketAddrV4::new(pod.v4.parse().unwrap(), 0);
+    let to = address(server);
+    let served = server.within(move || UdpSocket::bind(to).unwrap());
+    served.set_read_timeout(Some(ANSWER)).unwrap();
+    let SocketAddr::V4(to) = served.local_addr().unwrap() else { panic!("IPv4") };
+    let from = address(client);
+    let socket = client.within(move || SegmentingSocket::bind(from, PortSharing::Alone).unwrap());
+    assert!(socket.segments());
+    let payload = [0x5a; 1000];
+    let pieces = [IoSlice::new(&payload); AT_ONCE];
+    let batch =
+        |count: usize| DatagramBatch { pieces: &pieces[..count], pieces_each: 1, datagram_bytes: 1000 };
+    let mut buffer = [0; 2000];
+    let mut arrive =
+        |count: usize| (0..count).filter(|_| served.recv(&mut buffer).is_ok_and(|len| len == 1000)).count();
+    for _ in 0..3 {
+        socket.send(to, batch(1)).unwrap();
+        assert_eq!(arrive(1), 1);
+    }
+    let batches = (0..COUNT / AT_ONCE).map(|_| {
+        socket.send(to, batch(AT_ONCE)).unwrap();
+        arrive(AT_ONCE)
+    });
+    batches.sum()
 }
 
 fn record(pod: &Pod, node: &str, name: &str) -> Value {
@@ -212,10 +242,12 @@ fn known_flows_take_the_fast_path_and_the_kernels_path_still_decides() {
         exchange.goes_on();
     }
     drop((near, six));
+    assert_eq!(segmented_arrivals(&setup.client, &setup.server), 2_000);
+    assert_eq!(segmented_arrivals(&setup.client, &setup.neighbour), 2_000);
 
     // A policy ends what was allowed, on both paths, and its end lets it go on.
     setup.apply("apply", &record(&setup.server, "n2", "server"));
-    let closed = denied_server(&setup);
+    let closed = closed();
     setup.apply("apply", &closed);
     far.stops();
     datagrams.stops();

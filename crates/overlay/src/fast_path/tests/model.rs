@@ -50,6 +50,14 @@ pub struct Outcome {
     pub frame: Vec<u8>,
 }
 
+/// Where in a connection a packet is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Within,
+    Accepts,
+    AsksOrEnds,
+}
+
 /// The maps.
 #[derive(Debug)]
 pub struct Model {
@@ -174,12 +182,21 @@ impl Model {
     fn takes(frame: &Frame) -> bool {
         let headers = &frame.headers;
         let is_whole = headers.from.is_ipv6() || headers.fragment & 0x3fff == 0;
-        let is_plain = match headers.transport {
-            Transport::Tcp(flags) => flags & 0x07 == 0,
-            Transport::Udp => true,
-            Transport::Other(_) => false,
-        };
-        is_whole && is_plain && headers.ttl > 1 && !headers.has_options && frame.has_headers()
+        let is_known = !matches!(headers.transport, Transport::Other(_));
+        is_whole && is_known && headers.ttl > 1 && !headers.has_options && frame.has_headers()
+    }
+
+    fn stage(frame: &Frame) -> Stage {
+        match frame.headers.transport {
+            Transport::Tcp(flags) if flags & 0x17 == 0x12 => Stage::Accepts,
+            Transport::Tcp(flags) if flags & 0x07 != 0 => Stage::AsksOrEnds,
+            _ => Stage::Within,
+        }
+    }
+
+    /// A direction that begins or ends is forgotten.
+    fn forget(&mut self, tuple: &Tuple, ifindex: u32) {
+        self.flows.retain(|known, flow| known != tuple || flow.ifindex != ifindex);
     }
 
     fn known(&mut self, tuple: &Tuple, ifindex: u32) -> Option<Flow> {
@@ -213,7 +230,15 @@ impl Model {
             return left;
         }
         let (tuple, ip_bytes) = (frame.headers.tuple(), frame.bytes.len() - ETHERNET_BYTES);
-        let Some(flow) = self.known(&tuple, ifindex) else {
+        let stage = Self::stage(frame);
+        if stage != Stage::Within {
+            self.forget(&tuple, ifindex);
+        }
+        if stage == Stage::AsksOrEnds {
+            return left;
+        }
+        let known = if stage == Stage::Within { self.known(&tuple, ifindex) } else { None };
+        let Some(flow) = known else {
             let is_pod = self.content.endpoints.contains_key(&tuple.to);
             if is_pod || self.node(tuple.to).is_some() {
                 self.note(tuple, ifindex, if is_pod { 0 } else { self.number(tuple.to) });
@@ -253,7 +278,15 @@ impl Model {
         let (tuple, ip_bytes) = (frame.headers.tuple(), frame.bytes.len() - ETHERNET_BYTES - outer_bytes);
         let endpoint = self.content.endpoints.get(&tuple.to).copied();
         let Some(endpoint) = endpoint.filter(|it| ip_bytes <= it.mtu_bytes as usize) else { return left };
-        let Some(flow) = self.known(&tuple, ifindex) else {
+        let stage = Self::stage(frame);
+        if stage != Stage::Within {
+            self.forget(&tuple, ifindex);
+        }
+        if stage == Stage::AsksOrEnds {
+            return left;
+        }
+        let known = if stage == Stage::Within { self.known(&tuple, ifindex) } else { None };
+        let Some(flow) = known else {
             let node = if frame.outer.is_some() { self.number(tuple.from) } else { 0 };
             self.note(tuple, ifindex, node);
             return left;
@@ -276,7 +309,7 @@ impl Model {
     /// It leaves the kernel's path, having come in through `ingress_ifindex`.
     pub fn learn(&mut self, frame: &Frame, ifindex: u32, ingress_ifindex: u32) -> Outcome {
         let left = Outcome { verdict: Verdict::Left, frame: frame.bytes.clone() };
-        if !Self::takes(frame) {
+        if !Self::takes(frame) || Self::stage(frame) == Stage::AsksOrEnds {
             return left;
         }
         let tuple = frame.headers.tuple();
