@@ -12,6 +12,8 @@ use std::str::FromStr;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use russet_addr::IpNet;
+use russet_attach::naming::is_doomed;
 use russet_linux::bpf::BpfError;
 use russet_linux::sysctl;
 use russet_netlink::{Change, Event, FdbTable, NeighbourState, NetlinkError, Route, RouteLookup, Socket};
@@ -170,7 +172,12 @@ impl Signal {
     /// Has every flow be decided again by the kernel's path. To be called before and after a change by
     /// which something may be allowed no longer.
     pub fn raise(&self) {
-        if let Err(error) = self.epoch.raise() {
+        self.or_break(self.epoch.raise());
+    }
+
+    /// A fast path whose flows cannot be ended is ended as a whole.
+    fn or_break(&self, done: Result<(), BpfError>) {
+        if let Err(error) = done {
             tracing::error!(%error, "the fast path is switched off: flows cannot be decided again");
             self.mark(Dirty { is_broken: true, ..Dirty::default() });
         }
@@ -183,7 +190,7 @@ impl Signal {
             Event::Set(change) | Event::Gone(change) => Dirty::of(change),
         };
         if dirty.nodes {
-            self.raise();
+            self.or_break(self.epoch.suspend());
         }
         self.mark(dirty);
     }
@@ -235,21 +242,23 @@ impl Dirty {
 
     /// What a change of the kernel's tables concerns.
     fn of(change: &Change) -> Self {
+        let nodes = Self { nodes: true, ..Self::default() };
         match change {
-            Change::Link(link) if link.name.starts_with(HOST_PREFIX) || link.name.starts_with("rsx") => {
-                Self::PODS
-            }
-            Change::Link(_) | Change::Address(_) | Change::Rule(_) => Self::EVERYTHING,
+            Change::Link(link) if link.name.starts_with(HOST_PREFIX) || is_doomed(&link.name) => Self::PODS,
+            // An own address that takes packets has a route in the local table.
+            Change::Address(_) => Self { underlay: true, ..Self::PODS },
+            Change::Link(_) | Change::Rule(_) => Self::EVERYTHING,
+            // The kernel's path forwards nothing then.
+            Change::Conf(conf) if conf.forwarding == Some(false) => Self::EVERYTHING,
+            // Every link that is set up gets such routes.
+            Change::Route(route) if is_of_a_link(&route.dst) => Self::default(),
             Change::Route(route) if is_to_a_pod(route) => Self::PODS,
             // Routes to pods of other nodes lead through the tunnel, and not the tunnel through them.
-            Change::Route(route) if route.protocol == ROUTE_PROTOCOL => {
-                Self { nodes: true, ..Self::default() }
-            }
+            Change::Route(route) if route.protocol == ROUTE_PROTOCOL => nodes,
             Change::Route(_) => Self::EVERYTHING,
+            Change::Qdisc(_) => Self::PODS,
             Change::Neighbour(neighbour) if neighbour.state == NeighbourState::Permanent => Self::PODS,
-            Change::Fdb(entry) if entry.permanent && entry.table == FdbTable::Device => {
-                Self { nodes: true, ..Self::default() }
-            }
+            Change::Fdb(entry) if entry.permanent && entry.table == FdbTable::Device => nodes,
             Change::Neighbour(_) | Change::Fdb(_) | Change::Conf(_) => Self::default(),
         }
     }
@@ -267,6 +276,14 @@ impl Dirty {
             underlay: self.underlay || other.underlay,
             is_broken: self.is_broken || other.is_broken,
         }
+    }
+}
+
+/// Link-local or multicast addresses, which no packet between pods has.
+fn is_of_a_link(dst: &IpNet) -> bool {
+    match dst {
+        IpNet::V4(net) => net.addr().is_link_local() || net.addr().is_multicast(),
+        IpNet::V6(net) => net.addr().is_unicast_link_local() || net.addr().is_multicast(),
     }
 }
 
@@ -299,6 +316,7 @@ impl Follower {
                     RESYNC
                 }
                 Err(error) => {
+                    self.signal.or_break(self.signal.epoch.suspend());
                     tracing::warn!(%error, "the kernel's path carries all packets until the fast path follows it again");
                     self.readiness.remark(SUBJECT, Some(format!("off: {error}")));
                     self.metrics.show(None);
@@ -318,8 +336,10 @@ impl Follower {
     }
 
     fn follow(&mut self) -> Result<(), FastPathError> {
-        let wanted = self.read().inspect_err(|_| _ = self.fast_path.apply(Content::default()))?;
+        let suspensions = self.signal.epoch.suspensions();
+        let wanted = self.read()?;
         let applied = self.fast_path.apply(wanted)?;
+        self.signal.epoch.resume(suspensions)?;
         self.report(&applied);
         Ok(())
     }

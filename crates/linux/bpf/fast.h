@@ -170,7 +170,7 @@ struct prefix {
 
 /* What is in `settings`. */
 enum {
-	/* Changes whenever something that was allowed may be allowed no longer; never 0. */
+	/* Changes whenever something that was allowed may be allowed no longer. 0: nothing is carried or learnt. */
 	SETTING_EPOCH,
 	/* The ifindex of the tunnel's device; 0 for none. */
 	SETTING_VXLAN_IFINDEX,

@@ -16,7 +16,7 @@ TC_PROGRAM fast_learn(struct __sk_buff *skb)
 	struct flow *known;
 	struct flow flow = {};
 
-	if (!skb->ingress_ifindex || ip > (void *)(u64)skb->data_end)
+	if (!epoch || !skb->ingress_ifindex || ip > (void *)(u64)skb->data_end)
 		return TC_ACT_UNSPEC;
 	if (!read_packet(skb, ip, skb->len, skb->protocol, &key.tuple, &stage) || stage == STAGE_ASKS_OR_ENDS)
 		return TC_ACT_UNSPEC;

@@ -109,7 +109,7 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 	u32 bytes;
 	u8 ecn;
 
-	if (skb->pkt_type != PACKET_HOST || ip > (void *)(u64)skb->data_end)
+	if (!epoch || skb->pkt_type != PACKET_HOST || ip > (void *)(u64)skb->data_end)
 		return TC_ACT_UNSPEC;
 	bytes = read_packet(skb, ip, ip_bytes, type, &tuple, &stage);
 	if (!bytes)

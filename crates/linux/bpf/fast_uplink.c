@@ -60,7 +60,7 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 	u32 ip_bytes, bytes;
 	void *ip, *end;
 
-	if (skb->pkt_type != PACKET_HOST || (type != ETH_P_IP && type != ETH_P_IPV6))
+	if (!epoch || skb->pkt_type != PACKET_HOST || (type != ETH_P_IP && type != ETH_P_IPV6))
 		return TC_ACT_UNSPEC;
 	ethernet = (void *)(u64)skb->data;
 	end = (void *)(u64)skb->data_end;

@@ -16,6 +16,7 @@ use crate::netconf::Conf;
 use crate::route::Route;
 use crate::rule::Rule;
 use crate::socket::{Fd, INBOX_BYTES, RECEIVE_BUFFER_BYTES, REPLY_DEADLINE_S, Received};
+use crate::tc::Qdisc;
 use crate::wire::{Message, Messages};
 
 /// Receives events in the network namespace in which it was opened.
@@ -39,6 +40,8 @@ pub enum Topic {
     Neighbours,
     /// Routing rules.
     Rules,
+    /// Queueing disciplines that are added and deleted.
+    Qdiscs,
     /// The sysctls of links with notifications: forwarding, reverse-path filter, proxying.
     Confs,
 }
@@ -80,6 +83,8 @@ pub enum Change {
     Fdb(FdbEntry),
     /// A routing rule.
     Rule(Rule),
+    /// A queueing discipline.
+    Qdisc(Qdisc),
     /// Sysctls of a link.
     Conf(Conf),
 }
@@ -165,6 +170,7 @@ impl Topic {
             Topic::Addresses => &[5, 9],
             Topic::Routes => &[7, 11],
             Topic::Rules => &[8, 19],
+            Topic::Qdiscs => &[4],
             Topic::Confs => &[24, 25],
         }
     }
@@ -193,12 +199,19 @@ impl Event {
             RTM_NEWNEIGH | RTM_DELNEIGH if bridge => Change::Fdb(FdbEntry::decode(message)?),
             RTM_NEWNEIGH | RTM_DELNEIGH => Change::Neighbour(Neighbour::decode(message)?),
             RTM_NEWRULE | RTM_DELRULE => Change::Rule(Rule::decode(message)?),
+            RTM_NEWQDISC | RTM_DELQDISC => Change::Qdisc(Qdisc::decode(message)?),
             RTM_NEWNETCONF | RTM_DELNETCONF => Change::Conf(Conf::decode(message)?),
             _ => return None,
         };
         let gone = matches!(
             message.kind,
-            RTM_DELLINK | RTM_DELADDR | RTM_DELROUTE | RTM_DELNEIGH | RTM_DELRULE | RTM_DELNETCONF
+            RTM_DELLINK
+                | RTM_DELADDR
+                | RTM_DELROUTE
+                | RTM_DELNEIGH
+                | RTM_DELRULE
+                | RTM_DELQDISC
+                | RTM_DELNETCONF
         );
         Some(if gone { Event::Gone(change) } else { Event::Set(change) })
     }

@@ -166,8 +166,9 @@ impl Socket {
 // === impl Qdisc ===
 
 impl Qdisc {
-    fn decode(message: &Message<'_>) -> Option<Self> {
-        if message.kind != RTM_NEWQDISC {
+    /// Decodes `RTM_NEWQDISC` and `RTM_DELQDISC`; `None` for other messages.
+    pub fn decode(message: &Message<'_>) -> Option<Self> {
+        if ![RTM_NEWQDISC, RTM_DELQDISC].contains(&message.kind) {
             return None;
         }
         let attributes = message.attributes(TCMSG_BYTES);

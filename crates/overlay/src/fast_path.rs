@@ -6,7 +6,8 @@
 //! the fast path may be switched on and off at any moment, and no policy is evaluated twice.
 //!
 //! [`FlowEpoch::raise`] is called when something that was allowed may be allowed no longer, before and
-//! after the change. [`FastPath::apply`] has the maps follow routes, neighbours and pods' interfaces.
+//! after the change. [`FastPath::apply`] has the maps follow routes, neighbours and pods' interfaces; flows
+//! are suspended from the kernel's notification until it has done so.
 //!
 //! Nothing is pinned: the programs leave with the process, because nothing else raises the epoch.
 
@@ -46,8 +47,15 @@ pub struct FlowEpoch(Arc<OnceLock<EpochMap>>);
 #[derive(Debug)]
 struct EpochMap {
     settings: Map,
-    /// The value in the map.
-    current: Mutex<u32>,
+    state: Mutex<EpochState>,
+}
+
+#[derive(Debug)]
+struct EpochState {
+    /// Never 0, which the map has while flows are suspended.
+    current: u32,
+    is_suspended: bool,
+    suspensions: u64,
 }
 
 /// The programs' maps by their names.
@@ -77,8 +85,9 @@ pub struct Carried {
     pub bytes: u64,
 }
 
-/// The first epoch; 0 would be that of flows that were never learnt.
 const FIRST_EPOCH: u32 = 1;
+/// The programs then leave every packet to the kernel's path.
+const SUSPENDED: u32 = 0;
 
 // === impl FastPath ===
 
@@ -289,19 +298,60 @@ impl FlowEpoch {
     /// Has every flow pass the kernel's path again before the fast path carries it. A packet that is under
     /// way on the fast path still arrives.
     pub fn raise(&self) -> Result<(), BpfError> {
+        self.change(|state| state.current = state.next())
+    }
+
+    /// Has all packets take the kernel's path, until the maps lead where it does again.
+    pub fn suspend(&self) -> Result<(), BpfError> {
+        self.change(|state| (state.is_suspended, state.suspensions) = (true, state.suspensions + 1))
+    }
+
+    /// How often flows were suspended.
+    pub fn suspensions(&self) -> u64 {
+        let lock = |epoch: &EpochMap| epoch.state.lock().unwrap_or_else(PoisonError::into_inner).suspensions;
+        self.0.get().map_or(0, lock)
+    }
+
+    /// Ends a suspension, unless there was another one since there were so many. Flows are learnt again.
+    pub fn resume(&self, suspensions: u64) -> Result<(), BpfError> {
+        self.change(|state| {
+            if state.is_suspended && state.suspensions == suspensions {
+                (state.is_suspended, state.current) = (false, state.next());
+            }
+        })
+    }
+
+    /// Changes the state, and has the map hold what follows from it.
+    fn change(&self, change: impl FnOnce(&mut EpochState)) -> Result<(), BpfError> {
         let Some(epoch) = self.0.get() else { return Ok(()) };
-        let mut current = epoch.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = current.checked_add(1).unwrap_or(FIRST_EPOCH);
-        epoch.settings.put(&Setting::Epoch.key(), &next.to_ne_bytes())?;
-        *current = next;
-        Ok(())
+        let mut state = epoch.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = state.shown();
+        change(&mut state);
+        match state.shown() {
+            shown if shown == before => Ok(()),
+            shown => epoch.settings.put(&Setting::Epoch.key(), &shown.to_ne_bytes()),
+        }
     }
 
     fn start(&self, settings: &Map) -> Result<(), BpfError> {
         let settings = settings.try_clone()?;
         settings.put(&Setting::Epoch.key(), &FIRST_EPOCH.to_ne_bytes())?;
-        let started = self.0.set(EpochMap { settings, current: Mutex::new(FIRST_EPOCH) });
+        let state = EpochState { current: FIRST_EPOCH, is_suspended: false, suspensions: 0 };
+        let started = self.0.set(EpochMap { settings, state: Mutex::new(state) });
         started.map_err(|_| BpfError::Object("the fast path is loaded already"))
+    }
+}
+
+// === impl EpochState ===
+
+impl EpochState {
+    fn next(&self) -> u32 {
+        self.current.checked_add(1).unwrap_or(FIRST_EPOCH)
+    }
+
+    /// The value in the map.
+    fn shown(&self) -> u32 {
+        if self.is_suspended { SUSPENDED } else { self.current }
     }
 }
 

@@ -266,7 +266,7 @@ impl Wanted {
             Change::Neighbour(neighbour) => self.neighbour(neighbour, there),
             Change::Fdb(entry) => self.fdb(entry, there),
             Change::Conf(conf) => self.conf(conf),
-            Change::Link(_) | Change::Rule(_) => false,
+            Change::Link(_) | Change::Rule(_) | Change::Qdisc(_) => false,
         }
     }
 

@@ -30,8 +30,15 @@ pub(crate) struct KernelEvents {
 }
 
 /// The groups of rtnetlink that are listened to.
-pub(super) const TOPICS: [Topic; 6] =
-    [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Rules, Topic::Neighbours, Topic::Confs];
+pub(super) const TOPICS: [Topic; 7] = [
+    Topic::Links,
+    Topic::Addresses,
+    Topic::Routes,
+    Topic::Rules,
+    Topic::Qdiscs,
+    Topic::Neighbours,
+    Topic::Confs,
+];
 /// Events that are read before controllers compare. A program that causes more than this many gets a
 /// comparison in between.
 const EVENTS_MAX: usize = 10_000;

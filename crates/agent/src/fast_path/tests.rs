@@ -1,5 +1,5 @@
 use russet_addr::Mac;
-use russet_netlink::{FdbEntry, Neighbour, Route};
+use russet_netlink::{Address, FdbEntry, Neighbour, Route};
 
 use super::*;
 
@@ -24,6 +24,8 @@ fn changes_of_the_kernel_concern_pods_nodes_or_the_underlay() {
         Route { protocol: ROUTE_PROTOCOL, ..Route::via(net("10.244.2.0/26"), address("10.244.2.0")) };
     assert_eq!(dirty_of(Change::Route(to_a_node)), nodes);
     assert_eq!(dirty_of(Change::Route(Route::via(net("0.0.0.0/0"), address("192.0.2.1")))), everything);
+    assert_eq!(dirty_of(Change::Route(Route::dev(net("fe80::/64"), 7))), none);
+    assert_eq!(dirty_of(Change::Address(Address::new(7, net("fe80::1/64")))), [false, true, true]);
     assert_eq!(dirty_of(Change::Route(Route::blackhole(net("10.244.2.0/24")))), everything);
     assert_eq!(dirty_of(Change::Neighbour(Neighbour::permanent(7, address("10.244.1.2"), mac))), pods);
     let learnt =

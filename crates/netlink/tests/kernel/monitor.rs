@@ -26,7 +26,8 @@ fn wait_for(monitor: &mut Monitor, what: &str, wanted: impl Fn(&Event) -> bool) 
 #[ignore = "kernel: events in a network namespace"]
 fn every_change_is_an_event() {
     in_new_netns(|| {
-        let all = [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Neighbours, Topic::Rules];
+        let all =
+            [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Neighbours, Topic::Rules, Topic::Qdiscs];
         let mut monitor = Monitor::open(&all).unwrap();
         let mut socket = Socket::route().unwrap();
         let w0 = super::wire(&mut socket, "w0");
@@ -46,12 +47,12 @@ fn every_change_is_an_event() {
         let rule = Rule::new(russet_addr::Family::V6, 77, 254);
         run(&mut socket, |batch| {
             batch.add_address(&address).add_route(&route).add_neighbour(&neighbour).add_fdb(&entry);
-            batch.add_rule(&rule);
+            batch.add_rule(&rule).add_ingress(w0).delete_ingress(w0);
             batch.delete_rule(&rule).delete_fdb(&entry).delete_neighbour(&neighbour);
             batch.delete_route(&route).delete_address(&address)
         })
         .unwrap();
-        let mut missing = vec!["address", "route", "neighbour", "forwarding entry", "rule"];
+        let mut missing = vec!["address", "route", "neighbour", "forwarding entry", "rule", "qdisc"];
         let mut staying = missing.clone();
         while !(missing.is_empty() && staying.is_empty()) {
             let event = wait_for(&mut monitor, &format!("{missing:?} {staying:?}"), |_| true);
@@ -62,6 +63,7 @@ fn every_change_is_an_event() {
                 Change::Neighbour(changed) if changed.address == neighbour.address => "neighbour",
                 Change::Fdb(changed) if *changed == entry => "forwarding entry",
                 Change::Rule(changed) if *changed == rule => "rule",
+                Change::Qdisc(changed) if changed.ifindex == w0 && changed.kind == "ingress" => "qdisc",
                 _ => continue,
             };
             let list = if matches!(event, Event::Set(_)) { &mut missing } else { &mut staying };

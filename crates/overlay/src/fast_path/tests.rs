@@ -306,6 +306,35 @@ fn a_packet_of_ipv6_is_never_taken_for_one_of_ipv4() {
 }
 
 #[test]
+#[ignore = "kernel: bpf(2) needs root"]
+fn suspended_flows_are_carried_again_once_they_are_resumed_and_learnt() {
+    in_new_netns(|| {
+        russet_testkit::run("ip", &["link", "set", "lo", "up"]);
+        let kernel = Kernel::new();
+        let epoch = kernel.fast_path.epoch.clone();
+        let first = kernel.epoch();
+        epoch.raise().unwrap();
+        assert_eq!(kernel.epoch(), first + 1);
+        epoch.suspend().unwrap();
+        let seen = epoch.suspensions();
+        epoch.suspend().unwrap();
+        epoch.raise().unwrap();
+        epoch.resume(seen).unwrap();
+        assert_eq!(kernel.epoch(), SUSPENDED, "there was another suspension since");
+        for number in 0..100 {
+            let mut choices = Choices(number);
+            let (role, frame, mut model) = random_case(&kernel, &mut choices);
+            model.epoch = SUSPENDED;
+            kernel.hold(&model);
+            let Some(ran) = kernel.run(role, &frame.bytes, INGRESS) else { continue };
+            assert_eq!((Verdict::of(ran.verdict), &ran.frame), (Verdict::Left, &frame.bytes));
+        }
+        epoch.resume(epoch.suspensions()).unwrap();
+        assert!(kernel.epoch() > first + 2, "what was learnt before is not known any more");
+    });
+}
+
+#[test]
 fn nodes_keep_their_numbers_and_free_ones_are_given_again() {
     let node = |number: u8| Node {
         via_ifindex: 3,

@@ -94,7 +94,7 @@ impl DriftDetector {
             Change::Route(route) => self.on_route(&route, there, view),
             Change::Neighbour(neighbour) => self.on_neighbour(&neighbour, there, view),
             Change::Fdb(entry) => self.on_fdb(&entry, there, view),
-            Change::Rule(_) | Change::Conf(_) => {}
+            Change::Rule(_) | Change::Qdisc(_) | Change::Conf(_) => {}
         }
     }
 

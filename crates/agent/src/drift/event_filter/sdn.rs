@@ -50,7 +50,7 @@ impl Sdn {
                 of: ConfTarget::All, family: Family::V4, forwarding: Some(false), ..
             }) => there,
             // The BPF programs choose the destination; there are no forwarding entries.
-            Change::Conf(_) | Change::Fdb(_) | Change::Link(_) | Change::Rule(_) => false,
+            Change::Conf(_) | Change::Fdb(_) | Change::Link(_) | Change::Rule(_) | Change::Qdisc(_) => false,
         }
     }
 
