@@ -16,9 +16,11 @@ use russet_addr::IpNet;
 use russet_attach::naming::is_doomed;
 use russet_linux::bpf::BpfError;
 use russet_linux::sysctl;
-use russet_netlink::{Change, Event, FdbTable, NeighbourState, NetlinkError, Route, RouteLookup, Socket};
+use russet_netlink::{
+    Change, Event, FdbTable, NeighbourState, NetlinkError, Route, RouteKind, RouteLookup, Socket,
+};
 use russet_overlay::ROUTE_PROTOCOL;
-use russet_overlay::fast_path::{Applied, Content, FastPath, FlowEpoch, KernelPath, content};
+use russet_overlay::fast_path::{Applied, FastPath, FlowEpoch, KernelPath, content};
 
 use crate::config::SettingError;
 use crate::health::{Condition, Readiness};
@@ -92,6 +94,11 @@ const PAUSE_FACTOR: u32 = 10;
 const RETRY: Duration = Duration::from_secs(5);
 /// Connection tracking then accepts what follows a part of a connection that it has not seen.
 const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
+/// Its limits for connections with unacknowledged data, and for others.
+const UNACKNOWLEDGED_S: &str = "net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
+const ESTABLISHED_S: &str = "net/netfilter/nf_conntrack_tcp_timeout_established";
+/// Everything is compared so often until connections are tracked.
+const UNTRACKED_RESYNC: Duration = Duration::from_secs(1);
 /// The prefix of the names of pods' host ends.
 const HOST_PREFIX: &str = russet_policy::PREFIX;
 
@@ -179,27 +186,30 @@ impl Signal {
     fn or_break(&self, done: Result<(), BpfError>) {
         if let Err(error) = done {
             tracing::error!(%error, "the fast path is switched off: flows cannot be decided again");
-            self.mark(Dirty { is_broken: true, ..Dirty::default() });
+            self.deaf();
         }
     }
 
     /// Takes an event of rtnetlink.
     pub fn heard(&self, event: &Event) {
-        let dirty = match event {
-            Event::Overrun => Dirty::EVERYTHING,
-            Event::Set(change) | Event::Gone(change) => Dirty::of(change),
-        };
-        if dirty.nodes {
-            self.or_break(self.epoch.suspend());
+        match event {
+            Event::Overrun => self.lost(),
+            Event::Set(change) | Event::Gone(change) => self.mark(Dirty::of(change)),
         }
-        self.mark(dirty);
     }
 
-    /// Another program has changed rules of nf_tables, or may have.
-    pub fn rules_changed(&self) {
-        self.raise();
+    /// Events may have been lost.
+    pub fn lost(&self) {
+        self.mark(Dirty::EVERYTHING);
     }
 
+    /// Without events of nf_tables nothing is carried.
+    pub fn deaf(&self) {
+        self.mark(Dirty { is_broken: true, ..Dirty::default() });
+    }
+
+    /// Notes what may have changed. Until the maps have followed, flows to other nodes might go astray, so that they are
+    /// suspended in the same moment.
     fn mark(&self, dirty: Dirty) {
         if !dirty.is_any() {
             return;
@@ -207,29 +217,37 @@ impl Signal {
         let (state, changed) = &*self.shared;
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         *state = state.and(dirty);
+        if dirty.nodes && self.epoch.suspend().is_err() {
+            state.is_broken = true;
+        }
         changed.notify_one();
     }
 
-    /// What may have changed, at the latest at `due`. Waits until pods' interfaces are quiet; routes do not wait.
-    fn wait(&self, due: Instant) -> Dirty {
+    /// What may have changed, and how often flows had been suspended then. Waits at least until `earliest`, and at most until
+    /// `latest`, and until pods' interfaces are quiet.
+    fn wait(&self, earliest: Instant, latest: Instant) -> (Dirty, u64) {
         let (state, changed) = &*self.shared;
         let mut dirty = state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut latest: Option<Instant> = None;
+        let mut quiet_at: Option<Instant> = None;
         loop {
             let now = Instant::now();
-            if dirty.nodes || dirty.is_broken || now >= due || latest.is_some_and(|at| now >= at) {
-                return std::mem::take(&mut *dirty);
+            let is_due = dirty.nodes || now >= latest || quiet_at.is_some_and(|at| now >= at);
+            if dirty.is_broken || (is_due && now >= earliest) {
+                return (std::mem::take(&mut *dirty), self.epoch.suspensions());
             }
-            let mut pause = due - now;
+            let (had_pods, until) = match (now < earliest, dirty.pods) {
+                (true, pods) => (pods, earliest),
+                (false, true) => (true, quiet_at.unwrap_or(latest).min(now + QUIET)),
+                (false, false) => (false, latest),
+            };
             if dirty.pods {
-                let latest = *latest.get_or_insert(now + QUIET_MAX);
-                pause = pause.min(QUIET).min(latest - now);
+                quiet_at.get_or_insert(now + QUIET_MAX);
             }
-            let is_waiting_for_quiet = dirty.pods;
-            let (next, waited) = changed.wait_timeout(dirty, pause).unwrap_or_else(PoisonError::into_inner);
+            let (next, waited) =
+                changed.wait_timeout(dirty, until - now).unwrap_or_else(PoisonError::into_inner);
             dirty = next;
-            if is_waiting_for_quiet && waited.timed_out() {
-                return std::mem::take(&mut *dirty);
+            if had_pods && waited.timed_out() {
+                quiet_at = Some(Instant::now());
             }
         }
     }
@@ -287,18 +305,33 @@ fn is_of_a_link(dst: &IpNet) -> bool {
     }
 }
 
-/// A route to one address on a link.
+/// A route of Russet's to one address on a link.
 fn is_to_a_pod(route: &Route) -> bool {
-    route.gateway.is_none()
+    route.kind == RouteKind::Unicast
+        && route.protocol == ROUTE_PROTOCOL
+        && route.gateway.is_none()
         && route.multipath.is_empty()
         && route.dst.prefix_len() == route.dst.max_prefix_len()
+}
+
+/// Has connection tracking keep connections of which it sees a part only. False if nothing is tracked yet.
+fn keep_connections() -> Result<bool, sysctl::SysctlError> {
+    let keep = || {
+        sysctl::write_if_different(LIBERAL, "1")?;
+        // Of a connection that the fast path carries, it may never see what acknowledges the last data.
+        sysctl::write_if_different(UNACKNOWLEDGED_S, &sysctl::read(ESTABLISHED_S)?)
+    };
+    match keep() {
+        Err(error) if error.is_missing() => Ok(false),
+        kept => kept.map(|_| true),
+    }
 }
 
 // === impl Follower ===
 
 impl Follower {
     fn run(mut self) {
-        let mut dirty = Dirty::EVERYTHING;
+        let (mut dirty, mut suspensions) = (Dirty::EVERYTHING, self.signal.epoch.suspensions());
         loop {
             if dirty.is_broken {
                 // Dropped with this thread: all programs are detached.
@@ -306,56 +339,35 @@ impl Follower {
                 self.metrics.show(None);
                 return;
             }
-            if dirty.underlay {
+            // Also at the regular comparison, for what had no event.
+            if dirty.underlay || !dirty.is_any() {
                 self.underlay.clear();
             }
             let began = Instant::now();
-            let next = match self.follow() {
-                Ok(()) => {
-                    self.pause(began.elapsed() * PAUSE_FACTOR);
-                    RESYNC
-                }
+            let (earliest, latest) = match self.follow(suspensions) {
+                Ok(next) => (began.elapsed() * PAUSE_FACTOR, next),
                 Err(error) => {
                     self.signal.or_break(self.signal.epoch.suspend());
                     tracing::warn!(%error, "the kernel's path carries all packets until the fast path follows it again");
                     self.readiness.remark(SUBJECT, Some(format!("off: {error}")));
                     self.metrics.show(None);
-                    RETRY
+                    (RETRY, RETRY)
                 }
             };
-            dirty = self.signal.wait(Instant::now() + next);
+            let now = Instant::now();
+            (dirty, suspensions) = self.signal.wait(now + earliest, now + latest.max(earliest));
         }
     }
 
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "nothing is waited for: the thread leaves the processor to others"
-    )]
-    fn pause(&self, time: Duration) {
-        std::thread::sleep(time);
-    }
-
-    fn follow(&mut self) -> Result<(), FastPathError> {
-        let suspensions = self.signal.epoch.suspensions();
-        let wanted = self.read()?;
-        let applied = self.fast_path.apply(wanted)?;
-        self.signal.epoch.resume(suspensions)?;
-        self.report(&applied);
-        Ok(())
-    }
-
-    fn read(&mut self) -> Result<Content, FastPathError> {
+    /// Returns after how long everything is to be compared again.
+    fn follow(&mut self, suspensions: u64) -> Result<Duration, FastPathError> {
         let kernel = KernelPath::read(&mut self.socket, &mut self.underlay)?;
         let content = content(&kernel, HOST_PREFIX, ROUTE_PROTOCOL);
-        if content.endpoints.is_empty() {
-            return Ok(content);
-        }
-        match sysctl::write_if_different(LIBERAL, "1") {
-            // Nothing is tracked on this node.
-            Err(error) if error.is_missing() => {}
-            written => _ = written?,
-        }
-        Ok(content)
+        let is_tracked = content.endpoints.is_empty() || keep_connections()?;
+        let applied = self.fast_path.apply(content)?;
+        self.signal.epoch.resume(suspensions)?;
+        self.report(&applied);
+        Ok(if is_tracked { RESYNC } else { UNTRACKED_RESYNC })
     }
 
     fn report(&mut self, applied: &Applied) {

@@ -23,7 +23,6 @@
 #define TCP_ACK 0x10
 /* IPv4: more fragments, or an offset. */
 #define FRAGMENTED htons(0x3fff)
-#define DONT_FRAGMENT htons(0x4000)
 /* Outer IPv4, UDP and VXLAN headers, and the inner Ethernet header. */
 #define VXLAN_BYTES 50
 /*
@@ -31,6 +30,10 @@
  * connection's entry in the connection tracking: its shortest limit is 30 s.
  */
 #define THROUGH_KERNEL_NS 20000000000ull
+/* So long may a packet be held up in the kernel's path, and be judged by what was in force before. */
+#define HELD_UP_NS 5000000000ull
+/* The upper mark of ECN: congestion. */
+#define ECN_CONGESTED 3
 
 struct ethernet {
 	u8 to[6];
@@ -113,6 +116,7 @@ struct pending {
 	/* The number in `nodes` of the node at the other end, 0 without one: from a pod where it goes to, and in
 	 * a tunnel where it comes from. */
 	u32 node;
+	u64 noted_ns;
 };
 
 /* A direction of a flow that the kernel's path has let pass. */
@@ -323,8 +327,12 @@ INLINE void forget(const struct tuple *tuple, u32 ifindex)
 INLINE void note_pending(const struct tuple *tuple, u32 ifindex, u32 epoch, u32 node)
 {
 	struct pending_key key = { .tuple = *tuple, .ifindex = ifindex };
-	struct pending note = { .epoch = epoch, .node = node };
+	struct pending note = { .epoch = epoch, .node = node, .noted_ns = bpf_ktime_get_ns() };
+	struct pending *earlier = bpf_map_lookup_elem(&pending, &key);
 
+	/* The packet of an earlier epoch may still come, and must not be taken for this one. */
+	if (earlier && earlier->epoch != epoch && note.noted_ns - earlier->noted_ns < HELD_UP_NS)
+		return;
 	bpf_map_update_elem(&pending, &key, &note, 0);
 }
 

@@ -61,7 +61,7 @@ INLINE int encapsulate(struct __sk_buff *skb, struct node *node, u16 type, u8 ec
 		.version_length = 0x45,
 		.tos = ecn,
 		.bytes = htons(bytes),
-		.fragment = DONT_FRAGMENT,
+		.id = bpf_get_prandom_u32(),
 		.ttl = OUTER_TTL,
 		.protocol = IPPROTO_UDP,
 		.from = node->own_address,
@@ -88,7 +88,7 @@ INLINE void note(const struct tuple *tuple, u32 ifindex, u32 epoch)
 
 	if (!bpf_map_lookup_elem(&endpoints, &tuple->to)) {
 		node = bpf_map_lookup_elem(&prefixes, &prefix);
-		if (!node)
+		if (!node || !*node)
 			return;
 	}
 	note_pending(tuple, ifindex, epoch, *node);
@@ -109,7 +109,7 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 	u32 bytes;
 	u8 ecn;
 
-	if (!epoch || skb->pkt_type != PACKET_HOST || ip > (void *)(u64)skb->data_end)
+	if (!epoch || skb->pkt_type != PACKET_HOST || skb->vlan_present || ip > (void *)(u64)skb->data_end)
 		return TC_ACT_UNSPEC;
 	bytes = read_packet(skb, ip, ip_bytes, type, &tuple, &stage);
 	if (!bytes)

@@ -6,6 +6,7 @@
 #include "fast.h"
 
 #define BPF_ADJ_ROOM_MAC 1
+#define BPF_CSUM_LEVEL_DEC 2
 /* BPF_F_ADJ_ROOM_FIXED_GSO, NO_CSUM_RESET, and DECAP_L3_IPV6: the packet becomes one of IPv6. */
 #define DECAPSULATE ((1ull << 0) | (1ull << 5))
 #define BECOMES_IPV6 (1ull << 8)
@@ -37,12 +38,16 @@ INLINE u32 node_of(const struct address *address)
 	return number ? *number : 0;
 }
 
-/* Whether the outer addresses are those of this node and another. The tunnel's device would not ask. */
-INLINE int is_between(const struct ipv4 *ip, u32 number)
+/*
+ * Whether the outer addresses are those of this node and another, on the way to that. The tunnel's device
+ * would not ask. What has met congestion is left to it: it tells the inner packet.
+ */
+INLINE int is_between(const struct ipv4 *ip, u32 number, u32 ifindex)
 {
 	struct node *node = bpf_map_lookup_elem(&nodes, &number);
 
-	return node && node->kind == NODE_VXLAN && node->address == ip->from && node->own_address == ip->to;
+	return node && node->kind == NODE_VXLAN && node->address == ip->from && node->own_address == ip->to &&
+	       node->out_ifindex == ifindex && (ip->tos & ECN_CONGESTED) != ECN_CONGESTED;
 }
 
 TC_PROGRAM fast_uplink(struct __sk_buff *skb)
@@ -60,7 +65,7 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 	u32 ip_bytes, bytes;
 	void *ip, *end;
 
-	if (!epoch || skb->pkt_type != PACKET_HOST || (type != ETH_P_IP && type != ETH_P_IPV6))
+	if (!epoch || skb->pkt_type != PACKET_HOST || skb->vlan_present || (type != ETH_P_IP && type != ETH_P_IPV6))
 		return TC_ACT_UNSPEC;
 	ethernet = (void *)(u64)skb->data;
 	end = (void *)(u64)skb->data_end;
@@ -100,11 +105,13 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 	}
 	if (endpoint->ifindex != flow->out_ifindex)
 		return TC_ACT_UNSPEC;
-	if (decapsulate && !is_between((void *)(ethernet + 1), flow->node))
+	if (decapsulate && !is_between((void *)(ethernet + 1), flow->node, skb->ifindex))
 		return TC_ACT_UNSPEC;
 	count(flow, ip_bytes);
 	decrement_ttl(skb, ip, type);
 	if (decapsulate) {
+		/* What was verified of the outer packet is not of the inner one. */
+		bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
 		if (bpf_skb_adjust_room(skb, -VXLAN_BYTES, BPF_ADJ_ROOM_MAC, decapsulate))
 			return TC_ACT_SHOT;
 		ethernet = (void *)(u64)skb->data;

@@ -92,6 +92,7 @@ static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)
 static long (*const bpf_map_update_elem)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
 static long (*const bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
 static u64 (*const bpf_ktime_get_ns)(void) = (void *)5;
+static u32 (*const bpf_get_prandom_u32)(void) = (void *)7;
 static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, u32 offset, const void *from, u32 bytes, u64 flags) = (void *)9;
 static long (*const bpf_skb_get_tunnel_key)(struct __sk_buff *skb, struct bpf_tunnel_key *key, u32 bytes, u64 flags) = (void *)20;
 static long (*const bpf_skb_set_tunnel_key)(struct __sk_buff *skb, struct bpf_tunnel_key *key, u32 bytes, u64 flags) = (void *)21;
@@ -101,6 +102,7 @@ static u32 (*const bpf_get_hash_recalc)(struct __sk_buff *skb) = (void *)34;
 static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, u32 bytes) = (void *)39;
 static long (*const bpf_csum_update)(struct __sk_buff *skb, u32 sum) = (void *)40;
 static long (*const bpf_skb_adjust_room)(struct __sk_buff *skb, int bytes, u32 mode, u64 flags) = (void *)50;
+static long (*const bpf_csum_level)(struct __sk_buff *skb, u64 change) = (void *)135;
 static long (*const bpf_redirect_neigh)(u32 ifindex, const struct next_hop *hop, u32 bytes, u64 flags) = (void *)152;
 static long (*const bpf_redirect_peer)(u32 ifindex, u64 flags) = (void *)155;
 

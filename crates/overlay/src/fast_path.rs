@@ -86,6 +86,8 @@ pub struct Carried {
 }
 
 const FIRST_EPOCH: u32 = 1;
+/// The number of a prefix that leads to no node.
+const NO_NODE: u32 = 0;
 /// The programs then leave every packet to the kernel's path.
 const SUSPENDED: u32 = 0;
 
@@ -174,7 +176,7 @@ impl FastPath {
     }
 
     fn write_nodes(&mut self, wanted: &Content) -> Result<(), BpfError> {
-        let (numbers, freed) = numbered(&self.numbers, wanted.prefixes.values());
+        let (numbers, freed) = numbered(&self.numbers, wanted.prefixes.values().flatten());
         let (nodes, prefixes) = (self.maps.get("nodes")?, self.maps.get("prefixes")?);
         for number in freed {
             nodes.put(&number.to_ne_bytes(), &Node::none())?;
@@ -187,9 +189,8 @@ impl FastPath {
             prefixes.delete(&layout::prefix(*net))?;
         }
         for (net, node) in &wanted.prefixes {
-            if let Some(number) = self.numbers.get(node) {
-                prefixes.put(&layout::prefix(*net), &number.to_ne_bytes())?;
-            }
+            let number = node.and_then(|node| self.numbers.get(&node).copied()).unwrap_or(NO_NODE);
+            prefixes.put(&layout::prefix(*net), &number.to_ne_bytes())?;
         }
         for (setting, value) in Tunnel::settings(wanted.tunnel.as_ref()) {
             self.maps.get("settings")?.put(&setting.key(), &value)?;
@@ -223,9 +224,9 @@ impl FastPath {
             own.insert(link.info()?.0.link);
         }
         for hook in &self.content.hooks {
-            // Programs behind ours would not see what the fast path carries.
-            let is_shared = hook.role != Role::Learn && others(hook, &own);
-            if is_shared {
+            // They would not see what the fast path carries past them. Without the program that learns, nothing
+            // is carried to where it would be.
+            if others(hook, &own) {
                 done.shared.insert(hook.ifindex);
                 done.detached += usize::from(self.links.remove(hook).is_some());
                 continue;
@@ -251,10 +252,10 @@ fn is_attached(hook: &Hook, link: &TcxLink) -> bool {
     link.info().is_ok_and(|(_, ifindex)| ifindex == hook.ifindex)
 }
 
-/// Whether programs of others are at a hook.
+/// Whether programs of others are at a hook. At a link that is gone there are none.
 fn others(hook: &Hook, own: &BTreeSet<u32>) -> bool {
-    let found = attached(hook.ifindex, hook.direction()).unwrap_or_default();
-    found.iter().any(|program| !own.contains(&program.link))
+    let found = attached(hook.ifindex, hook.direction());
+    found.is_ok_and(|found| found.iter().any(|program| !own.contains(&program.link)))
 }
 
 /// The numbers of these nodes, as they were or the lowest that are free, and those that are free from now on.

@@ -126,7 +126,12 @@ impl Shared {
             if own_nat {
                 self.update_nat_baseline();
             }
+            let repairs = self.drift.repairs().0;
             rest = self.work(&mut state);
+            // What passed before a repair may not pass behind it.
+            if self.drift.repairs().0 != repairs {
+                kernel_events.flows().raise();
+            }
             if failed {
                 thread::park_timeout(FAILURE_PAUSE);
             } else if events > 0 {

@@ -77,8 +77,16 @@ impl KernelEvents {
         let tables = tables::Monitor::open().inspect_err(|error| {
             tracing::warn!(%error, "changes of nf_tables are not reported by the kernel; the regular comparison finds them");
         });
+        if tables.is_err() {
+            flows.deaf();
+        }
         let routes = Monitor::open(&TOPICS)?;
         Ok(Self { routes, tables: tables.ok(), socket: Socket::route()?, links_unknown: true, flows })
+    }
+
+    /// The fast path's flows.
+    pub fn flows(&self) -> &Signal {
+        &self.flows
     }
 
     /// Waits until an event or an answer arrives, or `timeout` passed.
@@ -106,6 +114,8 @@ impl KernelEvents {
         {
             tracing::warn!(%error, "listen to changes");
             batch.note(Concern::EVERYTHING);
+            self.flows.lost();
+            self.flows.raise();
             (self.links_unknown, batch.heard.failed) = (true, true);
         }
         if self.links_unknown {
@@ -152,14 +162,14 @@ impl KernelEvents {
             batch.heard.events += 1;
             match event {
                 tables::Event::Overrun => {
-                    self.flows.rules_changed();
+                    self.flows.raise();
                     batch.note(Concern::EVERYTHING);
                 }
                 tables::Event::Committed(commit) if is_own_netfilter_port(commit.port) => {
                     batch.heard.own_nat |= commit.touches(&nat::table());
                 }
                 tables::Event::Committed(commit) => {
-                    self.flows.rules_changed();
+                    self.flows.raise();
                     if batch.note(lock(filter).classify_commit(&commit)) {
                         batch.traces.process(commit.pid, &commit.process);
                     }

@@ -6,7 +6,8 @@ use super::*;
 fn dirty_of(change: Change) -> [bool; 3] {
     let signal = Signal::default();
     signal.heard(&Event::Set(change));
-    let dirty = signal.wait(Instant::now());
+    let now = Instant::now();
+    let (dirty, _) = signal.wait(now, now);
     [dirty.nodes, dirty.pods, dirty.underlay]
 }
 
@@ -19,7 +20,10 @@ fn changes_of_the_kernel_concern_pods_nodes_or_the_underlay() {
     let nodes = [true, false, false];
     let everything = [true; 3];
     let mac = Mac([2; 6]);
-    assert_eq!(dirty_of(Change::Route(Route::dev(net("10.244.1.2/32"), 7))), pods);
+    let to_a_pod = || Route { protocol: ROUTE_PROTOCOL, ..Route::dev(net("10.244.1.2/32"), 7) };
+    assert_eq!(dirty_of(Change::Route(to_a_pod())), pods);
+    assert_eq!(dirty_of(Change::Route(Route::dev(net("192.0.2.9/32"), 2))), everything);
+    assert_eq!(dirty_of(Change::Route(Route::blackhole(net("10.244.1.2/32")))), everything);
     let to_a_node =
         Route { protocol: ROUTE_PROTOCOL, ..Route::via(net("10.244.2.0/26"), address("10.244.2.0")) };
     assert_eq!(dirty_of(Change::Route(to_a_node)), nodes);
@@ -40,11 +44,28 @@ fn changes_of_the_kernel_concern_pods_nodes_or_the_underlay() {
 fn lost_events_concern_everything_and_changes_of_pods_wait_until_they_are_quiet() {
     let signal = Signal::default();
     signal.heard(&Event::Overrun);
-    let dirty = signal.wait(Instant::now() + RESYNC);
-    assert_eq!([dirty.nodes, dirty.pods, dirty.underlay], [true; 3]);
-    signal.heard(&Event::Gone(Change::Route(Route::dev("10.244.1.2/32".parse().unwrap(), 7))));
     let began = Instant::now();
-    assert!(signal.wait(began + RESYNC).pods);
+    let (dirty, _) = signal.wait(began, began + RESYNC);
+    assert_eq!([dirty.nodes, dirty.pods, dirty.underlay], [true; 3]);
+    let pod = "10.244.1.2/32".parse().unwrap();
+    let route = || Route { protocol: ROUTE_PROTOCOL, ..Route::dev(pod, 7) };
+    signal.heard(&Event::Gone(Change::Route(route())));
+    let began = Instant::now();
+    assert!(signal.wait(began, began + RESYNC).0.pods);
     assert!(began.elapsed() >= QUIET);
-    assert!(!signal.wait(Instant::now()).is_any(), "what was taken is not reported again");
+    let now = Instant::now();
+    assert!(!signal.wait(now, now).0.is_any(), "what was taken is not reported again");
+}
+
+#[test]
+fn routes_wait_for_the_pause_between_comparisons_and_the_end_for_nothing() {
+    let signal = Signal::default();
+    signal.heard(&Event::Overrun);
+    let began = Instant::now();
+    let (dirty, _) = signal.wait(began + QUIET, began + RESYNC);
+    assert!(dirty.nodes && began.elapsed() >= QUIET);
+    signal.deaf();
+    let began = Instant::now();
+    assert!(signal.wait(began + RESYNC, began + RESYNC).0.is_broken);
+    assert!(began.elapsed() < RESYNC);
 }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, Mac, host_net};
 use russet_netlink::{
-    FdbEntry, FdbTable, Link, Neighbour, NeighbourState, Qdisc, Route, RouteKind, RouteLookup, Vxlan,
+    FdbEntry, FdbTable, Link, Neighbour, NeighbourState, Qdisc, Route, RouteKind, RouteLookup, Rule, Vxlan,
 };
 
 use super::layout::{Endpoint, Node, Tunnel, VxlanHeaders};
@@ -25,6 +25,7 @@ pub struct KernelPath {
     /// Of the main table.
     pub routes: Vec<Route>,
     pub qdiscs: Vec<Qdisc>,
+    pub rules: Vec<Rule>,
     /// The routes to the tunnels' other ends.
     pub underlay: BTreeMap<IpAddr, RouteLookup>,
 }
@@ -33,7 +34,8 @@ pub struct KernelPath {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
     pub endpoints: BTreeMap<IpAddr, Endpoint>,
-    pub prefixes: BTreeMap<IpNet, Node>,
+    /// None where the kernel's routes lead elsewhere than to a node.
+    pub prefixes: BTreeMap<IpNet, Option<Node>>,
     pub tunnel: Option<Tunnel>,
     pub hooks: BTreeSet<Hook>,
     /// Interfaces whose packets all take the kernel's path, and why.
@@ -64,10 +66,15 @@ struct Links<'a> {
     disciplines: BTreeMap<u32, Vec<&'a Qdisc>>,
 }
 
+/// Outer IPv4, UDP and VXLAN headers, and the inner Ethernet header.
+const VXLAN_BYTES: u32 = 50;
 /// The discipline of a link that has none.
 const NO_DISCIPLINE: &str = "noqueue";
 /// Of disciplines for received packets; `clsact` says `clsact`.
 const OF_RECEIVED: [&str; 2] = ["ingress", "clsact"];
+/// The priorities of the rules for the tables local, main and default.
+const DEFAULT_RULES: [u32; 3] = [0, 32766, 32767];
+const RULED: &str = "there are routing rules besides the kernel's own";
 const LIMITED: &str = "a queueing discipline or filter is at its interface";
 
 /// What the fast path does beside this path of the kernel. `host_prefix` begins the names of pods'
@@ -75,6 +82,11 @@ const LIMITED: &str = "a queueing discipline or filter is at its interface";
 pub fn content(kernel: &KernelPath, host_prefix: &str, protocol: u8) -> Content {
     let links = Links::new(kernel);
     let mut content = Content::default();
+    // They may lead any packet elsewhere, by more than its destination.
+    if kernel.rules.iter().any(|rule| !DEFAULT_RULES.contains(&rule.priority)) {
+        content.left_out.insert("all".to_owned(), RULED);
+        return content;
+    }
     content.find_endpoints(kernel, &links, host_prefix);
     content.find_nodes(kernel, &links, protocol);
     // Without a pod, nothing is sent or received.
@@ -122,9 +134,13 @@ impl Content {
     fn find_nodes(&mut self, kernel: &KernelPath, links: &Links<'_>, protocol: u8) {
         let tunnel = tunnels(&kernel.links).next();
         let ends = tunnel.map(|(device, _)| Ends::new(kernel, device.index));
+        let mut others = Vec::new();
         for route in &kernel.routes {
             let is_to_a_node = route.protocol == protocol && route.kind == RouteKind::Unicast;
-            let (true, Some(gateway), Some(oif)) = (is_to_a_node, route.gateway, route.oif) else { continue };
+            let (true, Some(gateway), Some(oif)) = (is_to_a_node, route.gateway, route.oif) else {
+                others.push(route.dst);
+                continue;
+            };
             let node = match (tunnel, &ends) {
                 (Some((device, vxlan)), Some(ends)) if device.index == oif => {
                     through_tunnel(kernel, (device, vxlan), ends, gateway)
@@ -137,11 +153,20 @@ impl Content {
                     vxlan: None,
                 }),
             };
-            let Some(mut node) = node else { continue };
-            node.mtu_bytes = route.mtu_bytes.map_or(node.mtu_bytes, |mtu| mtu.min(node.mtu_bytes));
-            self.add_node(links, route.dst, node);
+            let mtu_bytes =
+                |node: &Node| route.mtu_bytes.map_or(node.mtu_bytes, |mtu| mtu.min(node.mtu_bytes));
+            let node = node.map(|node| Node { mtu_bytes: mtu_bytes(&node), ..node });
+            if !node.is_some_and(|node| self.add_node(links, route.dst, node)) {
+                others.push(route.dst);
+            }
         }
-        let is_used = |device: &Link| self.prefixes.values().any(|node| node.via_ifindex == device.index);
+        for dst in others {
+            if self.is_in_a_prefix(dst) {
+                self.prefixes.insert(dst, None);
+            }
+        }
+        let is_used =
+            |device: &Link| self.prefixes.values().flatten().any(|node| node.via_ifindex == device.index);
         self.tunnel = tunnel.filter(|(device, _)| is_used(device)).map(|(device, vxlan)| Tunnel {
             ifindex: device.index,
             vni: vxlan.vni,
@@ -149,18 +174,34 @@ impl Content {
         });
     }
 
-    fn add_node(&mut self, links: &Links<'_>, dst: IpNet, node: Node) {
-        let Some(uplink) = links.of(node.out_ifindex).filter(|link| link.mac.is_some() && link.is_up())
-        else {
-            return;
-        };
-        if !links.has_no_filters(uplink.index) {
+    /// Whether a route is one of a prefix, or of a part of it.
+    fn is_in_a_prefix(&self, dst: IpNet) -> bool {
+        let wider = |len| IpNet::new(dst.addr(), len).ok().map(|net| net.trunc());
+        (0..=dst.prefix_len()).filter_map(wider).any(|net| self.prefixes.contains_key(&net))
+    }
+
+    /// Returns whether packets may go there.
+    fn add_node(&mut self, links: &Links<'_>, dst: IpNet, node: Node) -> bool {
+        let uplink = links.of(node.out_ifindex).filter(|link| link.mac.is_some() && link.is_up());
+        let Some(uplink) = uplink else { return false };
+        // What queues packets at the uplink stays in their way, and what does so at a tunnel's device does not.
+        let is_passed_by = node.via_ifindex != node.out_ifindex;
+        let is_plain = !is_passed_by || links.is_plain(node.via_ifindex);
+        if !(is_plain && links.has_no_filters(uplink.index)) {
             self.left_out.insert(uplink.name.clone(), LIMITED);
-            return;
+            return false;
         }
+        let outer_bytes = if node.vxlan.is_some() { VXLAN_BYTES } else { 0 };
+        let mtu_bytes = node.mtu_bytes.min(uplink.mtu_bytes.saturating_sub(outer_bytes));
+        let node = Node { mtu_bytes, ..node };
         self.hooks.insert(Hook { ifindex: uplink.index, role: Role::Uplink });
         self.hooks.insert(Hook { ifindex: node.via_ifindex, role: Role::Learn });
-        self.prefixes.insert(dst, node);
+        // Of several routes to one destination, metrics decide which counts.
+        let is_first = self.prefixes.insert(dst, Some(node)).is_none();
+        if !is_first {
+            self.prefixes.insert(dst, None);
+        }
+        true
     }
 }
 

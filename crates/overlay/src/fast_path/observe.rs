@@ -29,14 +29,15 @@ impl KernelPath {
                 Err(error) => return Err(error),
             }
         }
-        let (mut neighbours, mut routes) = (Vec::new(), Vec::new());
+        let (mut neighbours, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
         for family in Family::BOTH {
             neighbours.extend(listed(socket.neighbours(family))?);
+            rules.extend(listed(socket.rules(family))?);
             let main = RouteFilter { table: Some(Route::MAIN), ..RouteFilter::default() };
             routes.extend(listed(socket.routes_where(family, main))?);
         }
         let (qdiscs, underlay) = (socket.qdiscs()?, underlay.clone());
-        Ok(Self { links, neighbours, fdb, routes, qdiscs, underlay })
+        Ok(Self { links, neighbours, fdb, routes, qdiscs, rules, underlay })
     }
 }
 

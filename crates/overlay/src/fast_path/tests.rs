@@ -20,7 +20,9 @@ const NEAR: &str = "10.244.1.3";
 const FAR: &str = "10.244.2.2";
 const ROUTED: &str = "10.244.3.2";
 const FOREIGN: &str = "192.0.2.77";
-const ADDRESSES: [&str; 5] = [POD, NEAR, FAR, ROUTED, FOREIGN];
+/// In a node's prefix, and led elsewhere.
+const ELSEWHERE: &str = "10.244.2.9";
+const ADDRESSES: [&str; 6] = [POD, NEAR, FAR, ROUTED, FOREIGN, ELSEWHERE];
 /// Loopback: a test run is at a link that exists.
 const LINK: u32 = 1;
 const TUNNEL: u32 = 9;
@@ -95,8 +97,9 @@ fn content() -> Content {
         }
         for (text, vxlan) in [(FAR, true), (ROUTED, false)] {
             let net = IpNet::new(ip(text, is_v6), if is_v6 { 48 } else { 24 }).unwrap().trunc();
-            content.prefixes.insert(net, node(vxlan));
+            content.prefixes.insert(net, Some(node(vxlan)));
         }
+        content.prefixes.insert(russet_addr::host_net(ip(ELSEWHERE, is_v6)), None);
     }
     content.tunnel = Some(Tunnel { ifindex: TUNNEL, vni: 4096, port: 4789 });
     content
@@ -192,7 +195,8 @@ fn random_state(model: &mut Model, headers: &Headers, ifindex: u32, choices: &mu
     }
     if choices.one_in(3) {
         let epoch = model.epoch.wrapping_sub(u32::from(choices.one_in(3)));
-        let pending = Pending { epoch, node: model.number(tuple.to) };
+        let age_s = choices.of(&[0, 0, 5, 30]);
+        let pending = Pending { epoch, node: model.number(tuple.to), age_s };
         model.pending.insert((tuple, choices.of(&[ifindex, 55])), pending);
     }
 }

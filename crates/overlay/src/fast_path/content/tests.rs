@@ -102,6 +102,7 @@ fn kernel() -> KernelPath {
             Route { mtu_bytes: Some(1400), ..ours("10.244.3.0/26", "192.0.2.3", UPLINK) },
         ],
         qdiscs: vec![qdisc(HOST_END, "noqueue", true), qdisc(UPLINK, "fq_codel", true)],
+        rules: [0, 32766, 32767].map(|priority| Rule::new(Family::V4, priority, Route::MAIN)).to_vec(),
         underlay: BTreeMap::from([(address("198.51.100.2"), route)]),
     }
 }
@@ -137,7 +138,7 @@ fn pods_and_nodes_are_where_the_kernels_tables_lead() {
         next_hop: address("192.0.2.3"),
         vxlan: None,
     };
-    let prefixes = [(net("10.244.2.0/26"), tunnelled), (net("10.244.3.0/26"), direct)];
+    let prefixes = [(net("10.244.2.0/26"), Some(tunnelled)), (net("10.244.3.0/26"), Some(direct))];
     assert_eq!(content.prefixes, BTreeMap::from(prefixes));
     assert_eq!(content.tunnel, Some(Tunnel { ifindex: TUNNEL, vni: 4096, port: 4789 }));
     let hook = |ifindex, role| Hook { ifindex, role };
@@ -171,6 +172,25 @@ fn a_pod_that_is_limited_unrouted_or_without_a_fixed_mac_is_left_to_the_kernel()
 }
 
 #[test]
+fn what_other_routes_and_rules_lead_elsewhere_is_left_to_the_kernel() {
+    let mut kernel = kernel();
+    let foreign = |dst: &str| Route { oif: Some(UPLINK), ..Route::via(net(dst), address("192.0.2.7")) };
+    kernel.routes.push(foreign("10.244.2.8/32"));
+    kernel.routes.push(foreign("10.244.3.0/26"));
+    kernel.routes.push(foreign("10.244.0.0/16"));
+    kernel.routes.push(Route::blackhole(net("10.244.2.16/28")));
+    let content = found(&kernel);
+    let none = |dst: &str| content.prefixes.get(&net(dst)) == Some(&None);
+    assert!(none("10.244.2.8/32") && none("10.244.2.16/28"), "a part of a node's prefix");
+    assert!(none("10.244.3.0/26"), "the same destination with another metric");
+    assert!(!content.prefixes.contains_key(&net("10.244.0.0/16")), "a wider one does not count");
+    assert!(content.prefixes.get(&net("10.244.2.0/26")).is_some_and(Option::is_some));
+    kernel.rules.push(Rule::new(Family::V4, 100, 77));
+    let content = found(&kernel);
+    assert_eq!((content.endpoints.len(), content.prefixes.len(), content.left_out.len()), (0, 0, 1));
+}
+
+#[test]
 fn another_tunnels_device_makes_its_headers_itself() {
     let mut kernel = kernel();
     kernel.links[2].alias = None;
@@ -182,7 +202,7 @@ fn another_tunnels_device_makes_its_headers_itself() {
         next_hop: address("10.244.2.0"),
         vxlan: None,
     };
-    assert_eq!(content.prefixes.get(&net("10.244.2.0/26")), Some(&node));
+    assert_eq!(content.prefixes.get(&net("10.244.2.0/26")), Some(&Some(node)));
     assert_eq!(content.tunnel, None);
     assert!(content.hooks.contains(&Hook { ifindex: TUNNEL, role: Role::Uplink }));
 }
@@ -194,7 +214,7 @@ fn a_node_that_the_tables_do_not_lead_to_is_left_to_the_kernel() {
         kernel.routes.pop();
         change(&mut kernel);
         let content = found(&kernel);
-        assert_eq!((content.prefixes.len(), content.tunnel), (0, None));
+        assert_eq!((content.prefixes.values().flatten().count(), content.tunnel), (0, None));
         assert_eq!(content.endpoints.len(), 1, "pods of this node still reach each other");
     };
     without(&|kernel| _ = kernel.neighbours.pop());
@@ -207,4 +227,6 @@ fn a_node_that_the_tables_do_not_lead_to_is_left_to_the_kernel() {
     without(&|kernel| kernel.qdiscs.push(qdisc(UPLINK, "clsact", false)));
     // A device without Ethernet headers, such as WireGuard's.
     without(&|kernel| kernel.links[1].mac = None);
+    // The fast path would pass it by.
+    without(&|kernel| kernel.qdiscs.push(qdisc(TUNNEL, "fq", true)));
 }

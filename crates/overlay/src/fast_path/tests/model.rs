@@ -36,6 +36,8 @@ pub struct Flow {
 pub struct Pending {
     pub epoch: u32,
     pub node: u32,
+    /// Seconds since it was noted.
+    pub age_s: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +71,7 @@ pub struct Model {
 }
 
 const THROUGH_KERNEL_S: u64 = 20;
+const HELD_UP_S: u64 = 5;
 /// Ages are read back as one of these: tests take less than a second.
 const AGES_S: [u64; 3] = [0, 5, 30];
 
@@ -81,6 +84,11 @@ fn now_ns() -> u64 {
     let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
     let seconds: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
     (seconds * 1e9) as u64
+}
+
+fn age_s(at_ns: u64) -> u64 {
+    let age_s = now_ns().saturating_sub(at_ns) / 1_000_000_000;
+    AGES_S.into_iter().rev().find(|age| *age <= age_s).unwrap()
 }
 
 // === impl Tuple ===
@@ -115,13 +123,12 @@ impl Flow {
     pub fn decode(value: &[u8]) -> Self {
         let word = |at: usize| u32::from_ne_bytes(value[at..at + 4].try_into().unwrap());
         let long = |at: usize| u64::from_ne_bytes(value[at..at + 8].try_into().unwrap());
-        let age_s = now_ns().saturating_sub(long(16)) / 1_000_000_000;
         Self {
             epoch: word(0),
             ifindex: word(4),
             out_ifindex: word(8),
             node: word(12),
-            age_s: AGES_S.into_iter().rev().find(|age| *age <= age_s).unwrap(),
+            age_s: age_s(long(16)),
             answered_epoch: word(24),
             packets: long(32),
             bytes: long(40),
@@ -133,12 +140,14 @@ impl Flow {
 
 impl Pending {
     pub fn encode(&self) -> Vec<u8> {
-        [self.epoch, self.node].map(u32::to_ne_bytes).concat()
+        let noted = now_ns() - self.age_s * 1_000_000_000;
+        [&[self.epoch, self.node].map(u32::to_ne_bytes).concat()[..], &noted.to_ne_bytes()].concat()
     }
 
     pub fn decode(value: &[u8]) -> Self {
         let word = |at: usize| u32::from_ne_bytes(value[at..at + 4].try_into().unwrap());
-        Self { epoch: word(0), node: word(4) }
+        let noted = u64::from_ne_bytes(value[8..16].try_into().unwrap());
+        Self { epoch: word(0), node: word(4), age_s: age_s(noted) }
     }
 }
 
@@ -162,8 +171,9 @@ impl Model {
     }
 
     fn node(&self, to: IpAddr) -> Option<&Node> {
-        let of = |(net, node): (&russet_addr::IpNet, _)| net.contains(&to).then_some(node);
-        self.content.prefixes.iter().find_map(of)
+        let of = |(net, _): &(&russet_addr::IpNet, _)| net.contains(&to);
+        let longest = self.content.prefixes.iter().filter(of).max_by_key(|(net, _)| net.prefix_len());
+        longest.and_then(|(_, node)| node.as_ref())
     }
 
     /// The number of the node that has an address; 0 if none has.
@@ -220,7 +230,11 @@ impl Model {
     }
 
     fn note(&mut self, tuple: Tuple, ifindex: u32, node: u32) {
-        self.pending.insert((tuple, ifindex), Pending { epoch: self.epoch, node });
+        let earlier = self.pending.get(&(tuple, ifindex));
+        let may_come = |it: &Pending| it.epoch != self.epoch && it.age_s < HELD_UP_S;
+        if !earlier.is_some_and(may_come) {
+            self.pending.insert((tuple, ifindex), Pending { epoch: self.epoch, node, age_s: 0 });
+        }
     }
 
     /// The host end of a pod receives it.
@@ -358,7 +372,7 @@ fn encapsulated(inner: &[u8], headers: &super::VxlanHeaders, ecn: u8) -> Vec<u8>
     let mut frame = inner[..12].to_vec();
     frame.extend([0x08, 0x00, 0x45, ecn]);
     frame.extend(bytes.to_be_bytes());
-    frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+    frame.extend([0, 0, 0, 0, 64, 17, 0, 0]);
     frame.extend(headers.local.octets());
     frame.extend(headers.remote.octets());
     let sum = checksum(&frame[14..34]);

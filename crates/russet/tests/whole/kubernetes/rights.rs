@@ -1,9 +1,7 @@
 //! An agent with the rights of packaging/kubernetes/russet.yaml, and no others.
 
-use std::process::Command;
-
 use russet_testkit::eventually;
-use russet_testkit::kubernetes::Release;
+use russet_testkit::kubernetes::{ApiServer, Release};
 use russet_testkit::run;
 use serde_json::json;
 
@@ -31,11 +29,7 @@ fn an_agent_attaches_pods_and_says_what_of_a_policy_is_not_enforced_with_the_rig
     let path = node.path("kubeconfig");
     std::fs::write(&path, kubeconfig).unwrap();
     // The server learns of new rights a moment after it has stored them.
-    let kubectl = Release::Newest.program("kubectl");
-    let agent = format!("--kubeconfig={}", path.display());
-    let resource = "clusternetworkpolicies.policy.networking.k8s.io";
-    let question = [&agent, "auth", "can-i", "patch", resource, "--subresource=status"];
-    eventually(TIMEOUT, || Command::new(&kubectl).args(question).status().unwrap().success());
+    eventually(TIMEOUT, || cluster.with(may_say_what_is_enforced));
     let store = node.agent_args.iter_mut().find(|argument| argument.starts_with("kubernetes:")).unwrap();
     *store = format!("kubernetes:{}", path.display());
     let conflist = node.path("10-russet.conflist");
@@ -63,6 +57,18 @@ fn an_agent_attaches_pods_and_says_what_of_a_policy_is_not_enforced_with_the_rig
     let is_refusal = |line: &&str| line.contains("forbidden") || line.contains("denied");
     let refusals: Vec<&str> = log.lines().filter(is_refusal).collect();
     assert!(refusals.is_empty(), "{refusals:?}");
+}
+
+/// Whether the server lets the manifest's agents write into the status of policies.
+fn may_say_what_is_enforced(server: &ApiServer) -> bool {
+    let question = json!({ "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
+        "user": "system:serviceaccount:russet-system:russet-agent",
+        "resourceAttributes": { "verb": "patch", "group": "policy.networking.k8s.io",
+            "resource": "clusternetworkpolicies", "subresource": "status" } } });
+    let (code, answer) =
+        server.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", &question);
+    assert_eq!(code, 201, "{answer}");
+    answer["status"]["allowed"] == true
 }
 
 /// The policy by-names says that it is not enforced, and once it is repaired that it is. It is removed.
