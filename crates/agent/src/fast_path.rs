@@ -65,6 +65,8 @@ struct Follower {
     underlay: BTreeMap<IpAddr, RouteLookup>,
     metrics: FastPathMetrics,
     readiness: Readiness,
+    /// The node is not ready without it.
+    is_required: bool,
     is_active: bool,
 }
 
@@ -121,14 +123,12 @@ pub fn start(
         Ok(opened) => opened,
         Err(error) => {
             tracing::warn!(%error, "the kernel's path carries all packets: the fast path cannot be loaded");
-            readiness.remark(SUBJECT, Some(format!("off: {error}")));
-            if mode == FastPathMode::Require {
-                readiness.unmet(Condition::FastPath, error);
-            }
+            show_off(readiness, mode == FastPathMode::Require, &error.to_string());
             return Ok(());
         }
     };
-    if mode == FastPathMode::Require {
+    let is_required = mode == FastPathMode::Require;
+    if is_required {
         readiness.met(Condition::FastPath);
     }
     let (signal, readiness) = (signal.clone(), readiness.clone());
@@ -139,9 +139,18 @@ pub fn start(
         underlay: BTreeMap::new(),
         metrics,
         readiness,
+        is_required,
         is_active: false,
     };
     std::thread::Builder::new().name("fast-path".to_owned()).spawn(move || follower.run()).map(drop)
+}
+
+/// Says why the fast path carries nothing.
+fn show_off(readiness: &Readiness, is_required: bool, reason: &str) {
+    readiness.remark(SUBJECT, Some(format!("off: {reason}")));
+    if is_required {
+        readiness.unmet(Condition::FastPath, reason);
+    }
 }
 
 // === impl FastPathMode ===
@@ -335,8 +344,7 @@ impl Follower {
         loop {
             if dirty.is_broken {
                 // Dropped with this thread: all programs are detached.
-                self.readiness.remark(SUBJECT, Some("off: flows cannot be decided again".to_owned()));
-                self.metrics.show(None);
+                self.stand_still("changes that end flows are not noticed");
                 return;
             }
             // Also at the regular comparison, for what had no event.
@@ -349,8 +357,7 @@ impl Follower {
                 Err(error) => {
                     self.signal.or_break(self.signal.epoch.suspend());
                     tracing::warn!(%error, "the kernel's path carries all packets until the fast path follows it again");
-                    self.readiness.remark(SUBJECT, Some(format!("off: {error}")));
-                    self.metrics.show(None);
+                    self.stand_still(&error.to_string());
                     (RETRY, RETRY)
                 }
             };
@@ -370,7 +377,15 @@ impl Follower {
         Ok(if is_tracked { RESYNC } else { UNTRACKED_RESYNC })
     }
 
+    fn stand_still(&self, reason: &str) {
+        show_off(&self.readiness, self.is_required, reason);
+        self.metrics.show(None);
+    }
+
     fn report(&mut self, applied: &Applied) {
+        if self.is_required {
+            self.readiness.met(Condition::FastPath);
+        }
         if let Some(reason) = &applied.failed {
             tracing::debug!(reason, "a program of the fast path is not attached");
         }

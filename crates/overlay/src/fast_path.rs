@@ -65,9 +65,6 @@ struct Maps(BTreeMap<String, Map>);
 /// What [`FastPath::apply`] did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Applied {
-    /// Programs that were attached, and detached.
-    pub attached: usize,
-    pub detached: usize,
     /// Links at whose hooks other programs are, which the fast path must not pass by.
     pub shared: BTreeSet<u32>,
     /// The first link where a program could not be attached, and why.
@@ -86,6 +83,8 @@ pub struct Carried {
 }
 
 const FIRST_EPOCH: u32 = 1;
+/// The loopback of every network namespace, which need not be up to be asked.
+const LOOPBACK: u32 = 1;
 /// The number of a prefix that leads to no node.
 const NO_NODE: u32 = 0;
 /// The programs then leave every packet to the kernel's path.
@@ -97,6 +96,8 @@ impl FastPath {
     /// Loads the programs in the calling thread's network namespace; attaches none. `epoch` is the first
     /// one's of this process only.
     pub fn load(epoch: &FlowEpoch) -> Result<Self, BpfError> {
+        // Without TCX no program could be attached.
+        attached(LOOPBACK, Direction::Ingress)?;
         let objects = [
             (Role::Pod, programs::FAST_POD),
             (Role::Uplink, programs::FAST_UPLINK),
@@ -215,10 +216,8 @@ impl FastPath {
     /// Attaches what is missing, also what another program has detached, and detaches what is not wanted.
     fn attach(&mut self) -> Result<Applied, BpfError> {
         let mut done = Applied::default();
-        let before = self.links.len();
         let is_wanted = |hook: &Hook| self.content.hooks.contains(hook);
         self.links.retain(|hook, link| is_wanted(hook) && is_attached(hook, link));
-        done.detached = before - self.links.len();
         let mut own: BTreeSet<u32> = BTreeSet::new();
         for link in self.links.values() {
             own.insert(link.info()?.0.link);
@@ -228,7 +227,7 @@ impl FastPath {
             // is carried to where it would be.
             if others(hook, &own) {
                 done.shared.insert(hook.ifindex);
-                done.detached += usize::from(self.links.remove(hook).is_some());
+                self.links.remove(hook);
                 continue;
             }
             if self.links.contains_key(hook) {
@@ -236,10 +235,7 @@ impl FastPath {
             }
             let Some(program) = self.programs.get(&hook.role) else { continue };
             match TcxLink::attach(program, hook.ifindex, hook.direction()) {
-                Ok(link) => {
-                    done.attached += 1;
-                    self.links.insert(*hook, link);
-                }
+                Ok(link) => _ = self.links.insert(*hook, link),
                 // The link may be gone already; then it is not wanted the next time.
                 Err(error) => _ = done.failed.get_or_insert_with(|| error.to_string()),
             }

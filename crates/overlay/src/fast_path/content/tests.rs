@@ -1,5 +1,5 @@
 use russet_addr::IfName;
-use russet_netlink::{Df, OperState};
+use russet_netlink::OperState;
 
 use super::*;
 
@@ -43,22 +43,7 @@ fn link(index: u32, name: &str, kind: Option<&str>) -> Link {
 }
 
 fn vxlan() -> Vxlan {
-    Vxlan {
-        vni: 4096,
-        local: Some(address("192.0.2.1")),
-        parent: Some(UPLINK),
-        port: 4789,
-        group: None,
-        learning: false,
-        l2miss: false,
-        gbp: false,
-        collect_metadata: false,
-        ttl: 0,
-        df: Df::Unset,
-        udp_csum: true,
-        udp_zero_csum6_tx: false,
-        udp_zero_csum6_rx: false,
-    }
+    Vxlan { local: Some(address("192.0.2.1")), parent: Some(UPLINK), ..Vxlan::new(4096, 4789) }
 }
 
 fn qdisc(ifindex: u32, kind: &str, is_root: bool) -> Qdisc {
