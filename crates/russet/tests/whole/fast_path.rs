@@ -1,6 +1,8 @@
 //! The fast path of two agents: what it carries, that policies, foreign rules and the death of an agent
 //! have the same effect as without it, and that no packet is lost by it (docs/spec/policy.md section 4).
 
+mod many_flows;
+
 use std::io::{IoSlice, Read as _, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;

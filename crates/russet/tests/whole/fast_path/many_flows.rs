@@ -1,0 +1,127 @@
+//! Many flows at once: none breaks when the programs leave, and a flood of new ones takes nothing from
+//! those that live.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use super::{Exchange, Setup, carried, is_carried};
+
+/// Connections that are open at once.
+const CONNECTIONS: usize = 1_000;
+/// One byte there and back on each, so often.
+const ROUNDS: usize = 12;
+/// An answer may need several retransmissions while an agent starts.
+const ANSWER: Duration = Duration::from_secs(20);
+/// Ports on each side of a flood: their product is the number of flows. `RUSSET_FLOW_PORTS` sets another.
+const FLOOD_PORTS: u16 = 400;
+/// The first port of either side.
+const FIRST: u16 = 30_000;
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd, ping"]
+fn a_thousand_connections_go_on_when_the_programs_leave_and_come_back() {
+    // policy.md P139
+    let mut setup = Setup::new("vxlan");
+    let at = SocketAddr::new(setup.server.v4.parse().unwrap(), 0);
+    let listener = setup.server.within(move || TcpListener::bind(at).unwrap());
+    let at = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut streams: Vec<TcpStream> = (0..CONNECTIONS).map(|_| listener.accept().unwrap().0).collect();
+        let mut byte = [0];
+        // The client writes to all before it reads, in the same order.
+        while streams
+            .iter_mut()
+            .all(|stream| stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok())
+        {}
+    });
+    let mut streams: Vec<TcpStream> =
+        setup.client.within(move || (0..CONNECTIONS).map(|_| TcpStream::connect(at).unwrap()).collect());
+    for stream in &streams {
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(ANSWER)).unwrap();
+    }
+    for round in 0..ROUNDS {
+        let before = carried(&setup.one);
+        let byte = [u8::try_from(round).unwrap()];
+        streams.iter_mut().for_each(|stream| stream.write_all(&byte).unwrap());
+        match round {
+            4 => setup.two.kill_agent(),
+            8 => setup.two.start_agent(),
+            _ => {}
+        }
+        for (number, stream) in streams.iter_mut().enumerate() {
+            let mut answer = [0];
+            let read = stream.read_exact(&mut answer);
+            assert!(read.is_ok() && answer == byte, "round {round}, connection {number}: {read:?}");
+        }
+        if round == 3 {
+            assert!(carried(&setup.one) > before + CONNECTIONS as u64, "they were not on the fast path");
+        }
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd, ping"]
+fn a_flood_of_flows_and_of_connection_attempts_takes_nothing_from_a_flow_that_lives() {
+    // dataplane.md section 5: more flows than the map has room for fall back to the kernel's path
+    let setup = Setup::new("vxlan");
+    let far = Exchange::tcp(&setup.client, &setup.server, false);
+    is_carried(&far, &[&setup.one, &setup.two]);
+    let ports = std::env::var("RUSSET_FLOW_PORTS").map_or(FLOOD_PORTS, |text| text.parse().unwrap());
+    let (answered, failed) = std::thread::scope(|scope| {
+        let flood = scope.spawn(|| flood(&setup, ports));
+        let mut failed = 0;
+        while !flood.is_finished() {
+            far.goes_on();
+            // Nothing listens there: each attempt is a SYN and a reset.
+            let to = SocketAddr::new(setup.server.v4.parse().unwrap(), 9);
+            failed += setup.client.within(move || {
+                (0..200)
+                    .filter(|_| TcpStream::connect_timeout(&to, Duration::from_millis(50)).is_err())
+                    .count()
+            });
+        }
+        (flood.join().unwrap(), failed)
+    });
+    println!("{answered} flows of datagrams had an answer beside {failed} connection attempts that failed");
+    assert!(answered > u64::from(ports) * u64::from(ports) * 9 / 10, "{answered} flows had an answer");
+    assert!(failed > 0);
+    is_carried(&far, &[&setup.one, &setup.two]);
+}
+
+/// Sends a datagram from each of `ports` ports to each of `ports` others, and back again. Returns how many
+/// came back.
+fn flood(setup: &Setup, ports: u16) -> u64 {
+    let sockets = |pod: &super::Pod| {
+        let address = pod.v4.parse().unwrap();
+        pod.within(move || -> Vec<UdpSocket> {
+            let at = (FIRST..FIRST + ports).map(|port| SocketAddrV4::new(address, port));
+            at.map(|at| UdpSocket::bind(at).unwrap()).collect()
+        })
+    };
+    let (clients, servers) = (sockets(&setup.client), sockets(&setup.server));
+    for socket in clients.iter().chain(&servers) {
+        socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    }
+    let mut byte = [1];
+    let mut answered = 0;
+    for server in &servers {
+        let to = server.local_addr().unwrap();
+        for some in clients.chunks(100) {
+            for client in some {
+                client.send_to(&byte, to).unwrap();
+            }
+            let arrived: Vec<SocketAddr> =
+                some.iter().filter_map(|_| server.recv_from(&mut byte).ok()).map(|(_, from)| from).collect();
+            for from in &arrived {
+                server.send_to(&byte, from).unwrap();
+            }
+            for from in arrived {
+                let client = &clients[usize::from(from.port() - FIRST)];
+                answered += u64::from(client.recv(&mut byte).is_ok());
+            }
+        }
+    }
+    answered
+}
