@@ -115,6 +115,7 @@ pub fn start(
     if mode == FastPathMode::Off {
         return Ok(());
     }
+    let is_required = mode == FastPathMode::Require;
     let opened = FastPath::load(&signal.epoch).map_err(FastPathError::from).and_then(|fast_path| {
         metrics.count_by(fast_path.counter()?);
         Ok((fast_path, Socket::route()?))
@@ -123,11 +124,10 @@ pub fn start(
         Ok(opened) => opened,
         Err(error) => {
             tracing::warn!(%error, "the kernel's path carries all packets: the fast path cannot be loaded");
-            show_off(readiness, mode == FastPathMode::Require, &error.to_string());
+            show_off(readiness, is_required, &error.to_string());
             return Ok(());
         }
     };
-    let is_required = mode == FastPathMode::Require;
     if is_required {
         readiness.met(Condition::FastPath);
     }
