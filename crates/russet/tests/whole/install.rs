@@ -1,7 +1,6 @@
 //! `russet install` on a node whose pods come and go meanwhile.
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,14 +10,17 @@ use serde_json::{Value, json};
 
 use crate::node::{Answer, TestNode, TestPod};
 
-/// Executables of a version: complete and working, distinguished by bytes after their end.
+/// Executables of a version: complete and working, distinguished by bytes after their end. Another
+/// process writes them: a file that this process had open for writing could not be executed while a child of
+/// another test still has its descriptor.
 pub fn version(root: &Path, name: &str) -> PathBuf {
     let dir = root.join(name);
     fs::create_dir(&dir).unwrap();
     for file in ["russet", "russet-cni"] {
-        fs::copy(env!("CARGO_BIN_EXE_russet"), dir.join(file)).unwrap();
-        let mut file = fs::OpenOptions::new().append(true).open(dir.join(file)).unwrap();
-        file.write_all(name.as_bytes()).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "cp \"$0\" \"$1\" && printf %s \"$2\" >> \"$1\"", env!("CARGO_BIN_EXE_russet")]);
+        let done: Answer = command.arg(dir.join(file)).arg(name).output().unwrap().into();
+        assert_eq!(done.status, 0, "{done:?}");
     }
     dir.join("russet")
 }

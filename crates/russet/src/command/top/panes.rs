@@ -318,14 +318,14 @@ fn drift(model: &Model) -> Listed<'_> {
         vec![
             Piece::plain(clock(&page.at, &repair.at)),
             Piece::plain(format!("{:.2} ms", repair.ms)),
+            Piece::new(outcome, tone),
             Piece::plain(what.join(", ")),
             Piece::plain(by),
-            Piece::new(outcome, tone),
         ]
     };
     Listed {
         table: Table {
-            heading: &["WHEN", "TOOK", "WHAT", "CHANGED BY", "OUTCOME"],
+            heading: &["WHEN", "TOOK", "OUTCOME", "WHAT", "CHANGED BY"],
             rows: page.repairs.iter().map(row).collect(),
         },
         none: "Nothing was repaired since the agent's start.",
