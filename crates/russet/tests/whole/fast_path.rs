@@ -1,6 +1,7 @@
 //! The fast path of two agents: what it carries, that policies, foreign rules and the death of an agent
 //! have the same effect as without it, and that no packet is lost by it (docs/spec/policy.md section 4).
 
+mod differential;
 mod many_flows;
 
 use std::io::{IoSlice, Read as _, Write as _};
