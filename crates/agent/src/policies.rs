@@ -229,9 +229,12 @@ impl Policies {
         done
     }
 
-    /// The endpoint table says from now on what became of an interface.
+    /// The endpoint table says from now on what became of an interface. While nothing is held, the thread is not woken:
+    /// it reads the table once something is.
     fn settled(&self, id: &EndpointId) {
-        self.request(Request::Settled(id.clone()));
+        if self.shared.holds.load(Ordering::Acquire) {
+            self.request(Request::Settled(id.clone()));
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use russet_netlink::NetlinkError;
 use russet_netlink::wire::{HEADER_BYTES, Message, Messages};
+use russet_netlink::{NetlinkError, is_own_netfilter_port};
 
 use crate::kernel::*;
 use crate::sys::{self, Received};
@@ -21,6 +21,8 @@ pub struct Monitor {
     fd: OwnedFd,
     inbox: Vec<u8>,
     heard: Heard,
+    /// The ports of this process whose commits are ignored, the newest last; none in a monitor of all commits.
+    ignored: Option<VecDeque<u32>>,
 }
 
 /// Events that were received and not yet returned.
@@ -99,6 +101,8 @@ const INBOX_BYTES: usize = 64 << 10;
 const CHANGES_MAX: usize = 1024;
 /// The offset of the port in `struct nlmsghdr`.
 const PORT_OFFSET: usize = 12;
+/// The most ports that the kernel compares each message with.
+const IGNORED_MAX: usize = 8;
 
 // === impl Monitor ===
 
@@ -106,7 +110,13 @@ impl Monitor {
     /// Subscribes in the calling thread's network namespace; later commits are reported.
     pub fn open() -> Result<Self, NetlinkError> {
         let fd = sys::listen(GROUP, RECEIVE_BUFFER_BYTES).map_err(failed("open an nf_tables monitor"))?;
-        Ok(Self { fd, inbox: vec![0; INBOX_BYTES], heard: Heard::nothing() })
+        Ok(Self { fd, inbox: vec![0; INBOX_BYTES], heard: Heard::nothing(), ignored: None })
+    }
+
+    /// The same without commits of this process. After the first one of each of its connections, the kernel drops these
+    /// messages, so that they wake no thread.
+    pub fn of_other_processes() -> Result<Self, NetlinkError> {
+        Ok(Self { ignored: Some(VecDeque::new()), ..Self::open()? })
     }
 
     /// The next event; `None` after `timeout`. A timeout of zero never waits, for callers that poll
@@ -115,7 +125,10 @@ impl Monitor {
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(event) = self.heard.waiting.pop_front() {
-                return Ok(Some(event));
+                match event {
+                    Event::Committed(commit) if self.is_ignored(commit.port) => continue,
+                    event => return Ok(Some(event)),
+                }
             }
             match sys::receive(&self.fd, &mut self.inbox).map_err(failed("read nf_tables events"))? {
                 Received::Datagram(len) => self.heard.take(self.inbox.get(..len).unwrap_or_default()),
@@ -132,6 +145,18 @@ impl Monitor {
                 }
             }
         }
+    }
+
+    /// Whether commits of the port are ignored. A new one becomes one of those that the kernel drops.
+    fn is_ignored(&mut self, port: u32) -> bool {
+        let Some(ports) = self.ignored.as_mut().filter(|_| is_own_netfilter_port(port)) else { return false };
+        if !ports.contains(&port) {
+            ports.push_back(port);
+            ports.drain(..ports.len().saturating_sub(IGNORED_MAX));
+            // Without the filter these messages are read and ignored, as the first one.
+            let _ = sys::ignore_ports(&self.fd, ports.make_contiguous());
+        }
+        true
     }
 }
 

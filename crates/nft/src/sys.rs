@@ -140,6 +140,42 @@ fn set_option(fd: &OwnedFd, level: i32, option: i32, value: i32) -> io::Result<(
     }
 }
 
+/// Has the kernel drop messages to the socket that requests from these ports caused, before they wake a reader.
+pub(crate) fn ignore_ports(fd: &OwnedFd, ports: &[u32]) -> io::Result<()> {
+    /// The offset of the port in `struct nlmsghdr`.
+    const PORT_OFFSET: u32 = 12;
+    let statement = |code: u32, jump: usize, k| libc::sock_filter {
+        code: u16::try_from(code).unwrap_or_default(),
+        jt: u8::try_from(jump).unwrap_or_default(),
+        jf: 0,
+        k,
+    };
+    let load = statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, PORT_OFFSET);
+    // The filter loads in network order what the header has in the machine's. The last statement is two behind that of
+    // the last port, which jumps over one.
+    let compare = |(number, port): (usize, &u32)| {
+        let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        statement(equal, ports.len() - number, u32::from_be_bytes(port.to_ne_bytes()))
+    };
+    let answer = |bytes| statement(libc::BPF_RET | libc::BPF_K, 0, bytes);
+    let compares = ports.iter().enumerate().map(compare);
+    let mut program: Vec<libc::sock_filter> =
+        std::iter::once(load).chain(compares).chain([answer(u32::MAX), answer(0)]).collect();
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
+        filter: program.as_mut_ptr(),
+    };
+    let at: *const libc::sock_fprog = &program;
+    let len = size_of::<libc::sock_fprog>() as libc::socklen_t;
+    // SAFETY: the kernel copies the statements that the structure points to, whose number it has.
+    match unsafe {
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, at.cast(), len)
+    } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// A socket without an address, for [`get_option`].
 pub(crate) fn datagram_socket(domain: i32) -> io::Result<OwnedFd> {
     // SAFETY: no pointers; a non-negative result is a new descriptor without another owner.

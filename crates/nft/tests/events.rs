@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, UdpSocket};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::Duration;
 
 use russet_addr::Family;
@@ -62,6 +63,38 @@ fn a_commit_is_one_event_with_its_changes_and_author() {
             Change { object: Object::Rule, table: table.clone(), name: "c".into(), gone: true, base: false };
         assert_eq!((commit.changes, commit.process.as_str()), (vec![gone], "nft"));
         assert_ne!(commit.port, nft.port().unwrap());
+        assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);
+    });
+}
+
+#[test]
+#[ignore = "tool: nft, root"]
+fn a_monitor_of_other_processes_is_not_woken_by_commits_of_this_one() {
+    in_new_netns(|| {
+        let mut monitor = Monitor::of_other_processes().unwrap();
+        let mut change = Transaction::new();
+        // A commit without a change would not be reported.
+        change.destroy_table(&Table::inet("t")).add_table(&Table::inet("t"));
+        // The last connections still have their place in the filter.
+        let mut connections: Vec<Nft> = (0..20).map(|_| Nft::open().unwrap()).collect();
+        for nft in &mut connections {
+            nft.commit(&change).unwrap();
+            assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);
+        }
+        let fd = monitor.as_fd().as_raw_fd();
+        let arrives = || {
+            let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            // SAFETY: one valid pollfd.
+            unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+        };
+        connections.last_mut().unwrap().commit(&change).unwrap();
+        assert!(!arrives());
+        connections.first_mut().unwrap().commit(&change).unwrap();
+        assert!(arrives());
+
+        run("nft", &["add", "table", "inet", "u"]);
+        let commit = next_commit(&mut monitor);
+        assert!(commit.touches(&Table::inet("u")) && commit.process == "nft", "{commit:?}");
         assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);
     });
 }

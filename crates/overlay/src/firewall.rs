@@ -77,8 +77,6 @@ pub struct Firewall {
     role: Role,
     nft: Nft,
     monitor: Monitor,
-    /// Our port in the messages of the monitor, which identifies our own changes.
-    port: u32,
     /// The generation at which the ruleset was last seen to be as wanted.
     seen: Option<(u32, Wanted)>,
     /// Foreign chains in which every rule matters to us.
@@ -145,9 +143,8 @@ impl Firewall {
     }
 
     fn open_as(role: Role) -> Result<Self, FirewallError> {
-        let monitor = Monitor::open()?;
+        let monitor = Monitor::of_other_processes()?;
         let mut nft = Nft::open()?;
-        let port = nft.port().map_err(FirewallError::Port)?;
         let mut compat = Compat::default();
         let nf_tables = match role {
             Role::Flannel(Mode::Nft) => nft.generation().map(|_| true)?,
@@ -161,7 +158,6 @@ impl Firewall {
             role,
             nft,
             monitor,
-            port,
             seen: None,
             watched: BTreeSet::new(),
             compat,
@@ -351,7 +347,6 @@ impl Firewall {
     fn concerns(&self, event: &Event) -> bool {
         match event {
             Event::Overrun => true,
-            Event::Committed(commit) if commit.port == self.port => false,
             Event::Committed(Commit { complete, changes, .. }) => {
                 !complete || changes.iter().any(|change| self.is_ours(change))
             }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use russet_netlink::is_own_netfilter_port;
 use russet_nft::monitor::{Event, Monitor};
 use russet_policy::{decisions_table, hosts_table};
 
@@ -15,7 +14,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Starts the thread that waits for events. Without nf_tables there are none.
 pub fn start(policies: Policies) -> std::io::Result<()> {
-    let Ok(mut monitor) = Monitor::open() else { return Ok(()) };
+    let Ok(mut monitor) = Monitor::of_other_processes() else { return Ok(()) };
     let follow = move || {
         loop {
             follow(&mut monitor, &policies);
@@ -34,7 +33,7 @@ fn follow(monitor: &mut Monitor, policies: &Policies) {
     match monitor.next(WAIT) {
         Ok(Some(Event::Committed(commit))) => {
             let table = [decisions_table(), hosts_table()].into_iter().find(|table| commit.touches(table));
-            if let Some(table) = table.filter(|_| !is_own_netfilter_port(commit.port)) {
+            if let Some(table) = table {
                 tracing::warn!(process = %commit.process, pid = commit.pid, "another program changed table {table}; it is restored");
                 policies.request(Request::Drifted);
             }

@@ -529,7 +529,10 @@ impl Worker {
         let decides = |kind: &&Kind| self.wants.covers(**kind) && !kind.is_staged();
         let is_complete = kinds.iter().filter(decides).all(is_listed);
         self.marker.set(true);
-        self.shared.holds.store(true, Ordering::Release);
+        if !self.shared.holds.swap(true, Ordering::AcqRel) {
+            // What became of interfaces was not reported until now.
+            self.read_wiring();
+        }
         let wants = self.wants;
         self.shared.wants.send_if_modified(|sent| std::mem::replace(sent, wants) != wants);
         // What a later policy asks about may not be listed yet: its rules are closed so long.
@@ -588,6 +591,9 @@ impl Worker {
         self.phase = phase;
         self.marker.set(false);
         self.shared.holds.store(false, Ordering::Release);
+        // What becomes of interfaces is not reported from now on.
+        self.in_progress.clear();
+        self.is_stale = true;
         match self.has_decided {
             true => self.wanted.held.clear(),
             false => self.wanted = Decisions::default(),

@@ -110,9 +110,6 @@ pub enum FirewallError {
         /// The first change that had no effect.
         edit: String,
     },
-    /// The kernel did not return our netlink port.
-    #[error("read the port of the nf_tables socket: {0}")]
-    Port(#[source] std::io::Error),
     /// Other programs changed the ruleset during each attempt.
     #[error("commit the firewall: others changed the ruleset during each of {0} tries")]
     Overtaken(usize),
