@@ -23,6 +23,8 @@ pub const FLOWS_PATH: &str = "/v1/flows";
 pub const FLOWS_MAX: usize = 2048;
 /// The most flows in one answer: they fit into what a client reads.
 pub const ANSWER_MAX: usize = 500;
+/// As `after`: a number greater than that of all flows asks for all, from the oldest on.
+pub const FROM_OLDEST: u64 = u64::MAX;
 /// How long an answer waits for a flow at most.
 pub const WAIT_MAX: Duration = Duration::from_secs(20);
 
@@ -30,7 +32,8 @@ pub const WAIT_MAX: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FlowsRequest {
-    /// Only flows with a greater number, from the oldest on; 0 is the last ones that there are.
+    /// Only flows with a greater number, from the oldest on; 0 is the last ones that there are, and
+    /// [`FROM_OLDEST`] all.
     pub after: u64,
     /// The most flows in the answer.
     pub limit: usize,

@@ -112,6 +112,8 @@ pub enum MetaKey {
     IifName = 6,
     /// Name of the outgoing interface.
     OifName = 7,
+    /// Whether the packet's way through the ruleset is reported, see [`TraceMonitor`](crate::TraceMonitor). One byte.
+    Nftrace = 12,
     /// Netfilter's protocol family.
     Nfproto = 15,
     /// Transport protocol.
@@ -146,8 +148,16 @@ pub enum CtKey {
     Status = 2,
     /// The connection's mark.
     Mark = 3,
+    /// The destination port of TCP, UDP and others that have ports, of one direction. Network order.
+    Dport = 12,
     /// The IPv4 source, of one direction.
     Saddr4 = 19,
+    /// The IPv4 destination, of one direction.
+    Daddr4 = 20,
+    /// The IPv6 source, of one direction.
+    Saddr6 = 21,
+    /// The IPv6 destination, of one direction.
+    Daddr6 = 22,
 }
 
 /// The bits of a connection's state.

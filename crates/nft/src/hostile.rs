@@ -8,7 +8,7 @@ use crate::kernel::*;
 use crate::rule::RuleInfo;
 use crate::set::{Set, decode_elements, decode_set};
 use crate::table::{Table, TableInfo};
-use crate::{KeyType, Rule, Transaction, conntrack, monitor, packet_log};
+use crate::{KeyType, Rule, Transaction, conntrack, monitor, packet_log, trace};
 
 /// Nested attributes with valid lengths, so that arbitrary bytes reach the inner decoders.
 fn attributes() -> impl Strategy<Value = Vec<u8>> {
@@ -63,6 +63,7 @@ fn decode_all(kind: u16, family: u8, body: &[u8]) {
     }
     monitor::hear_for_test(&datagram);
     packet_log::hear_for_test(&datagram);
+    trace::hear_for_test(&datagram);
     for keys in [vec![KeyType::Ipv4Addr], vec![KeyType::Ipv4Addr, KeyType::InetProto]] {
         let set = Set::new(&Table::inet("t"), "s", keys);
         let _ = decode_elements(&set, [body]);
@@ -93,6 +94,7 @@ proptest! {
     fn a_datagram_of_arbitrary_bytes_does_not_panic(datagram in proptest::collection::vec(any::<u8>(), 0..512)) {
         monitor::hear_for_test(&datagram);
         packet_log::hear_for_test(&datagram);
+        trace::hear_for_test(&datagram);
     }
 
     #[test]

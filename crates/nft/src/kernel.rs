@@ -27,6 +27,7 @@ pub(crate) const NFT_MSG_GETSETELEM: u16 = message(13);
 pub(crate) const NFT_MSG_DELSETELEM: u16 = message(14);
 pub(crate) const NFT_MSG_NEWGEN: u16 = message(15);
 pub(crate) const NFT_MSG_GETGEN: u16 = message(16);
+pub(crate) const NFT_MSG_TRACE: u16 = message(17);
 
 // linux/netlink.h
 pub(crate) const NLM_F_REQUEST: u16 = 0x1;
@@ -205,6 +206,22 @@ pub(crate) const RANGE_PROTO_RANDOM_FULLY: u32 = 16;
 pub(crate) const NFTA_GEN_ID: u16 = 1;
 pub(crate) const NFTA_GEN_PROC_PID: u16 = 2;
 pub(crate) const NFTA_GEN_PROC_NAME: u16 = 3;
+
+pub(crate) const NFTA_TRACE_TABLE: u16 = 1;
+pub(crate) const NFTA_TRACE_CHAIN: u16 = 2;
+pub(crate) const NFTA_TRACE_RULE_HANDLE: u16 = 3;
+pub(crate) const NFTA_TRACE_TYPE: u16 = 4;
+pub(crate) const NFTA_TRACE_VERDICT: u16 = 5;
+pub(crate) const NFTA_TRACE_ID: u16 = 6;
+pub(crate) const NFTA_TRACE_NETWORK_HEADER: u16 = 8;
+pub(crate) const NFTA_TRACE_TRANSPORT_HEADER: u16 = 9;
+pub(crate) const NFTA_TRACE_IIF: u16 = 10;
+pub(crate) const NFTA_TRACE_OIF: u16 = 12;
+pub(crate) const NFTA_TRACE_MARK: u16 = 14;
+pub(crate) const NFTA_TRACE_POLICY: u16 = 16;
+pub(crate) const NFT_TRACETYPE_POLICY: u32 = 1;
+pub(crate) const NFT_TRACETYPE_RETURN: u32 = 2;
+pub(crate) const NFT_TRACETYPE_RULE: u32 = 3;
 
 // Types of the user data that `nft` writes; all hold text with a NUL, or a number in host order.
 pub(crate) const UDATA_COMMENT: u8 = 0;

@@ -77,7 +77,11 @@ impl Verdict {
 
     /// Decodes the contents of a data attribute; `None` for unknown verdicts.
     pub(crate) fn decode(data: &Attributes<'_>) -> Option<Self> {
-        let verdict = data.find(NFTA_DATA_VERDICT)?.nested();
+        Self::decode_parts(&data.find(NFTA_DATA_VERDICT)?.nested())
+    }
+
+    /// Decodes code and chain; `None` for unknown verdicts.
+    pub(crate) fn decode_parts(verdict: &Attributes<'_>) -> Option<Self> {
         let chain = || Some(verdict.find(NFTA_VERDICT_CHAIN)?.text());
         Some(match verdict.find(NFTA_VERDICT_CODE)?.be32()?.cast_signed() {
             NF_ACCEPT => Self::Accept,

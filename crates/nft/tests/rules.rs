@@ -74,6 +74,7 @@ fn matches(table: &Table) -> Vec<Case> {
         ("filter", f().daddr_not_in(Family::V6, "p6"), "counter ip6 daddr != @p6"),
         ("filter", f().family(Family::V6), "counter meta nfproto ipv6"),
         ("filter", f().protocol(L4::Tcp).dport(22623), "counter tcp dport 22623"),
+        ("filter", f().protocol(L4::Udp).dport_not(53), "counter udp dport != 53"),
         ("filter", f().protocol(L4::Udp).sport(53), "counter udp sport 53"),
         ("filter", f().protocol(L4::Tcp).dports(30000..=32767), "counter tcp dport 30000-32767"),
         ("filter", f().iif(&name("eth0")), "counter iifname \"eth0\""),

@@ -42,6 +42,7 @@ pub mod span;
 pub mod status;
 pub mod store;
 pub mod top;
+pub mod trace;
 pub mod ui;
 pub mod unknown;
 
@@ -129,6 +130,9 @@ pub enum Verb {
     /// Write packets of a pod, of the tunnel to a node, or of an interface into a file for Wireshark.
     #[command(after_help = capture::EXAMPLES)]
     Capture(capture::CaptureArgs),
+    /// Show which chains of nf_tables packets between two pods or addresses pass on this node, and where they are dropped.
+    #[command(after_help = trace::EXAMPLES)]
+    Trace(Box<trace::TraceArgs>),
     /// Show the cluster: nodes, their address blocks, and which of them reach each other; as a table, a picture or a graph.
     #[command(after_help = map::EXAMPLES)]
     Map(map::MapArgs),

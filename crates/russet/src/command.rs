@@ -37,6 +37,7 @@ mod sandbox;
 mod status;
 mod store;
 mod top;
+mod trace;
 mod ui;
 mod uninstall;
 mod version;
@@ -80,6 +81,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Status(args) => return status::run(args).unwrap_or_else(failed),
         Verb::Report(args) => report::run(args),
         Verb::Capture(args) => return capture::run(args).unwrap_or_else(failed),
+        Verb::Trace(args) => return trace::run(*args).unwrap_or_else(failed),
         Verb::Map(args) => map::run(args),
         Verb::Ui(args) => ui::run(args),
         Verb::Top(args) => return top::run(args).unwrap_or_else(failed),

@@ -18,6 +18,7 @@ pub mod flow;
 pub mod generate;
 pub mod hosts;
 pub mod ir;
+pub mod recommend;
 #[cfg(any(test, feature = "testing"))]
 pub mod scale;
 pub mod snapshot;

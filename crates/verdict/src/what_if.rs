@@ -104,6 +104,12 @@ pub fn changed_pairs(
     Ok(changed)
 }
 
+/// Whether each flow may begin.
+pub(crate) fn allowed(snapshot: &Snapshot, flows: &[Flow]) -> Vec<bool> {
+    let indexed = Indexed::new(snapshot);
+    flows.iter().map(|flow| indexed.asked(flow).allowed()).collect()
+}
+
 /// The ends of pods whose own policies differ, or all if anything else does that they may name.
 fn affected(
     old: &Indexed<'_>,

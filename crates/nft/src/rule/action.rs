@@ -107,6 +107,12 @@ impl Rule {
         loaded.expr(Expr::SetMeta { key: MetaKey::Mark, from: register })
     }
 
+    /// `meta nftrace set 1`
+    pub fn trace(self) -> Self {
+        self.expr(Expr::Immediate { to: Register::FIRST, value: vec![1] })
+            .expr(Expr::SetMeta { key: MetaKey::Nftrace, from: Register::FIRST })
+    }
+
     /// `meta priority set 0:1`
     pub fn set_priority(self, class_id: u32) -> Self {
         self.expr(Expr::Immediate { to: Register::FIRST, value: class_id.to_ne_bytes().to_vec() })

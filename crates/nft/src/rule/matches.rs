@@ -169,6 +169,12 @@ impl Rule {
         self.equals(Field::Dport, port.to_be_bytes().to_vec())
     }
 
+    /// `th dport != 53`
+    pub fn dport_not(self, port: u16) -> Self {
+        let value = port.to_be_bytes().to_vec();
+        self.loading(Field::Dport).expr(Expr::Cmp { op: CmpOp::Neq, register: Register::FIRST, value })
+    }
+
     /// `th dport 30000-32767`
     pub fn dports(mut self, ports: RangeInclusive<u16>) -> Self {
         let register = self.load_all(&[Field::Dport]);

@@ -7,8 +7,8 @@ use russet_testkit::pages::Page;
 
 use super::Cli;
 
-/// Code that begins like a command: the alias of a link, and a verb that a page says there is not yet.
-const NO_COMMANDS: [&str; 2] = ["russet overlay", "russet trace"];
+/// Code that begins like a command: the alias of a link.
+const NO_COMMANDS: [&str; 1] = ["russet overlay"];
 /// What may stand before a command in a shell.
 const BEFORE: [&str; 4] = ["do", "then", "exec", "sudo"];
 

@@ -7,6 +7,7 @@ use russet_verdict::explain::{Peer, Probe, ProbeError};
 use russet_verdict::ir::Protocol;
 
 use super::OutputArgs;
+use super::span::Span;
 use super::store::StoreChoice;
 
 pub const EXPLAIN_EXAMPLES: &str = "Examples:
@@ -25,9 +26,20 @@ pub const POLICY_EXAMPLES: &str = "Examples:
   russet policy show shop/db-in
   russet policy what-if new.yaml           which pairs of pods would change
   russet policy test manifests/ tests.yaml documents of a cluster, and tables of who may reach whom
+  russet policy recommend -n shop --flows flows.json         policies that allow what was seen
 
-Exit codes: 0 good; 3 a policy is not enforced as it is written, an expectation does not hold, or a pair would change; 1 failed; 2 usage.
+Exit codes: 0 good; 3 a policy is not enforced as it is written, an expectation does not hold, a pair would change, or a recommendation would deny what was seen, as far as that can be judged; 1 failed; 2 usage.
 docs/policy.md has the format of the tables.";
+
+pub const RECOMMEND_EXAMPLES: &str = "Examples:
+  russet flows -f --last 0 -o json >> flows.json             collect on each node, for a day or more
+  russet policy recommend -n shop --flows flows.json         NetworkPolicies for the pods of a namespace, as YAML
+  russet policy recommend -n shop --flows flows.json | kubectl apply --dry-run=server -f -
+  russet policy recommend -A --direction ingress --flows -   of all namespaces, from standard input
+  russet policy recommend -n shop --flows flows.json --window 7d
+  russet policy recommend -n shop                            from what this node's agent has in memory
+
+Nothing is applied. Exit codes: 0 the policies deny nothing that was seen; 3 they would, or a flow cannot be judged because a pod is gone, and they are not printed without --despite-denied; 1 failed, nothing was seen, or no pod gets a policy; 2 usage. docs/policy.md.";
 
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
@@ -93,6 +105,9 @@ pub enum PolicyVerb {
     /// Say which pairs of pods would change if the policies of files were applied.
     #[command(name = "what-if", after_help = POLICY_EXAMPLES)]
     WhatIf(WhatIfArgs),
+    /// Write NetworkPolicies that allow the flows that were seen, and nothing else.
+    #[command(after_help = RECOMMEND_EXAMPLES)]
+    Recommend(RecommendArgs),
 }
 
 #[derive(Debug, Args)]
@@ -131,6 +146,61 @@ pub struct WhatIfArgs {
     pub place: StoreChoice,
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct RecommendArgs {
+    /// The namespace whose pods get policies.
+    #[arg(short, long, alias = "ns", value_name = "NAMESPACE", required_unless_present = "all")]
+    pub namespace: Option<String>,
+    /// The pods of all namespaces get policies.
+    #[arg(short = 'A', long = "all-namespaces", conflicts_with = "namespace")]
+    pub all: bool,
+    /// What the policies isolate.
+    #[arg(long, value_name = "DIRECTION", default_value = "both")]
+    pub direction: IsolatedArg,
+    /// Flows that `russet flows -f -o json` has printed, on all nodes; - is standard input. Without it
+    /// those that the agent of this node has in memory.
+    #[arg(long, value_name = "FILE")]
+    pub flows: Option<PathBuf>,
+    /// Only flows that were seen in this time before now, such as 48h or 7d; all by default.
+    #[arg(long, value_name = "TIME")]
+    pub window: Option<Span>,
+    /// Pods, namespaces and policies of this file, or of the files of this directory, and not those
+    /// of the cluster of this node; - is standard input, if --flows is not.
+    #[arg(short, long = "file", value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Judge as if the policy KIND/NAME or KIND/NAMESPACE/NAME was deleted, such as one that was there
+    /// to have the pods observed; may be repeated.
+    #[arg(long, value_name = "POLICY")]
+    pub delete: Vec<String>,
+    /// Print the policies although they would deny flows that were seen, or some cannot be judged.
+    #[arg(long = "despite-denied")]
+    pub despite: bool,
+    #[command(flatten)]
+    pub place: StoreChoice,
+    /// Print documents to apply, or a report for programs.
+    #[arg(short = 'o', long = "output", default_value = "yaml", value_name = "FORMAT")]
+    pub format: RecommendFormat,
+}
+
+/// What recommended policies isolate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum IsolatedArg {
+    /// What reaches the pods.
+    Ingress,
+    /// What the pods begin.
+    Egress,
+    Both,
+}
+
+/// The form of a recommendation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RecommendFormat {
+    /// Documents with comments.
+    Yaml,
+    /// The documents, the comments, and what would be denied.
+    Json,
 }
 
 #[derive(Debug, Args)]

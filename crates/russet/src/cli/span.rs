@@ -29,12 +29,13 @@ impl FromStr for Span {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const WANTED: &str =
-            "a time such as 30s, 10m or 1h is wanted, of at least a second and at most a week";
+            "a time such as 30s, 10m, 1h or 7d is wanted, of at least a second and at most a week";
         let unit = text.char_indices().last().ok_or(WANTED)?;
         let factor = match unit.1 {
             's' => 1,
             'm' => 60,
             'h' => 3600,
+            'd' => 24 * 3600,
             _ => return Err(WANTED),
         };
         let digits = &text[..unit.0];
@@ -75,10 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_whole_seconds_minutes_and_hours() {
-        for (text, seconds, shown) in
-            [("1s", 1, "1s"), ("90s", 90, "90s"), ("120s", 120, "2m"), ("24h", 86_400, "24h")]
-        {
+    fn spans_are_whole_seconds_minutes_hours_and_days() {
+        for (text, seconds, shown) in [
+            ("1s", 1, "1s"),
+            ("90s", 90, "90s"),
+            ("120s", 120, "2m"),
+            ("24h", 86_400, "24h"),
+            ("7d", 604_800, "168h"),
+        ] {
             let span: Span = text.parse().unwrap();
             assert_eq!((span.0.as_secs(), span.to_string().as_str()), (seconds, shown));
         }

@@ -4,6 +4,7 @@ pub mod datastore;
 pub mod egress;
 pub mod files;
 mod list;
+mod recommend;
 mod what_if;
 
 use std::process::ExitCode;
@@ -34,6 +35,7 @@ pub fn run(args: PolicyArgs) -> Result<ExitCode, Failure> {
         PolicyVerb::Ls(args) => runtime()?.block_on(list::list(args)),
         PolicyVerb::Show(args) => runtime()?.block_on(list::show(args)),
         PolicyVerb::WhatIf(args) => runtime()?.block_on(what_if::run(args)),
+        PolicyVerb::Recommend(args) => runtime()?.block_on(recommend::run(args)),
     }
 }
 

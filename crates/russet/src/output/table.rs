@@ -7,8 +7,16 @@ const CELL_MAX_CHARS: usize = 512;
 
 /// `text` with its control characters escaped: stored text from other programs must not move the terminal's cursor.
 pub fn visible(text: &str) -> String {
-    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let escaped = |c: char| {
+        if c.is_control() || is_layout(c) { c.escape_default().to_string() } else { c.to_string() }
+    };
     text.chars().map(escaped).collect()
+}
+
+/// Whether a character ends a line for some readers (YAML 1.1), is a mark of byte order, or turns what follows
+/// (UAX #9): with those, a text looks like another one.
+fn is_layout(c: char) -> bool {
+    matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{feff}')
 }
 
 /// Rows under a heading, in columns as wide as they need to be.

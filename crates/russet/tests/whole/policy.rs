@@ -138,3 +138,193 @@ fn explain_judges_what_is_wired_by_the_policies_of_the_embedded_store() {
     let (status, found) = ask(&from, "203.0.113.1");
     assert_eq!((status, &found["findings"][0]["kind"]), (3, &"route".into()), "{found:#}");
 }
+
+/// A record of `russet flows -f -o json`.
+fn record(source: (&str, &str), destination: (&str, &str), service: (&str, u16)) -> Value {
+    let end = |(name, address): (&str, &str)| serde_json::json!({ "name": name, "address": address });
+    let (proto, port) = service;
+    let is_ping = proto == "icmp";
+    serde_json::json!({"id": 1, "first": "2026-11-27T15:00:00Z", "last": "2026-11-27T16:00:00Z", "packets": 3,
+        "verdict": "allowed", "direction": "ingress", "source": end(source), "destination": end(destination),
+        "proto": proto, "port": (!is_ping).then_some(port), "icmp": is_ping.then_some("8/0"),
+        "policies": [], "rule": null, "reason": "", "pending": null})
+}
+
+#[test]
+fn the_page_shows_what_a_recommendation_prints() {
+    let blocks = Page::read("docs/policy.md").blocks;
+    let of = |info: &str, front: &str| -> String {
+        let found = blocks.iter().find(|block| block.info == info && block.text.starts_with(front));
+        found.map(|block| block.text.clone()).unwrap()
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let (cluster, flows) = (directory.path().join("shop.yaml"), directory.path().join("flows.json"));
+    std::fs::write(&cluster, page().0).unwrap();
+    std::fs::write(&flows, of("json", "{")).unwrap();
+    let shown = of("text", "$ russet policy recommend");
+    let (line, output) = shown.split_once('\n').unwrap();
+    let words = line.trim_start_matches("$ russet ");
+    let words = words.replace("shop.yaml", cluster.to_str().unwrap());
+    let words = words.replace("flows.json", flows.to_str().unwrap());
+    let answer = russet(&words.split(' ').collect::<Vec<_>>(), "");
+    assert_eq!((answer.stdout.as_str(), answer.status), (output, 0), "{answer:?}");
+    assert!(
+        answer.stderr.contains("note: the flows are of 23h20m only, from 2026-11-27T15:00:00Z"),
+        "{answer:?}"
+    );
+}
+
+/// An embedded store with three pods, and a file of flows.
+struct Shop {
+    directory: tempfile::TempDir,
+}
+
+const WEB: (&str, &str) = ("shop/web", "10.20.0.7");
+const DB: (&str, &str) = ("shop/db", "10.20.0.8");
+
+// === impl Shop ===
+
+impl Shop {
+    fn new() -> Self {
+        let shop = Self { directory: tempfile::tempdir().unwrap() };
+        let endpoint = |(pod, last): (&str, u8)| {
+            format!(
+                "---\napiVersion: projectcalico.org/v3\nkind: WorkloadEndpoint\n\
+                 metadata: {{name: n1-k8s-{pod}-eth0, namespace: shop, labels: {{app: {pod}, projectcalico.org/namespace: shop, projectcalico.org/orchestrator: k8s}}}}\n\
+                 spec: {{orchestrator: k8s, node: n1, pod: {pod}, endpoint: eth0, ipNetworks: [10.20.0.{last}/32], interfaceName: cali1, profiles: [kns.shop]}}\n"
+            )
+        };
+        let profile = "---\napiVersion: projectcalico.org/v3\nkind: Profile\nmetadata: {name: kns.shop}\n\
+                       spec: {ingress: [{action: Allow}], egress: [{action: Allow}]}\n";
+        let endpoints: String = [("web", 7), ("db", 8), ("idle", 9)].map(endpoint).concat();
+        shop.apply(&format!("{profile}{endpoints}"));
+        shop
+    }
+
+    fn run(&self, arguments: &[&str], input: &str) -> Answer {
+        let root = self.directory.path().to_str().unwrap();
+        russet(&[arguments, &["--root", root]].concat(), input)
+    }
+
+    fn apply(&self, text: &str) {
+        let answer = self.run(&["apply", "-f", "-"], text);
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+
+    fn write(&self, flows: &str) {
+        std::fs::write(self.directory.path().join("flows.json"), flows).unwrap();
+    }
+
+    fn recommend(&self, namespace: &str, more: &[&str]) -> Answer {
+        let file = self.directory.path().join("flows.json");
+        let verb = ["policy", "recommend", "-n", namespace, "--flows", file.to_str().unwrap()];
+        self.run(&[&verb, more].concat(), "")
+    }
+
+    fn verdict(&self, from: &str, to: &str) -> Value {
+        let answer = self.run(&["explain", from, to, "5432", "-o", "json"], "");
+        serde_json::from_str::<Value>(&answer.stdout).unwrap()["verdict"].clone()
+    }
+}
+
+#[test]
+fn a_recommendation_from_a_file_of_flows_is_applied_to_the_embedded_store_and_a_second_run_is_the_same() {
+    let shop = Shop::new();
+    let to_web = record(("203.0.113.9", "203.0.113.9"), WEB, ("tcp", 80));
+    shop.write(&format!("{}\n{to_web}\n", record(WEB, DB, ("tcp", 5432))));
+    let first = shop.recommend("shop", &[]);
+    assert_eq!(first.status, 0, "{first:?}");
+    assert_eq!(first.stdout.matches("kind: \"NetworkPolicy\"").count(), 2, "{first:?}");
+    for note in ["the flows are of 1h only", "no policy is written, of app=idle of namespace shop"] {
+        assert!(first.stderr.contains(note), "{first:?}");
+    }
+    assert_eq!(shop.verdict("shop/idle", "shop/db"), "allowed");
+    shop.apply(&first.stdout);
+    let second = shop.recommend("shop", &[]);
+    assert_eq!((second.status, &second.stdout), (0, &first.stdout), "{second:?}");
+    assert_eq!(shop.verdict("shop/web", "shop/db"), "allowed");
+    assert_eq!(shop.verdict("shop/db", "shop/web"), "denied");
+    assert_eq!(shop.verdict("shop/idle", "shop/db"), "denied");
+}
+
+#[test]
+fn a_recommendation_that_would_deny_what_was_seen_is_not_printed() {
+    let shop = Shop::new();
+    let flow = record(WEB, DB, ("tcp", 5432));
+    shop.write(&format!("{flow}\n{}\n", record(WEB, DB, ("icmp", 0))));
+    let answer = shop.recommend("shop", &[]);
+    assert_eq!((answer.status, answer.stdout.as_str()), (3, ""), "{answer:?}");
+    assert!(answer.stderr.contains("would be denied: shop/web -> shop/db icmp\n"), "{answer:?}");
+    let answer = shop.recommend("shop", &["--despite-denied"]);
+    assert!(answer.status == 3 && answer.stdout.contains("port: 5432"), "{answer:?}");
+    let found: Value = serde_json::from_str(&shop.recommend("shop", &["-o", "json"]).stdout).unwrap();
+    assert_eq!(
+        (&found["denied"][0], &found["policies"]),
+        (&"shop/web -> shop/db icmp".into(), &Value::Array(vec![]))
+    );
+
+    // A policy that allows everything hides that, unless it is judged as if it was deleted.
+    let observed = Page::read("docs/policy.md").blocks.into_iter();
+    let observed = observed.filter(|block| block.info == "yaml").find(|it| it.text.contains("observed"));
+    shop.apply(&observed.unwrap().text);
+    assert_eq!(shop.recommend("shop", &[]).status, 0);
+    assert_eq!(shop.recommend("shop", &["--delete", "NetworkPolicy/shop/observed"]).status, 3);
+    assert_eq!(shop.recommend("shop", &["--delete", "NetworkPolicy/shop/none"]).status, 1);
+
+    shop.write(&format!("{flow}\n{{\"id\":"));
+    let answer = shop.recommend("shop", &[]);
+    assert!(answer.status == 1 && answer.stderr.contains("flows.json, line 2: "), "{answer:?}");
+    shop.write(&flow.to_string());
+    let answer = shop.recommend("bank", &[]);
+    assert!(answer.status == 1 && answer.stderr.contains("no allowed flow of namespace bank"), "{answer:?}");
+    assert_eq!(shop.run(&["policy", "recommend"], "").status, 2);
+    let both = ["policy", "recommend", "-A", "--flows", "-", "-f", "-"];
+    let answer = shop.run(&both, "");
+    assert!(answer.status == 2 && answer.stderr.contains("cannot both be standard input"), "{answer:?}");
+}
+
+#[test]
+fn flows_with_pods_that_are_gone_are_named_and_without_any_policy_there_is_an_error() {
+    let shop = Shop::new();
+    let job = record(("shop/job-x2x7k", "10.20.0.99"), DB, ("tcp", 5432));
+    shop.write(&job.to_string());
+    let answer = shop.recommend("shop", &[]);
+    assert_eq!((answer.status, answer.stdout.as_str()), (1, ""), "{answer:?}");
+    for line in
+        ["note: only flows with pods that are gone were seen", "no pod of namespace shop gets a policy"]
+    {
+        assert!(answer.stderr.contains(line), "{answer:?}");
+    }
+    shop.write(&format!("{job}\n{}", record(WEB, DB, ("tcp", 5432))));
+    let answer = shop.recommend("shop", &[]);
+    assert_eq!((answer.status, answer.stdout.as_str()), (3, ""), "{answer:?}");
+    let line = "cannot be judged, because a pod is gone: shop/job-x2x7k -> shop/db tcp/5432\n";
+    assert!(answer.stderr.contains(line), "{answer:?}");
+    let answer = shop.recommend("shop", &["-o", "json", "--despite-denied"]);
+    let found: Value = serde_json::from_str(&answer.stdout).unwrap();
+    assert_eq!(
+        (answer.status, &found["unjudged"][0], found["policies"].as_array().unwrap().len()),
+        (3, &"shop/job-x2x7k -> shop/db tcp/5432".into(), 2)
+    );
+}
+
+#[test]
+fn a_flow_that_was_denied_last_counts_if_policies_allow_it_now() {
+    let shop = Shop::new();
+    let mut denied = record(WEB, DB, ("tcp", 5432));
+    shop.write(&denied.to_string());
+    let wanted = shop.recommend("shop", &["-o", "json"]);
+    denied["verdict"] = "denied".into();
+    denied["last"] = "2026-11-27T17:00:00Z".into();
+    shop.write(&format!("{}\n{denied}", record(WEB, DB, ("tcp", 5432))));
+    let found = shop.recommend("shop", &["-o", "json"]);
+    let policies =
+        |answer: &Answer| serde_json::from_str::<Value>(&answer.stdout).unwrap()["policies"].clone();
+    assert_eq!((found.status, policies(&found)), (0, policies(&wanted)), "{found:?}");
+    shop.apply(
+        "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: closed, namespace: shop}, \
+         spec: {podSelector: {}, policyTypes: [Ingress]}}",
+    );
+    let found = shop.recommend("shop", &[]);
+    assert!(found.status == 1 && found.stderr.contains("no allowed flow of namespace shop"), "{found:?}");
+}

@@ -28,7 +28,7 @@ struct Changed {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum WhatIfError {
+pub(super) enum WhatIfError {
     /// No policy is called so.
     #[error("no policy is {0:?}: give KIND/NAME or KIND/NAMESPACE/NAME; see `russet policy ls`")]
     Unknown(String),
@@ -55,10 +55,7 @@ pub async fn run(args: WhatIfArgs) -> Result<ExitCode, Failure> {
         add_namespace(&mut document);
         after.put(&origin, &document);
     }
-    for name in &args.delete {
-        let id = named(&after.snapshot, name).ok_or_else(|| WhatIfError::Unknown(name.clone()))?;
-        after.snapshot.apply(Update::Policy(id, None));
-    }
+    delete(&mut after.snapshot, &args.delete)?;
     let (before, after_snapshot) = (&data.cluster.snapshot, &after.snapshot);
     let endpoints = after_snapshot.endpoints.len();
     if endpoints > QUIET_MAX {
@@ -75,6 +72,15 @@ pub async fn run(args: WhatIfArgs) -> Result<ExitCode, Failure> {
     } else {
         ExitCode::from(PROBLEMS)
     })
+}
+
+/// Deletes the policies with these names.
+pub(super) fn delete(snapshot: &mut Snapshot, names: &[String]) -> Result<(), WhatIfError> {
+    for name in names {
+        let id = named(snapshot, name).ok_or_else(|| WhatIfError::Unknown(name.clone()))?;
+        snapshot.apply(Update::Policy(id, None));
+    }
+    Ok(())
 }
 
 fn text(changed: &[Changed], problems: &[String], notes: &[String]) -> String {
