@@ -70,6 +70,13 @@ struct Follower {
     is_active: bool,
 }
 
+/// When the maps are compared next, without a change before.
+enum Next {
+    After(Duration),
+    /// Programs are left to be attached.
+    Attach,
+}
+
 /// An error of the thread's work.
 #[derive(Debug, thiserror::Error)]
 enum FastPathError {
@@ -92,6 +99,8 @@ const QUIET_MAX: Duration = Duration::from_millis(500);
 const RESYNC: Duration = Duration::from_secs(60);
 /// Comparisons have this part of a processor: they pause so many times as long as they took.
 const PAUSE_FACTOR: u32 = 10;
+/// The same while programs are attached, for which each interface in work has to wait.
+const ATTACH_PAUSE_FACTOR: u32 = 4;
 /// The pause after an error.
 const RETRY: Duration = Duration::from_secs(5);
 /// Connection tracking then accepts what follows a part of a connection that it has not seen.
@@ -189,6 +198,11 @@ impl Signal {
     /// which something may be allowed no longer.
     pub fn raise(&self) {
         self.or_break(self.epoch.raise());
+    }
+
+    /// Whether pods' interfaces may have the fast path's programs.
+    pub fn is_loaded(&self) -> bool {
+        self.epoch.is_started()
     }
 
     /// A fast path whose flows cannot be ended is ended as a whole.
@@ -341,6 +355,7 @@ fn keep_connections() -> Result<bool, sysctl::SysctlError> {
 impl Follower {
     fn run(mut self) {
         let (mut dirty, mut suspensions) = (Dirty::EVERYTHING, self.signal.epoch.suspensions());
+        let mut is_attaching = false;
         loop {
             if dirty.is_broken {
                 // Dropped with this thread: all programs are detached.
@@ -348,12 +363,14 @@ impl Follower {
                 return;
             }
             // Also at the regular comparison, for what had no event.
-            if dirty.underlay || !dirty.is_any() {
+            if dirty.underlay || !(dirty.is_any() || is_attaching) {
                 self.underlay.clear();
             }
-            let began = Instant::now();
-            let (earliest, latest) = match self.follow(suspensions) {
-                Ok(next) => (began.elapsed() * PAUSE_FACTOR, next),
+            let (began, next) = (Instant::now(), self.follow(suspensions));
+            is_attaching = matches!(next, Ok(Next::Attach));
+            let (earliest, latest) = match next {
+                Ok(Next::Attach) => (began.elapsed() * ATTACH_PAUSE_FACTOR, Duration::ZERO),
+                Ok(Next::After(span)) => (began.elapsed() * PAUSE_FACTOR, span),
                 Err(error) => {
                     self.signal.or_break(self.signal.epoch.suspend());
                     tracing::warn!(%error, "the kernel's path carries all packets until the fast path follows it again");
@@ -366,15 +383,18 @@ impl Follower {
         }
     }
 
-    /// Returns after how long everything is to be compared again.
-    fn follow(&mut self, suspensions: u64) -> Result<Duration, FastPathError> {
+    fn follow(&mut self, suspensions: u64) -> Result<Next, FastPathError> {
         let kernel = KernelPath::read(&mut self.socket, &mut self.underlay)?;
         let content = content(&kernel, HOST_PREFIX, ROUTE_PROTOCOL);
         let is_tracked = content.endpoints.is_empty() || keep_connections()?;
         let applied = self.fast_path.apply(content)?;
         self.signal.epoch.resume(suspensions)?;
         self.report(&applied);
-        Ok(if is_tracked { RESYNC } else { UNTRACKED_RESYNC })
+        Ok(match (applied.unattached, is_tracked) {
+            (0, true) => Next::After(RESYNC),
+            (0, false) => Next::After(UNTRACKED_RESYNC),
+            _ => Next::Attach,
+        })
     }
 
     fn stand_still(&self, reason: &str) {

@@ -200,7 +200,7 @@ pub async fn run(
             let repairs = Repairs::new(leak_finder(&config, &node), node.clone(), Rc::clone(&operations), metrics.clone());
             start_leak_repair(&mut background, repairs, repair_jobs, config.leak_repair, found.fresh);
             background.spawn_local(repair::answer_unheld_queries(Rc::clone(&node.allocator), unheld_queries));
-            maintain(&mut background, &node, &operations, doomed, &metrics);
+            maintain(&mut background, &node, &operations, (doomed, &flows), &metrics);
             let client = pods.as_ref().map(Pods::client);
             policies.iter().for_each(|policies| policies.watch(&mut background, &node.store, client.as_ref()));
             start_kubernetes(&mut background, &config, pods, (&readiness, &status), &operations).map_err(io("read the boot's ID"))?;
@@ -271,11 +271,11 @@ fn maintain(
     background: &mut JoinSet<()>,
     node: &Node,
     operations: &Rc<Operations>,
-    doomed: Rc<Notify>,
+    (doomed, flows): (Rc<Notify>, &fast_path::Signal),
     metrics: &Metrics,
 ) {
     background.spawn_local(recovery::serve(Rc::clone(operations)));
-    background.spawn_local(reaper::run(node.clone(), doomed, metrics.clone()));
+    background.spawn_local(reaper::run(node.clone(), doomed, flows.clone(), metrics.clone()));
     background.spawn_local(fill::run(node.clone(), metrics.pools.clone()));
     background.spawn_local(heap::run());
     background.spawn_local(guards::run(metrics.clone()));

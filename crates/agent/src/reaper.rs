@@ -2,21 +2,33 @@
 //! as deleting one (dataplane.md section 3.1).
 
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use russet_attach::Reaped;
+use russet_cni_spec::CniError;
 use russet_plugins::Node;
 use tokio::sync::Notify;
 
+use crate::fast_path::Signal;
 use crate::metrics::Metrics;
 
 /// How long doomed interfaces are collected. Pods are deleted in bursts, and a doomed interface
 /// does no harm.
 const GATHER: Duration = Duration::from_millis(250);
+/// With the fast path, the kernel works some 20 ms for each interface, in which no other can be made: after that
+/// it has a pause of so many times as long.
+const PAUSE_FACTOR: u32 = 4;
+/// More interfaces than these are deleted without a pause, so that they do not become ever more.
+const UNHURRIED_MAX: usize = 64;
 
 /// Deletes at start what an earlier agent left, and later whenever DEL doomed an interface.
-pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {
+pub async fn run(node: Node, doomed: Rc<Notify>, flows: Signal, metrics: Metrics) {
     loop {
-        match node.host.wiring.reap().await {
+        let reaped = match flows.is_loaded() {
+            true => reap_one_by_one(&node, &metrics).await,
+            false => node.host.wiring.reap().await,
+        };
+        match reaped {
             Ok(reaped) => {
                 metrics.reaped.inc_by(reaped.count as u64);
                 if reaped.count > 0 {
@@ -34,6 +46,22 @@ pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {
         }
         doomed.notified().await;
         tokio::time::sleep(GATHER).await;
+    }
+}
+
+/// Deletes the interfaces whose deletion programs of the fast path make slow, so that other requests come in between.
+async fn reap_one_by_one(node: &Node, metrics: &Metrics) -> Result<Reaped, CniError> {
+    loop {
+        let began = Instant::now();
+        let reaped = node.host.wiring.reap_one().await?;
+        metrics.reaped.inc_by(reaped.count as u64);
+        if reaped.left == 0 {
+            // Also finds what is not Russet's.
+            return node.host.wiring.reap().await;
+        }
+        if reaped.left <= UNHURRIED_MAX {
+            tokio::time::sleep(began.elapsed() * PAUSE_FACTOR).await;
+        }
     }
 }
 

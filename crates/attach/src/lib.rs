@@ -47,7 +47,7 @@ pub use plan::{
 };
 pub use port::{Port, SourceCheck, detach_port, has_interface, plan_port};
 pub use precreate::{PrecreatedVeth, delete_precreated, precreate_veth};
-pub use reap::{OwnedLink, Reaped, list, reap, reap_precreated, reap_unless_gone};
+pub use reap::{OwnedLink, Reaped, list, reap, reap_one, reap_precreated, reap_unless_gone};
 pub use shape::{Limit, Shape, ShapeError, check_shape, collect_shapes, shape, shaped, unshape};
 pub use wired::Wired;
 

@@ -30,6 +30,8 @@ pub struct OwnedLink {
 pub struct Reaped {
     /// How many links were deleted.
     pub count: usize,
+    /// How many are left to be deleted.
+    pub left: usize,
     /// Links that another program put into our group: they stay, and make every deletion slow.
     pub foreign: Vec<String>,
 }
@@ -60,7 +62,16 @@ pub fn reap(host: &mut Socket) -> Result<Reaped, NetlinkError> {
         ours.iter().try_for_each(|link| detach::delete(host, link.index))?;
     }
     let foreign = foreign.into_iter().map(|link| link.name).collect();
-    Ok(Reaped { count: ours.len(), foreign })
+    Ok(Reaped { count: ours.len(), left: 0, foreign })
+}
+
+/// Deletes one of the doomed links. With programs at a link, its deletion takes the kernel a grace period for each, and that
+/// of a group takes the time of all its links, in which no other interface can be made.
+pub fn reap_one(host: &mut Socket) -> Result<Reaped, NetlinkError> {
+    let doomed: Vec<Link> = host.links()?.into_iter().filter(inspect::is_doomed).collect();
+    let Some(first) = doomed.first() else { return Ok(Reaped::default()) };
+    detach::delete(host, first.index)?;
+    Ok(Reaped { count: 1, left: doomed.len() - 1, foreign: Vec::new() })
 }
 
 /// [`reap`] for a process that doomed the links `own`, unless all of these are gone because another

@@ -69,6 +69,8 @@ pub struct Applied {
     pub shared: BTreeSet<u32>,
     /// The first link where a program could not be attached, and why.
     pub failed: Option<String>,
+    /// How many programs are left to be attached by the next call.
+    pub unattached: usize,
 }
 
 /// Counts what the fast path carries.
@@ -82,6 +84,9 @@ pub struct Carried {
     pub bytes: u64,
 }
 
+/// The kernel attaches each program in a grace period (12 ms), in which no interface can be made: the caller leaves it time
+/// for others between its calls.
+const ATTACHED_AT_ONCE: usize = 4;
 const FIRST_EPOCH: u32 = 1;
 /// The loopback of every network namespace, which need not be up to be asked.
 const LOOPBACK: u32 = 1;
@@ -222,6 +227,7 @@ impl FastPath {
         for link in self.links.values() {
             own.insert(link.info()?.0.link);
         }
+        let mut attached_now = 0;
         for hook in &self.content.hooks {
             // They would not see what the fast path carries past them. Without the program that learns, nothing
             // is carried to where it would be.
@@ -233,6 +239,11 @@ impl FastPath {
             if self.links.contains_key(hook) {
                 continue;
             }
+            if attached_now == ATTACHED_AT_ONCE {
+                done.unattached += 1;
+                continue;
+            }
+            attached_now += 1;
             let Some(program) = self.programs.get(&hook.role) else { continue };
             match TcxLink::attach(program, hook.ifindex, hook.direction()) {
                 Ok(link) => _ = self.links.insert(*hook, link),
@@ -301,6 +312,11 @@ impl FlowEpoch {
     /// Has all packets take the kernel's path, until the maps lead where it does again.
     pub fn suspend(&self) -> Result<(), BpfError> {
         self.change(|state| (state.is_suspended, state.suspensions) = (true, state.suspensions + 1))
+    }
+
+    /// Whether there is a fast path whose flows it ends.
+    pub fn is_started(&self) -> bool {
+        self.0.get().is_some()
     }
 
     /// How often flows were suspended.

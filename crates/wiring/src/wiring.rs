@@ -500,6 +500,11 @@ impl Wiring {
         self.run(|socket| russet_attach::reap(socket).map_err(listing)).await
     }
 
+    /// Deletes one doomed link, so that other work comes in between.
+    pub async fn reap_one(&self) -> Result<Reaped, CniError> {
+        self.run(|socket| russet_attach::reap_one(socket).map_err(listing)).await
+    }
+
     /// Ensures that links doomed here by [`Removal::Batched`] are gone: deletes them together with
     /// all other doomed links of the node, unless another process has done so. The caller holds no
     /// lock except the node's, because a deletion takes the kernel 20 ms, for one link as for many.

@@ -3,8 +3,8 @@
 use russet_addr::EndpointId;
 use russet_attach::marked::{self, Mark, remove_link};
 use russet_attach::{
-    DOOMED_GROUP, Detachment, Dialect, Removal, Step, check, detach, detach_owned, list, reap,
-    reap_precreated,
+    DOOMED_GROUP, Detachment, Dialect, Reaped, Removal, Step, check, detach, detach_owned, list, reap,
+    reap_one, reap_precreated,
 };
 use russet_linux::NetNs;
 use russet_testkit::{eventually, links, pings, run};
@@ -315,10 +315,13 @@ fn thirty_deferred_deletions_are_reaped_at_once() {
         }
         let owned = list(&mut node.socket).unwrap();
         assert!(owned.len() == 30 && owned.iter().all(|link| link.doomed));
+        let one = reap_one(&mut node.socket).unwrap();
+        assert_eq!((one.count, one.left), (1, 29));
         let began = std::time::Instant::now();
-        assert_eq!(reap(&mut node.socket).unwrap().count, 30);
-        println!("reaped 30 links in {:?}", began.elapsed());
+        assert_eq!(reap(&mut node.socket).unwrap().count, 29);
+        println!("reaped 29 links in {:?}", began.elapsed());
         assert_eq!(reap(&mut node.socket).unwrap().count, 0);
+        assert_eq!(reap_one(&mut node.socket).unwrap(), Reaped::default());
         assert_eq!(links(None), ["lo"]);
     });
 }

@@ -245,6 +245,29 @@ fn record(pod: &Pod, node: &str, name: &str) -> Value {
 }
 
 #[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd"]
+fn programs_of_many_pods_are_attached_in_parts_and_their_interfaces_deleted_one_by_one() {
+    const PODS: usize = 12;
+    let mut setup = Setup::new("vxlan");
+    let interfaces = |node: &TestNode| node.ip(&["-o", "link"]).matches(": russ").count();
+    let before = interfaces(&setup.one);
+    let pods: Vec<Pod> = (0..PODS).map(|number| Pod::on(&mut setup.one, &format!("many-{number}"))).collect();
+    // The last one's programs come with the last part.
+    let exchanges: Vec<Exchange> = pods.iter().map(|pod| Exchange::tcp(pod, &setup.server, false)).collect();
+    for exchange in &exchanges {
+        is_carried(exchange, &[&setup.one, &setup.two]);
+    }
+    drop(exchanges);
+    for pod in &pods {
+        assert_eq!(setup.one.del(&pod.pod).status, 0);
+    }
+    let doomed = |node: &TestNode| node.ip(&["-o", "link", "show", "group", "7273"]);
+    eventually(TIMEOUT, || doomed(&setup.one).is_empty() && interfaces(&setup.one) == before);
+    let near = Exchange::tcp(&setup.client, &setup.neighbour, false);
+    is_carried(&near, &[&setup.one]);
+}
+
+#[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd, etcdctl, ping, nft, tc"]
 fn known_flows_take_the_fast_path_and_the_kernels_path_still_decides() {
     // policy.md sections 4.1 and 4.4 (2); dataplane.md section 4 L1
