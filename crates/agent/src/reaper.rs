@@ -53,7 +53,8 @@ pub async fn run(node: Node, doomed: Rc<Notify>, flows: Signal, metrics: Metrics
 async fn reap_one_by_one(node: &Node, metrics: &Metrics) -> Result<Reaped, CniError> {
     loop {
         let began = Instant::now();
-        let reaped = node.host.wiring.reap_one().await?;
+        // One that cannot be deleted must not keep the others.
+        let Ok(reaped) = node.host.wiring.reap_one().await else { return node.host.wiring.reap().await };
         metrics.reaped.inc_by(reaped.count as u64);
         if reaped.left == 0 {
             // Also finds what is not Russet's.

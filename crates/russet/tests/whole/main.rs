@@ -23,6 +23,7 @@ mod controller;
 mod conversation;
 mod cri;
 mod cross_delete;
+mod decisions;
 mod demo;
 mod demo_etcd;
 mod demo_flannel;
