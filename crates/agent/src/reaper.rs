@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 /// How long doomed interfaces are collected. Pods are deleted in bursts, and a doomed interface
 /// does no harm.
 const GATHER: Duration = Duration::from_millis(250);
-/// With the fast path, the kernel works some 20 ms for each interface, in which no other can be made: after that
+/// With the fast path, the kernel works some 17 ms for each interface (docs/performance.md), in which no other can be made: after that
 /// it has a pause of so many times as long.
 const PAUSE_FACTOR: u32 = 4;
 /// More interfaces than these are deleted without a pause, so that they do not become ever more.

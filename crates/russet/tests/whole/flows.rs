@@ -9,16 +9,16 @@ use tempfile::NamedTempFile;
 use crate::node::{TIMEOUT, TestNode, TestPod};
 
 /// A node whose first container reaches the second one, as far as policies allow it.
-struct Setup {
-    node: TestNode,
-    pods: [TestPod; 2],
-    addresses: [String; 2],
+pub struct Setup {
+    pub node: TestNode,
+    pub pods: [TestPod; 2],
+    pub addresses: [String; 2],
 }
 
 // === impl Setup ===
 
 impl Setup {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let mut node = TestNode::start(&[]);
         let pods = [node.pod(), node.pod()];
         let addresses = pods.each_ref().map(|pod| {
@@ -30,7 +30,7 @@ impl Setup {
         setup
     }
 
-    fn ping(&self, from: usize, to: usize) -> bool {
+    pub fn ping(&self, from: usize, to: usize) -> bool {
         self.pods[from].pings(&["-W", "1", &self.addresses[to]])
     }
 
@@ -38,7 +38,7 @@ impl Setup {
         format!("default/{}", self.pods[pod].container)
     }
 
-    fn apply(&self, document: &Value) {
+    pub fn apply(&self, document: &Value) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
         command.args(["apply", "-f", "-", "--root"]).arg(self.node.root());
         let answer = self.node.output(&mut command, document.to_string());
@@ -71,7 +71,7 @@ impl Setup {
     }
 }
 
-fn resource(kind: &str, name: &str, spec: Value) -> Value {
+pub fn resource(kind: &str, name: &str, spec: Value) -> Value {
     json!({ "apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": { "name": name }, "spec": spec })
 }
 

@@ -290,8 +290,7 @@ fn after_a_reboot_leaked_addresses_are_released_after_two_checks() {
     node.start_agent();
     node.add(&stays);
     assert_eq!(node.allocated(), 4);
-    // Two looks 30 s apart, of a machine that may have other work.
-    eventually(Duration::from_secs(120), || node.allocated() == 2);
+    eventually(Duration::from_secs(60), || node.allocated() == 2);
     eventually(Duration::from_secs(10), || node.log().contains("leaks of the previous boot were looked for"));
     let attachments = journal(&node);
     let [attachment] = &attachments["attachments"].as_array().unwrap()[..] else { panic!("{attachments}") };
