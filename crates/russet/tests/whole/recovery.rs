@@ -277,7 +277,10 @@ fn row_64_a_hundred_adds_with_the_agent_killed_in_the_middle_are_told_to_try_aga
 #[ignore = "root: makes network namespaces; takes a minute and a half"]
 fn after_a_reboot_leaked_addresses_are_released_after_two_checks() {
     // cni-runtime.md appendix A.5, cri-o#4727, plugins#252
-    let mut node = TestNode::start(&["--leak-repair", "1h"]);
+    // Pools that no other test has: an interface of another test with the same address would keep it
+    // allocated.
+    let pools = ["--ipv4-pool", "10.228.0.0/24", "--ipv6-pool", "fd72:7573:7365:c490::/64"];
+    let mut node = TestNode::start(&[&pools[..], &["--leak-repair", "1h"]].concat());
     let (old, stays) = (node.pod(), node.pod());
     node.add(&old);
     node.stop_agent();

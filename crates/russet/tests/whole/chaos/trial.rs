@@ -21,6 +21,7 @@ mod watcher;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use russet_linux::FileLock;
 use russet_testkit::{eventually, let_pass};
 
 use super::shared_store::SharedStore;
@@ -50,10 +51,10 @@ const WORKERS: usize = 3;
 /// The interval between a connection's round trips: each is checked, and the CPUs are needed for
 /// the load.
 const GAP: Duration = Duration::from_millis(5);
-/// Pools that no other test has: repairs read all namespaces of the machine. Agents look for leaks
-/// all the time.
-const SETTINGS: [(&str, &str); 3] =
-    [("leak_repair", "2s"), ("ipv4_pool", "10.249.0.0/20"), ("ipv6_pool", "fd72:7573:7365:c4a0::/64")];
+/// Agents look for leaks all the time.
+const LEAK_REPAIR: (&str, &str) = ("leak_repair", "2s");
+/// The number of trials on one machine that have pools of their own.
+const POOLS: u8 = 16;
 
 /// The topology of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +92,14 @@ impl Field {
     }
 }
 
+/// Pools that no other test has at the same time. Repairs read all namespaces of the machine, so
+/// pods of another test with the same addresses would keep a leaked address allocated.
+struct OwnPools {
+    ipv4: String,
+    ipv6: String,
+    _lock: FileLock,
+}
+
 /// Pods that no operation touches, and the traffic between them.
 struct UntouchedPods {
     pods: Vec<TestPod>,
@@ -109,6 +118,25 @@ impl Drop for OverOnPanic<'_> {
         if std::thread::panicking() {
             self.0.over.store(true, Ordering::Relaxed);
         }
+    }
+}
+
+// === impl OwnPools ===
+
+impl OwnPools {
+    /// The first free ones; other trials may be in other processes.
+    fn take() -> Self {
+        let lock_of = |number: u8| {
+            let path = std::env::temp_dir().join(format!("russet-chaos-pools-{number}.lock"));
+            Some((number, FileLock::try_exclusive(path).unwrap()?))
+        };
+        let (number, lock) = (0..POOLS).find_map(lock_of).expect("too many trials run at the same time");
+        let ipv4 = format!("10.249.{}.0/20", 16 * number);
+        Self { ipv4, ipv6: format!("fd72:7573:7365:c4{:x}::/64", 0xa0 + number), _lock: lock }
+    }
+
+    fn settings(&self) -> [(&str, &str); 2] {
+        [("ipv4_pool", &self.ipv4), ("ipv6_pool", &self.ipv6)]
     }
 }
 
@@ -246,7 +274,7 @@ impl Drop for Evidence<'_> {
     }
 }
 
-fn nodes(field: Field, shared: &mut Option<SharedStore>, seed: u64) -> Vec<TrackedNode> {
+fn nodes(field: Field, shared: &mut Option<SharedStore>, seed: u64, pools: &OwnPools) -> Vec<TrackedNode> {
     let how = |node| Configured::from_seed(seed, node);
     let mut sites = match field {
         Field::Embedded => vec![Site::alone("n1", how(0))],
@@ -266,8 +294,8 @@ fn nodes(field: Field, shared: &mut Option<SharedStore>, seed: u64) -> Vec<Track
         }
     };
     // In place of Calico the pools are the cluster's.
-    let settings = if field == Field::Etcd(Plugin::Calico) { &SETTINGS[..1] } else { &SETTINGS };
-    sites.iter_mut().for_each(|site| site.set(settings));
+    let pools = if field == Field::Etcd(Plugin::Calico) { Vec::new() } else { pools.settings().to_vec() };
+    sites.iter_mut().for_each(|site| site.set(&[&[LEAK_REPAIR], &pools[..]].concat()));
     sites.into_iter().map(TrackedNode::new).collect()
 }
 
@@ -303,7 +331,8 @@ fn trial(field: Field) {
     let (ops, kills) = (number("RUSSET_CHAOS_OPS", OPS), number("RUSSET_CHAOS_KILLS", KILLS));
     println!("cargo xtask chaos --ops {ops} --kills {kills} --seed {seed} --field {}", field.name());
     let mut shared = None;
-    let nodes = nodes(field, &mut shared, seed);
+    let pools = OwnPools::take();
+    let nodes = nodes(field, &mut shared, seed, &pools);
     let workers = field.workers() * nodes.len();
     let order = Parameters { seed, ops, kills, workers, sites: nodes.len(), shared: shared.is_some() };
     let (plan, rounds) = (Plan::of(order), ops.div_ceil(OPS_PER_ROUND));

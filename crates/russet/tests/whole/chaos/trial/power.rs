@@ -25,8 +25,8 @@ use super::plan::{KILL_WITHIN, Parameters, Plan};
 use super::runtime_thread::Arena;
 use super::tracked_node::{Entry, PodState, TrackedNode};
 use super::{
-    Evidence, Field, RECOVERY, Slots, UntouchedPods, WORKERS, clear, end, nodes, number, run_load, seed,
-    summary,
+    Evidence, Field, OwnPools, RECOVERY, Slots, UntouchedPods, WORKERS, clear, end, nodes, number, run_load,
+    seed, summary,
 };
 use crate::chaos::shared_store::SharedStore;
 use crate::chaos::store_records::StoreRecords;
@@ -192,7 +192,8 @@ pub fn trial(field: Field) {
     let (seed, cuts) = (seed(), number("RUSSET_CHAOS_CUTS", CUTS));
     println!("cargo xtask chaos --cuts {cuts} --seed {seed} --field power-{}", field.name());
     let mut shared = None;
-    let mut nodes = nodes(field, &mut shared, seed);
+    let pools = OwnPools::take();
+    let mut nodes = nodes(field, &mut shared, seed, &pools);
     for node in &mut nodes {
         std::fs::create_dir(node.site.node.path("var")).unwrap();
         node.disk = Some(Disk::new(&node.site.node.path("var"), OPTIONS[0]));
