@@ -1,6 +1,7 @@
-//! Beside tables of other programs that translate or drop packets: kube-proxy in each of its modes, and Docker.
+//! Beside tables of other programs that translate or drop packets: kube-proxy in each of its modes, Docker, ufw and
+//! firewalld.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 
 use russet_overlay::firewall::{Firewall, Wanted};
 use russet_policy::Policies;
@@ -285,23 +286,72 @@ fn docker(program: &str) {
     }
 }
 
+/// The chains with which ufw 0.36 drops what is forwarded.
+fn ufw(program: &str) {
+    let chains = ["before-logging", "before", "after", "after-logging", "reject", "track"];
+    for chain in chains {
+        sh(&format!("{program} -N ufw-{chain}-forward"));
+        sh(&format!("{program} -A FORWARD -j ufw-{chain}-forward"));
+    }
+    for rule in [
+        "-P FORWARD DROP",
+        "-N ufw-user-forward",
+        "-A ufw-before-forward -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        "-A ufw-before-forward -p icmp --icmp-type 8 -j ACCEPT",
+        "-A ufw-before-forward -j ufw-user-forward",
+        "-A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix UFW",
+    ] {
+        sh(&format!("{program} {rule}"));
+    }
+}
+
+/// The table of firewalld 1.3 with one zone, which rejects what is forwarded, after the chains of iptables.
+fn firewalld() {
+    for rule in [
+        "add table inet firewalld",
+        "add chain inet firewalld filter_FORWARD { type filter hook forward priority filter + 10; policy accept; }",
+        "add chain inet firewalld filter_FORWARD_ZONES",
+        "add chain inet firewalld filter_FWD_public",
+        "add rule inet firewalld filter_FORWARD ct state { established, related } accept",
+        "add rule inet firewalld filter_FORWARD ct status dnat accept",
+        "add rule inet firewalld filter_FORWARD iifname lo accept",
+        "add rule inet firewalld filter_FORWARD ct state invalid drop",
+        "add rule inet firewalld filter_FORWARD jump filter_FORWARD_ZONES",
+        "add rule inet firewalld filter_FORWARD_ZONES goto filter_FWD_public",
+        "add rule inet firewalld filter_FWD_public reject with icmpx admin-prohibited",
+        "add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited",
+    ] {
+        run("nft", &[rule]);
+    }
+}
+
 #[test]
 #[ignore = "kernel: nf_tables, legacy iptables, veth, root; tools: ip, nft, iptables-nft, iptables-legacy"]
-fn an_allowed_pair_passes_where_docker_drops_what_is_forwarded_and_a_denied_one_does_not() {
+fn an_allowed_pair_passes_where_another_firewall_drops_what_is_forwarded_and_a_denied_one_does_not() {
     // policy.md P120
-    for program in ["iptables-nft", "iptables-legacy"] {
-        println!("{program}");
+    let firewalls: [(&str, &(dyn Fn() + Sync)); 5] = [
+        ("Docker by iptables-nft", &|| docker("iptables-nft")),
+        ("Docker by iptables-legacy", &|| docker("iptables-legacy")),
+        ("ufw by iptables-nft", &|| ufw("iptables-nft")),
+        ("ufw by iptables-legacy", &|| ufw("iptables-legacy")),
+        ("firewalld", &firewalld),
+    ];
+    for (name, start) in firewalls {
+        println!("{name}");
         on_a_node(|| {
-            docker(program);
+            start();
             let mut policies = open();
             let rule = key(Ingress, ENDPOINT, B, tcp(80));
             apply(&mut policies, &merged(isolated(Ingress, ENDPOINT), allowing([rule])));
             let server = listen(Some("a"), ENDPOINT, 80);
             let denied = || dropped(None, TABLE, DENIED_IN);
             for from in ["b", "c"] {
-                connect(Some(from), ENDPOINT, 80, false);
+                // Perhaps an error of ICMP: firewalld rejects.
+                let reached =
+                    inside(Some(from), || TcpStream::connect_timeout(&server.local_addr().unwrap(), DROPPED));
+                reached.unwrap_err();
             }
-            assert_eq!(denied(), 0, "Docker's chains come first");
+            assert_eq!(denied(), 0, "the other firewall's chains come first");
             // What the agent does for its pools.
             let mut firewall = Firewall::exceptions().unwrap();
             let networks = vec!["10.9.0.0/16".parse().unwrap()];
@@ -311,7 +361,7 @@ fn an_allowed_pair_passes_where_docker_drops_what_is_forwarded_and_a_denied_one_
             assert!(carries(&client, &accepted, true) && carries(&accepted, &client, true));
             connect(Some("c"), ENDPOINT, 80, false);
             assert!(denied() > 0);
-            // Docker's policy lets nothing end that ours forbid later.
+            // What the other firewall lets pass ends when ours forbid it.
             apply(&mut policies, &forbidding([rule]));
             assert!(!carries(&client, &accepted, false) && !carries(&accepted, &client, false));
         });

@@ -1,14 +1,22 @@
 //! The table of decisions of a node whose agent is started again, and which other programs change.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::UdpSocket;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
+use russet_linux::NetNs;
 use russet_nft::monitor::{Event, Monitor, Object};
 use russet_policy::decisions_table;
-use russet_testkit::eventually;
-use serde_json::json;
+use russet_testkit::{eventually, eventually_some, let_pass};
+use serde_json::{Value, json};
 
 use crate::flows::{Setup, resource};
 use crate::node::TIMEOUT;
+use crate::syscall_killer::{KINDS, SyscallKiller};
 
 /// What the log says when decisions are written or found.
 const IN_FORCE: &str = "policies are in force";
@@ -86,6 +94,110 @@ fn an_agent_that_is_started_again_writes_no_decision_and_no_packet_is_lost() {
             })
         }
     };
-    let mut events = std::iter::from_fn(|| monitor.next(std::time::Duration::ZERO).unwrap());
+    let mut events = std::iter::from_fn(|| monitor.next(Duration::ZERO).unwrap());
     assert_eq!(events.find(is_decision), None);
+}
+
+/// What the policy lets in: ICMP, or TCP at many ports.
+fn admitted(is_icmp: bool) -> Value {
+    let rule = match is_icmp {
+        true => json!({ "action": "Allow", "protocol": "ICMP" }),
+        false => json!({ "action": "Allow", "protocol": "TCP",
+            "destination": { "ports": (1..=200).map(|n| 2 * n).collect::<Vec<_>>() } }),
+    };
+    let spec = json!({ "selector": "all()", "types": ["Ingress"], "ingress": [rule] });
+    resource("GlobalNetworkPolicy", "icmp", spec)
+}
+
+/// The elements of all sets and maps by which packets are judged.
+fn elements(setup: &Setup) -> BTreeMap<String, BTreeSet<String>> {
+    let table = setup.node.inside("nft", &["-j", "list", "table", "inet", "russet-decisions"]);
+    let table: Value = serde_json::from_str(&table).unwrap();
+    let objects = table["nftables"].as_array().unwrap().iter();
+    let sets = objects.filter_map(|object| object.get("set").or_else(|| object.get("map")));
+    let sets = sets.map(|set| {
+        let elements = set["elem"].as_array().into_iter().flatten().map(Value::to_string).collect();
+        (set["name"].as_str().unwrap().to_owned(), elements)
+    });
+    sets.filter(|(name, _)| !["fresh", "sampled"].contains(&name.as_str())).collect()
+}
+
+/// Datagrams from the first pod to the second one, which no policy of the test allows.
+struct DeniedDatagrams {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<usize>,
+}
+
+// === impl DeniedDatagrams ===
+
+impl DeniedDatagrams {
+    fn start(setup: &Setup) -> Self {
+        let [from, to] = setup.pods.each_ref().map(|pod| NetNs::open(pod.path()).unwrap());
+        let target = format!("{}:2", setup.addresses[1]);
+        let receiver = to.with(|| UdpSocket::bind(&target).unwrap()).unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        let sender = from.with(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&over);
+        let thread = std::thread::spawn(move || {
+            let (mut arrived, mut buffer) = (0, [0; 8]);
+            while !is_over.load(Ordering::Relaxed) {
+                sender.send_to(b"x", &target).unwrap();
+                arrived += usize::from(receiver.recv(&mut buffer).is_ok());
+                let_pass(Duration::from_millis(1));
+            }
+            arrived
+        });
+        Self { over, thread }
+    }
+
+    /// How many arrived.
+    fn finish(self) -> usize {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Kills the agent at each system call of a change of policies, one after the other. Returns how many times.
+fn killed_at_each_change(setup: &mut Setup) -> usize {
+    let documents = [admitted(true), admitted(false)];
+    let before = elements(setup);
+    setup.apply(&documents[1]);
+    let after = eventually_some(TIMEOUT, || Some(elements(setup)).filter(|now| *now != before));
+    let mut kills = 0;
+    for kind in KINDS {
+        for nth in 1.. {
+            setup.apply(&documents[0]);
+            eventually(TIMEOUT, || elements(setup) == before);
+            let killer = SyscallKiller::wait_for(setup.node.agent_pid(), kind, nth);
+            let _ = setup.try_apply(&documents[1]);
+            eventually(TIMEOUT, || setup.node.has_lost_its_agent() || elements(setup) == after);
+            if setup.node.has_lost_its_agent() {
+                killer.done();
+            } else {
+                killer.detach();
+            }
+            let found = elements(setup);
+            assert!(found == before || found == after, "{kind} {nth}: {found:#?}");
+            if setup.node.agent_lives() {
+                break;
+            }
+            kills += 1;
+            setup.node.start_agent();
+            setup.apply(&documents[1]);
+            eventually(TIMEOUT, || elements(setup) == after);
+        }
+    }
+    kills
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: nf_tables; tool: nft, ping, strace; takes a minute"]
+fn an_agent_killed_at_any_step_of_a_change_leaves_the_old_decisions_or_the_new_ones() {
+    // policy.md P121
+    let mut setup = decided_setup();
+    let datagrams = DeniedDatagrams::start(&setup);
+    let kills = killed_at_each_change(&mut setup);
+    assert!(kills >= 3, "the agent was killed {kills} times");
+    assert_eq!(datagrams.finish(), 0);
 }

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use russet_linux::{NetNs, process};
 use russet_testkit::{Process, eventually, require_tool, run, spawn_with_input};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -63,6 +64,12 @@ impl Fabric {
     /// Ends etcd as a crash would.
     pub fn kill_etcd(&mut self) {
         self.etcd = None;
+    }
+
+    /// Has etcd answer nothing, with its connections open, or answer again.
+    pub fn hold_etcd(&self, is_held: bool) {
+        let signal = if is_held { Signal::STOP } else { Signal::CONT };
+        self.etcd.as_ref().expect("etcd runs").signal(signal);
     }
 
     pub fn etcd_serves(&self) -> bool {

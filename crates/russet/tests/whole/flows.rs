@@ -6,7 +6,7 @@ use russet_testkit::{Process, eventually, eventually_some};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
-use crate::node::{TIMEOUT, TestNode, TestPod};
+use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 
 /// A node whose first container reaches the second one, as far as policies allow it.
 pub struct Setup {
@@ -39,10 +39,14 @@ impl Setup {
     }
 
     pub fn apply(&self, document: &Value) {
+        let answer = self.try_apply(document);
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+
+    pub fn try_apply(&self, document: &Value) -> Answer {
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
         command.args(["apply", "-f", "-", "--root"]).arg(self.node.root());
-        let answer = self.node.output(&mut command, document.to_string());
-        assert_eq!(answer.status, 0, "{answer:?}");
+        self.node.output(&mut command, document.to_string())
     }
 
     fn flows(&self, arguments: &[&str]) -> Vec<Value> {

@@ -79,6 +79,7 @@ mod sandboxes;
 mod settings;
 mod status;
 mod stored_policies;
+mod syscall_killer;
 mod top;
 mod trace;
 mod ui;

@@ -5,70 +5,20 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use russet_linux::FileLock;
-use russet_testkit::{Process, eventually, let_pass, require_tool};
+use russet_testkit::{eventually, let_pass};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 use crate::pinging::Pinging;
+use crate::syscall_killer::{KINDS, SyscallKiller};
 
 /// More steps of one kind than any request has.
 const STEPS_MAX: usize = 200;
-/// The system calls that write to files, the journal among them, and to the kernel's netlink. Each
-/// thread's are counted separately.
-const KINDS: [&str; 3] = ["pwrite64", "sendto", "sendmsg"];
-
-/// Kills the agent as it is about to make its `nth` system call of a kind.
-struct SyscallKiller(Process);
-
-// === impl SyscallKiller ===
-
-impl SyscallKiller {
-    fn wait_for(agent: u32, kind: &str, nth: usize) -> Self {
-        let inject = format!("inject={kind}:signal=SIGKILL:when={nth}");
-        let mut command = Command::new(require_tool("strace"));
-        command.args(["-f", "-q", "-o", "/dev/null", "-e", &format!("trace={kind}"), "-e", &inject, "-p"]);
-        command.arg(agent.to_string()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let it = Self(Process::start(&mut command));
-        let traced = || {
-            let tasks = std::fs::read_dir(format!("/proc/{agent}/task")).unwrap().flatten();
-            // A thread may end between the two reads.
-            let mut states =
-                tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
-            states.all(|status| !status.contains("TracerPid:\t0\n"))
-        };
-        eventually(TIMEOUT, traced);
-        it
-    }
-
-    /// Detaches from the agent, unless it reaches that step in this very moment.
-    fn detach(mut self) {
-        self.0.signal(Signal::INT);
-        // When strace detaches from an agent that is just dying, it waits for its first thread,
-        // which the kernel reaps last: for ever.
-        self.ends();
-    }
-
-    /// It has killed the agent.
-    fn done(mut self) {
-        assert!(self.ends(), "the agent refused, and lives");
-    }
-
-    fn ends(&mut self) -> bool {
-        let began = Instant::now();
-        while began.elapsed() < TIMEOUT {
-            if self.0.try_wait().unwrap().is_some() {
-                return true;
-            }
-            let_pass(Duration::from_millis(5));
-        }
-        false
-    }
-}
 
 /// The result of a request.
 struct Step<'a> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use russet_testkit::kubernetes::require_program;
 use russet_testkit::{eventually, let_pass, succeeds};
@@ -652,4 +652,53 @@ fn felix_takes_over_and_leaves_again_without_an_instant_that_is_open_or_cuts_wha
     allowed.finish();
     alone.run("delete", &policy);
     eventually(TIMEOUT, || alone.reaches(1, 2));
+}
+
+/// Longer than a request or a watch waits for a silent store.
+const SILENCE: Duration = Duration::from_secs(75);
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: nf_tables; tool: etcd, nft, ping; takes two minutes"]
+fn a_silent_store_changes_no_decision_and_lets_no_new_pod_start() {
+    // policy.md P123
+    let mut setup = Setup::new();
+    let labelled = [setup.client.record("n1"), setup.other.record("n2"), setup.server.record("n2")];
+    setup.apply(&labelled);
+    let spec = json!({ "selector": "role == 'server'", "types": ["Ingress"],
+        "ingress": [{ "action": "Allow", "source": { "selector": "role == 'client'" } }] });
+    setup.apply(&[resource("GlobalNetworkPolicy", "clients", spec)]);
+    setup.expect(true, false);
+
+    setup.fabric.hold_etcd(true);
+    let began = Instant::now();
+    let late = setup.two.pod();
+    let answer = call(&setup.two, "ADD", &late, "late");
+    assert_eq!(answer.code(), 11, "{answer:?}");
+    let links = russet_testkit::ip_json(&["-n", &late.netns_name, "link"]);
+    assert_eq!(links.as_array().unwrap().len(), 1, "{links}");
+    let unchanged = |setup: &Setup| {
+        assert!(setup.client.reaches(&setup.server) && !setup.other.reaches(&setup.server));
+    };
+    while began.elapsed() < SILENCE {
+        unchanged(&setup);
+    }
+    let doctor = setup.two.russet_inside(&["doctor"]);
+    println!("{}", doctor.stdout);
+    assert_eq!(doctor.status, 3, "{doctor:?}");
+
+    // Also an agent that cannot read the policies keeps to them.
+    setup.two.kill_agent();
+    let agents = || setup.two.log().matches("agent started").count();
+    let before = agents();
+    let _agent = setup.two.spawn_agent();
+    eventually(TIMEOUT, || agents() > before);
+    let restarted = Instant::now();
+    while restarted.elapsed() < Duration::from_secs(10) {
+        unchanged(&setup);
+    }
+    setup.fabric.hold_etcd(false);
+    eventually(TIMEOUT, || call(&setup.two, "ADD", &late, "late").status == 0);
+    setup.expect(true, false);
+    setup.delete(&resource("GlobalNetworkPolicy", "clients", json!({})));
+    setup.expect(true, true);
 }
