@@ -68,6 +68,16 @@ struct Follower {
     /// The node is not ready without it.
     is_required: bool,
     is_active: bool,
+    waiting: Waiting,
+}
+
+/// Programs that are to be attached once pods' interfaces are quiet.
+#[derive(Debug, Clone, Copy, Default)]
+struct Waiting {
+    /// When pods' interfaces changed last.
+    changed: Option<Instant>,
+    /// Since when there are such programs.
+    since: Option<Instant>,
 }
 
 /// When the maps are compared next, without a change before.
@@ -90,8 +100,7 @@ enum FastPathError {
 
 /// The subject of remarks at `/readyz?verbose`.
 const SUBJECT: &str = "fast path";
-/// How long pods' interfaces have to be unchanged before their programs are attached: an ADD changes
-/// them a dozen times.
+/// How long pods' interfaces have to be unchanged before the maps follow them: an ADD changes them a dozen times.
 const QUIET: Duration = Duration::from_millis(50);
 /// At most so long does a stream of ADDs and DELs delay that.
 const QUIET_MAX: Duration = Duration::from_millis(500);
@@ -101,6 +110,13 @@ const RESYNC: Duration = Duration::from_secs(60);
 const PAUSE_FACTOR: u32 = 10;
 /// The same while programs are attached, for which each interface in work has to wait.
 const ATTACH_PAUSE_FACTOR: u32 = 4;
+/// So many programs are attached before such a pause.
+const ATTACHED_AT_ONCE: usize = 4;
+/// How long pods' interfaces have to be unchanged before programs are attached, so that ADDs and DELs that follow
+/// each other do not wait for them. Until then the kernel's path carries a new pod's packets.
+const ATTACH_QUIET: Duration = Duration::from_secs(1);
+/// At most so long does a stream of ADDs and DELs delay that.
+const ATTACH_QUIET_MAX: Duration = Duration::from_secs(10);
 /// The pause after an error.
 const RETRY: Duration = Duration::from_secs(5);
 /// Connection tracking then accepts what follows a part of a connection that it has not seen.
@@ -150,6 +166,7 @@ pub fn start(
         readiness,
         is_required,
         is_active: false,
+        waiting: Waiting::default(),
     };
     std::thread::Builder::new().name("fast-path".to_owned()).spawn(move || follower.run()).map(drop)
 }
@@ -350,12 +367,22 @@ fn keep_connections() -> Result<bool, sysctl::SysctlError> {
     }
 }
 
+// === impl Waiting ===
+
+impl Waiting {
+    /// How long programs may not be attached yet.
+    fn quiet_in(self, now: Instant) -> Duration {
+        let left = |from: Instant, span| (from + span).saturating_duration_since(now);
+        let quiet = self.changed.map_or(Duration::ZERO, |changed| left(changed, ATTACH_QUIET));
+        self.since.map_or(quiet, |since| quiet.min(left(since, ATTACH_QUIET_MAX)))
+    }
+}
+
 // === impl Follower ===
 
 impl Follower {
     fn run(mut self) {
         let (mut dirty, mut suspensions) = (Dirty::EVERYTHING, self.signal.epoch.suspensions());
-        let mut is_attaching = false;
         loop {
             if dirty.is_broken {
                 // Dropped with this thread: all programs are detached.
@@ -363,11 +390,10 @@ impl Follower {
                 return;
             }
             // Also at the regular comparison, for what had no event.
-            if dirty.underlay || !(dirty.is_any() || is_attaching) {
+            if dirty.underlay || !(dirty.is_any() || self.waiting.since.is_some()) {
                 self.underlay.clear();
             }
             let (began, next) = (Instant::now(), self.follow(suspensions));
-            is_attaching = matches!(next, Ok(Next::Attach));
             let (earliest, latest) = match next {
                 Ok(Next::Attach) => (began.elapsed() * ATTACH_PAUSE_FACTOR, Duration::ZERO),
                 Ok(Next::After(span)) => (began.elapsed() * PAUSE_FACTOR, span),
@@ -380,6 +406,9 @@ impl Follower {
             };
             let now = Instant::now();
             (dirty, suspensions) = self.signal.wait(now + earliest, now + latest.max(earliest));
+            if dirty.pods {
+                self.waiting.changed = Some(Instant::now());
+            }
         }
     }
 
@@ -387,13 +416,18 @@ impl Follower {
         let kernel = KernelPath::read(&mut self.socket, &mut self.underlay)?;
         let content = content(&kernel, HOST_PREFIX, ROUTE_PROTOCOL);
         let is_tracked = content.endpoints.is_empty() || keep_connections()?;
-        let applied = self.fast_path.apply(content)?;
+        let quiet_in = self.waiting.quiet_in(Instant::now());
+        let attached_max = if quiet_in.is_zero() { ATTACHED_AT_ONCE } else { 0 };
+        let applied = self.fast_path.apply(content, attached_max)?;
         self.signal.epoch.resume(suspensions)?;
         self.report(&applied);
+        self.waiting.since =
+            (applied.unattached > 0).then(|| self.waiting.since.unwrap_or_else(Instant::now));
         Ok(match (applied.unattached, is_tracked) {
             (0, true) => Next::After(RESYNC),
             (0, false) => Next::After(UNTRACKED_RESYNC),
-            _ => Next::Attach,
+            _ if quiet_in.is_zero() => Next::Attach,
+            _ => Next::After(quiet_in),
         })
     }
 

@@ -84,9 +84,6 @@ pub struct Carried {
     pub bytes: u64,
 }
 
-/// The kernel attaches each program in a grace period (12 ms), in which no interface can be made: the caller leaves it time
-/// for others between its calls.
-const ATTACHED_AT_ONCE: usize = 4;
 const FIRST_EPOCH: u32 = 1;
 /// The loopback of every network namespace, which need not be up to be asked.
 const LOOPBACK: u32 = 1;
@@ -132,10 +129,11 @@ impl FastPath {
         &self.content
     }
 
-    /// Has the maps hold this, and programs attached there. After an error the kernel's path carries
-    /// everything, until another call succeeds.
-    pub fn apply(&mut self, wanted: Content) -> Result<Applied, BpfError> {
-        let applied = self.try_apply(wanted);
+    /// Has the maps hold this, and at most so many more programs attached there: the kernel attaches each
+    /// in a grace period (12 ms), in which no interface can be made or changed. After an error the kernel's path
+    /// carries everything, until another call succeeds.
+    pub fn apply(&mut self, wanted: Content, attached_max: usize) -> Result<Applied, BpfError> {
+        let applied = self.try_apply(wanted, attached_max);
         if applied.is_err() {
             self.links.clear();
             self.is_unknown = true;
@@ -143,7 +141,7 @@ impl FastPath {
         applied
     }
 
-    fn try_apply(&mut self, wanted: Content) -> Result<Applied, BpfError> {
+    fn try_apply(&mut self, wanted: Content, attached_max: usize) -> Result<Applied, BpfError> {
         if std::mem::take(&mut self.is_unknown) {
             self.empty()?;
         }
@@ -158,7 +156,7 @@ impl FastPath {
             self.epoch.raise()?;
         }
         self.content = wanted;
-        self.attach()
+        self.attach(attached_max)
     }
 
     /// Removes everything from the maps of which some may not be known.
@@ -219,7 +217,7 @@ impl FastPath {
     }
 
     /// Attaches what is missing, also what another program has detached, and detaches what is not wanted.
-    fn attach(&mut self) -> Result<Applied, BpfError> {
+    fn attach(&mut self, attached_max: usize) -> Result<Applied, BpfError> {
         let mut done = Applied::default();
         let is_wanted = |hook: &Hook| self.content.hooks.contains(hook);
         self.links.retain(|hook, link| is_wanted(hook) && is_attached(hook, link));
@@ -239,7 +237,7 @@ impl FastPath {
             if self.links.contains_key(hook) {
                 continue;
             }
-            if attached_now == ATTACHED_AT_ONCE {
+            if attached_now == attached_max {
                 done.unattached += 1;
                 continue;
             }

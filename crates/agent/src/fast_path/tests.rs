@@ -69,3 +69,15 @@ fn routes_wait_for_the_pause_between_comparisons_and_the_end_for_nothing() {
     assert!(signal.wait(began + RESYNC, began + RESYNC).0.is_broken);
     assert!(began.elapsed() < RESYNC);
 }
+
+#[test]
+fn programs_are_attached_when_pods_interfaces_are_quiet_and_in_a_stream_of_changes_after_a_while() {
+    let now = Instant::now();
+    let ago = |span| now.checked_sub(span);
+    let quiet_in = |changed, since| Waiting { changed, since }.quiet_in(now);
+    assert_eq!(quiet_in(None, None), Duration::ZERO);
+    assert_eq!(quiet_in(Some(now), None), ATTACH_QUIET);
+    assert_eq!(quiet_in(Some(now), Some(now)), ATTACH_QUIET);
+    assert_eq!(quiet_in(ago(ATTACH_QUIET), Some(now)), Duration::ZERO);
+    assert_eq!(quiet_in(Some(now), ago(ATTACH_QUIET_MAX)), Duration::ZERO);
+}

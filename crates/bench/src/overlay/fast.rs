@@ -18,7 +18,7 @@ pub fn start(node: &Node) -> Result<FastPath> {
         if content.endpoints.is_empty() || content.prefixes.is_empty() {
             return Err(format!("the fast path leads nowhere: {content:?}").into());
         }
-        let applied = fast_path.apply(content)?;
+        let applied = fast_path.apply(content, usize::MAX)?;
         match applied.failed {
             Some(reason) => Err(reason.into()),
             None => Ok::<_, BoxError>(fast_path),

@@ -111,7 +111,7 @@ impl Kernel {
     fn new() -> Self {
         let epoch = FlowEpoch::default();
         let mut fast_path = FastPath::load(&epoch).unwrap();
-        assert_eq!(fast_path.apply(content()).unwrap(), Applied::default());
+        assert_eq!(fast_path.apply(content(), usize::MAX).unwrap(), Applied::default());
         let [flows, pending] =
             ["flows", "pending"].map(|name| fast_path.maps.get(name).unwrap().try_clone().unwrap());
         Self { fast_path, flows, pending }
