@@ -467,6 +467,9 @@ fn start_policies(
 ) -> Result<Option<Policies>, AgentError> {
     let mut marker = Marker::new(&config.paths);
     if config.policies == PolicyMode::Off || config.calico {
+        let is_off =
+            (!config.calico).then(|| "NOT ENFORCED: this agent's setting is policies = \"off\"".to_owned());
+        readiness.remark("policies", is_off);
         marker.set(false);
         policies::leave_hosts_open();
         return Ok(None);

@@ -20,6 +20,8 @@ use super::Kind;
 use super::source::backoff;
 use book::Book;
 
+pub use wanted::shown;
+
 /// What keeps them.
 pub struct Conditions {
     client: Client,

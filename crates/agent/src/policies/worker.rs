@@ -1,5 +1,6 @@
 //! The thread that decides: objects in, decisions in the kernel out.
 
+mod as_written;
 mod bridges;
 mod hosts;
 mod kernel;
@@ -27,6 +28,7 @@ use russet_verdict::translate::{Translated, Translator, built_in_tiers};
 use russet_verdict::world::{Config, Endpoint, EndpointKey, Update};
 use serde_json::{Value, json};
 
+use as_written::PolicyProblems;
 use hosts::Hosts;
 use kernel::Kernel;
 use naming::AtHosts;
@@ -57,6 +59,7 @@ pub struct Worker {
     policies: BTreeSet<PolicyId>,
     /// Policies that are not in force. They are judged only with observed flows.
     staged: BTreeMap<PolicyId, Arc<Policy>>,
+    problems: PolicyProblems,
     /// The policies that name nodes or Services, as they are written.
     asking: BTreeMap<PolicyId, Arc<Policy>>,
     wants: Wants,
@@ -163,6 +166,7 @@ impl Worker {
             known: BTreeMap::new(),
             policies: BTreeSet::new(),
             staged: BTreeMap::new(),
+            problems: PolicyProblems::default(),
             asking: BTreeMap::new(),
             wants: Wants::default(),
             pods: BTreeMap::new(),
@@ -361,7 +365,8 @@ impl Worker {
                     }
                     let unanswered = policy.as_ref().and_then(|policy| self.unanswered(policy));
                     let problems = policy.iter().flat_map(|policy| &policy.problems).chain(&unanswered);
-                    problems.for_each(|problem| report(&id, problem));
+                    problems.clone().for_each(|problem| report(&id, problem));
+                    self.problems.read(&id, problems);
                     self.apply_policy(id, policy);
                 }
                 Update::Endpoint(key, endpoint) => self.apply_endpoint(key, endpoint),
@@ -625,7 +630,10 @@ impl Worker {
             self.wanted = Decisions { held, ..Decisions::default() };
         }
         let delta = self.engine.flush();
-        delta.problems.iter().for_each(|(id, problem)| report(id, problem));
+        for (id, problem) in &delta.problems {
+            report(id, problem);
+            self.problems.found(id, problem);
+        }
         if let Some(exceeded) = &delta.exceeded {
             self.metrics.exceeded.set(count(exceeded.len()));
         }
@@ -724,6 +732,7 @@ impl Worker {
             let reason = "a limit is exceeded";
             russet_store::refused("packets are denied that policies may allow", "source ports", reason);
         }
+        self.readiness.remark(as_written::SUBJECT, self.problems.remark());
         self.metrics.policies.set(count(self.policies.len()));
         // What is wanted is remembered while the kernel has no table.
         let is_stopped = matches!(self.phase, Phase::Open | Phase::Aside);

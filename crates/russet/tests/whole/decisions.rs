@@ -201,3 +201,24 @@ fn an_agent_killed_at_any_step_of_a_change_leaves_the_old_decisions_or_the_new_o
     assert!(kills >= 3, "the agent was killed {kills} times");
     assert_eq!(datagrams.finish(), 0);
 }
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: nf_tables; tool: nft, ping"]
+fn a_policy_that_is_not_enforced_as_written_is_named_until_it_is() {
+    // The embedded store has no Services.
+    let setup = decided_setup();
+    let policy = |destination: Value| {
+        let rule = json!({ "action": "Allow", "destination": destination });
+        resource("GlobalNetworkPolicy", "web", json!({ "types": ["Egress"], "egress": [rule] }))
+    };
+    let ready = || setup.node.get("/readyz?verbose");
+    let is_named = || {
+        let ready = ready();
+        println!("{ready}");
+        ready.contains("policies as written: NOT ENFORCED as written: GlobalNetworkPolicy")
+    };
+    setup.apply(&policy(json!({ "services": { "name": "web", "namespace": "default" } })));
+    eventually(TIMEOUT, is_named);
+    setup.apply(&policy(json!({ "nets": ["192.0.2.0/24"] })));
+    eventually(TIMEOUT, || !ready().contains("policies as written"));
+}

@@ -198,4 +198,6 @@ fn flows_are_followed_and_without_an_agent_or_policies_there_is_an_error() {
     let answer = node.russet(&["flows", "-f"]);
     assert_eq!(answer.status, 1, "{answer:?}");
     assert!(answer.stderr.contains("this agent enforces no policies"), "{answer:?}");
+    let ready = node.get("/readyz?verbose");
+    assert!(ready.contains("policies: NOT ENFORCED: this agent's setting is policies = \"off\""), "{ready}");
 }

@@ -175,7 +175,7 @@ pub fn name(policy: &Value) -> &str {
 }
 
 /// A problem as a sentence without what moves the cursors of terminals or turns the direction of text.
-fn shown(problem: &Problem) -> String {
+pub fn shown(problem: &Problem) -> String {
     let turns = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let mut shown = format!("{}: {}", problem.path, problem.text);
     shown.retain(|c| !c.is_control() && !turns(c));
