@@ -52,6 +52,10 @@ fn an_agent_attaches_pods_and_says_what_of_a_policy_is_not_enforced_with_the_rig
     eventually(TIMEOUT, || node.unfinished() == 0);
     let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/russet-n1";
     eventually(TIMEOUT, || cluster.with(|server| server.object(lease)).is_some());
+    for verb in [&["status", "--cluster", "-o", "json"][..], &["map", "-o", "json"]] {
+        let answer = node.russet_inside(verb);
+        assert!([0, 3].contains(&answer.status) && answer.stdout.contains("\"n1\""), "{verb:?}: {answer:?}");
+    }
     node.stop_agent();
     let log = node.log();
     let is_refusal = |line: &&str| line.contains("forbidden") || line.contains("denied");
