@@ -15,6 +15,9 @@ const SEEDS: &str = "2000";
 const PODS: &str = "100";
 /// The beginning of the names of the tests of properties.
 const PROPERTIES: &str = "engine::tests::p10";
+/// The explanation of every cell of the truth table.
+const EXPLAINED: &str =
+    "explain::tests::p131_the_explanation_of_each_probe_agrees_with_its_verdict_and_names_a_rule_that_exists";
 /// The names of the tests.
 const TRUTH: &str = "truth::packets_of_generated_policy_sets_pass_where_the_evaluator_lets_them";
 const GAPS: &str =
@@ -23,16 +26,16 @@ const GAPS: &str =
 /// Runs all, also after a failure; true when nothing was found.
 pub fn run() -> Result<bool> {
     kubernetes::ensure()?;
-    let properties = all_well(&mut properties())?;
+    let properties = all_well(of_the_engine(PROPERTIES).env("RUSSET_SEEDS", SEEDS))?;
+    let explained = all_well(of_the_engine(EXPLAINED).env("RUSSET_POLICY_SETS", SETS))?;
     let sets = all_well(&mut truth_table())?;
     let gaps = all_well(whole_tests().arg(GAPS).env("RUSSET_POLICY_PODS", PODS))?;
-    Ok(properties && sets && gaps)
+    Ok(properties && explained && sets && gaps)
 }
 
-fn properties() -> Command {
+fn of_the_engine(filter: &str) -> Command {
     let mut cargo = artifacts::cargo();
-    cargo.args(["test", "--release", "-p", "russet-verdict", "--lib", PROPERTIES]);
-    cargo.env("RUSSET_SEEDS", SEEDS);
+    cargo.args(["test", "--release", "-p", "russet-verdict", "--lib", filter]);
     cargo
 }
 
@@ -50,6 +53,7 @@ mod tests {
     #[test]
     fn every_filter_names_a_test_that_there_is() {
         for (file, filter) in [
+            ("crates/verdict/src/explain/tests.rs", EXPLAINED),
             ("crates/policy/tests/policies/truth.rs", TRUTH),
             ("crates/russet/tests/whole/kubernetes/gaps.rs", GAPS),
         ] {
