@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 /// What libcni reads; other files are no configurations.
 const EXTENSIONS: [&str; 3] = ["conf", "conflist", "json"];
@@ -21,6 +22,8 @@ pub struct Conflist {
     pub network: String,
     /// Its plugins, in order.
     pub plugins: Vec<String>,
+    /// The bridges that the plugins `bridge` and `flannel` make.
+    pub bridges: Vec<String>,
 }
 
 /// The configurations of a directory, in the order of their files' names.
@@ -35,7 +38,15 @@ struct NetworkConfig {
     plugin: Option<String>,
     #[serde(default)]
     plugins: Vec<NetworkConfig>,
+    /// Of any form: what a plugin refuses is still a configuration.
+    #[serde(default)]
+    bridge: Value,
+    #[serde(default)]
+    delegate: Value,
 }
+
+/// The bridge of a configuration that names none (docs/plugins.md).
+const DEFAULT_BRIDGE: &str = "cni0";
 
 // === impl Conflists ===
 
@@ -76,9 +87,28 @@ impl Conflists {
 
 fn parse(file: &str, text: &[u8]) -> Option<Conflist> {
     let config: NetworkConfig = serde_json::from_slice(text).ok()?;
-    let named = config.plugins.into_iter().filter_map(|plugin| plugin.plugin);
-    let plugins: Vec<String> = config.plugin.into_iter().chain(named).collect();
-    (!plugins.is_empty()).then(|| Conflist { file: file.to_owned(), network: config.name, plugins })
+    let of_plugins: Vec<&NetworkConfig> = std::iter::once(&config).chain(&config.plugins).collect();
+    let plugins: Vec<String> = of_plugins.iter().filter_map(|config| config.plugin.clone()).collect();
+    let bridges = of_plugins.iter().filter_map(|config| config.bridge()).map(str::to_owned).collect();
+    let is_configuration = !plugins.is_empty();
+    let network = config.name;
+    is_configuration.then(|| Conflist { file: file.to_owned(), network, plugins, bridges })
+}
+
+// === impl NetworkConfig ===
+
+impl NetworkConfig {
+    /// The bridge that its plugin makes, also by its delegate.
+    fn bridge(&self) -> Option<&str> {
+        let name = match self.plugin.as_deref()? {
+            "bridge" => &self.bridge,
+            "flannel" if self.delegate.get("type").is_none_or(|kind| kind == "bridge") => {
+                self.delegate.get("bridge").unwrap_or(&Value::Null)
+            }
+            _ => return None,
+        };
+        Some(name.as_str().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_BRIDGE))
+    }
 }
 
 #[cfg(test)]
@@ -107,5 +137,18 @@ mod tests {
         assert_eq!(hidden(), both);
         write("05-lo.conf", r#"{"name":"x","type":"bridge"}"#);
         assert_eq!(hidden().unwrap().0, "05-lo.conf");
+    }
+
+    #[test]
+    fn the_bridges_of_configurations_are_those_that_their_plugins_make() {
+        let bridges = |text: &str| parse("f", text.as_bytes()).map(|conflist| conflist.bridges);
+        let of_plugins =
+            |plugins: &str| bridges(&format!(r#"{{"name":"x","plugins":[{plugins}]}}"#)).unwrap();
+        assert_eq!(of_plugins(r#"{"type":"bridge","bridge":"br7"},{"type":"portmap"}"#), ["br7"]);
+        assert_eq!(of_plugins(r#"{"type":"bridge"},{"type":"bridge","bridge":7}"#), ["cni0", "cni0"]);
+        assert_eq!(of_plugins(r#"{"type":"flannel"}"#), ["cni0"]);
+        assert_eq!(of_plugins(r#"{"type":"flannel","delegate":{"bridge":"br8"}}"#), ["br8"]);
+        assert!(of_plugins(r#"{"type":"flannel","delegate":{"type":"ptp"}},{"type":"macvlan"}"#).is_empty());
+        assert_eq!(bridges(r#"{"name":"x","type":"bridge","bridge":"br9"}"#).unwrap(), ["br9"]);
     }
 }

@@ -15,6 +15,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response};
 use russet_http::client::{Broken, Connection, Pool};
+use russet_model::time;
 use russet_sync::Backoff;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -403,9 +404,11 @@ impl Session {
         let (response, connection) = self.open(ask).await?;
         let warnings = response.headers().get_all(header::WARNING).iter();
         let warnings = warnings.filter_map(|value| Some(value.to_str().ok()?.to_owned())).collect();
+        let date = response.headers().get(header::DATE);
+        let date = date.and_then(|value| time::parse_http_date(value.to_str().ok()?));
         let body = collect(ask, response.into_body(), ask.limit_bytes).await?;
         self.pool.keep(connection);
-        Ok(Answer { body, warnings })
+        Ok(Answer { body, warnings, date })
     }
 
     /// Sends a request and reads the head of its answer, which must be a success.

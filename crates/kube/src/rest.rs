@@ -1,7 +1,7 @@
 //! Requests to any resource of the API, for callers that know the objects themselves: the datastore
 //! in custom resources (kubernetes.md section 1.2).
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use hyper::Method;
 use hyper::body::Bytes;
@@ -62,6 +62,8 @@ pub struct Answer {
     pub body: Bytes,
     /// The `Warning` headers, such as those about members that the server dropped.
     pub warnings: Vec<String>,
+    /// The `Date` header: the server's clock in whole seconds, rounded down.
+    pub date: Option<SystemTime>,
 }
 
 // === impl Request ===

@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 
 use crate::{Overrides, Secret, Source};
@@ -116,6 +116,10 @@ pub(crate) struct State {
     pub(crate) bookmarks: u64,
     /// Lines that the test sends to watches.
     pub(crate) lines: Vec<String>,
+    /// The `Date` of its answers; none: the true one.
+    pub(crate) date: Option<String>,
+    /// What the client's account may do, for reviews.
+    pub(crate) rules: Value,
 }
 
 // === impl Server ===
@@ -157,6 +161,8 @@ impl Server {
             generation: 0,
             bookmarks: 0,
             lines: Vec::new(),
+            date: None,
+            rules: json!({ "resourceRules": [{ "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"] }] }),
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: watch::channel(0).0 });
         let bound = TcpListener::bind(at).and_then(|listener| {
@@ -243,6 +249,16 @@ impl Server {
     /// Forbids this from now on, as `patch pods/status` or `get namespaces`.
     pub fn forbid(&self, verb_and_resource: &str) {
         self.state().forbidden.push(verb_and_resource.to_owned());
+    }
+
+    /// Answers a `SelfSubjectRulesReview` with this `status`, whatever is forbidden.
+    pub fn grant(&self, status: Value) {
+        self.state().rules = status;
+    }
+
+    /// Answers with this text in the header `Date`.
+    pub fn set_date(&self, text: &str) {
+        self.state().date = Some(text.to_owned());
     }
 
     /// Lets the next requests fail with this HTTP status.

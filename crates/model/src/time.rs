@@ -1,7 +1,11 @@
-//! Times as peers write them: RFC 3339 in whole seconds, and the text of Go's `Time.String` in
-//! `secondary.timestamp`.
+//! Times as peers write them: RFC 3339 in whole seconds, the text of Go's `Time.String` in
+//! `secondary.timestamp`, and that of HTTP's `Date`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The months of HTTP's dates.
+const MONTHS: [&str; 12] =
+    ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /// `2026-01-02T03:00:00Z` (calico-ipam.md section 1.3). A time before 1970 is 1970.
 pub fn rfc3339(time: SystemTime) -> String {
@@ -39,6 +43,19 @@ pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     let seconds = days_from_civil(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
     let seconds = u64::try_from(seconds - offset_s(zone)?).ok()?;
     UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))
+}
+
+/// Decodes `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110 section 5.6.7, the only form that is sent today). None for another text, or a
+/// time before 1970.
+pub fn parse_http_date(text: &str) -> Option<SystemTime> {
+    let mut words = text.split_once(", ")?.1.split(' ');
+    let mut next = || words.next();
+    let (day, month, year, clock, zone) = (next()?, next()?, next()?, next()?, next()?);
+    if zone != "GMT" || next().is_some() {
+        return None;
+    }
+    let month = MONTHS.iter().position(|name| *name == month)? + 1;
+    parse_rfc3339(&format!("{year}-{month:02}-{day}T{clock}Z"))
 }
 
 /// Splits `.25Z` into nanoseconds and zone.
@@ -137,6 +154,28 @@ mod tests {
             "é026-01-02T03:00:00Z",
         ] {
             assert_eq!(parse_rfc3339(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn dates_of_http_are_understood_and_rubbish_is_not() {
+        let time = UNIX_EPOCH + Duration::from_secs(VECTORS_S);
+        assert_eq!(parse_http_date("Fri, 02 Jan 2026 03:00:00 GMT"), Some(time));
+        // RFC 9110 section 5.6.7
+        let example = UNIX_EPOCH + Duration::from_secs(784_111_777);
+        assert_eq!(parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT"), Some(example));
+        for bad in [
+            "",
+            "Fri, ",
+            "Fri, 02 Foo 2026 03:00:00 GMT",
+            "Fri, 02 Jan 2026 03:00:00 CET",
+            "Fri, 02 Jan 2026 03:00:00 GMT x",
+            "Friday, 02-Jan-26 03:00:00 GMT",
+            "Fri, 2 Jan 2026 03:00:00 GMT",
+            "Fri, 02 Jan 2026 03:00:00.5Z GMT",
+        ] {
+            let parsed = parse_http_date(bad);
+            assert!(parsed.is_none(), "{bad}: {parsed:?}");
         }
     }
 }

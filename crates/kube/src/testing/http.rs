@@ -56,6 +56,9 @@ struct Lost;
 
 /// Patches by operations are sent by the controller only, whose account may patch whole nodes.
 const JSON_PATCH: &str = "application/json-patch+json";
+/// Paths that have no objects.
+const VERSION: &str = "/version";
+const RULES_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
 /// Limit of a request's body, and of what etcd stores.
 const MAX_BODY_BYTES: usize = 3 << 20;
 const MAX_STORED_BYTES: usize = 2 << 20;
@@ -173,7 +176,9 @@ async fn answer(
     if fault == Some(Fault::Unexecuted) {
         return Err(Lost);
     }
-    let answer = dispatch(shared, &seen).unwrap_or_else(whole);
+    let mut answer = dispatch(shared, &seen).unwrap_or_else(whole);
+    let date = shared.lock().date.as_deref().map(HeaderValue::from_str);
+    answer.headers_mut().extend(date.and_then(Result::ok).map(|date| (header::DATE, date)));
     if is_last {
         return silent(shared).await;
     }
@@ -207,6 +212,11 @@ fn dispatch(shared: &Arc<Shared>, seen: &Seen) -> Result<Response<Body>, Answer>
     if state.failing.0 > 0 {
         state.failing.0 -= 1;
         return Err(Answer::failure(state.failing.1));
+    }
+    match (seen.method.as_str(), path) {
+        ("GET", VERSION) => return Ok(whole(Answer::object(&json!({ "major": "1", "minor": "37" })))),
+        ("POST", RULES_REVIEW) => return Ok(whole(Answer::object(&json!({ "status": state.rules })))),
+        _ => {}
     }
     if let Some(group) = group_of_discovery(path).filter(|group| state.serves(group)) {
         return Ok(whole(Answer::object(&Kind::discovery(group, |kind| state.defines(kind)))));

@@ -13,9 +13,9 @@ pub const EXAMPLES: &str = "Examples:
   russet doctor -o json        the same for programs
   russet doctor --store kubernetes:/root/.kube/config    look at the cluster, too
 
-It examines the kernel and its settings, network configurations, routes, the way to the other nodes, firewalls, the settings that agent and
-plugins use, the datastore and the agent. Without --fix it changes nothing. Before the first start of an agent it examines what the default
-settings need.
+It examines the kernel and its settings, network configurations, routes, the way to the other nodes, firewalls, the clock, the settings that
+agent and plugins use, the datastore and the rights there, the agent, and the versions of the other nodes' agents. Without --fix it changes
+nothing. Before the first start of an agent it examines what the default settings need.
 
 Exit codes: 0 nothing found, or everything found was repaired; 1 something could not be examined, and nothing else was found; 3 there are
 findings. What each finding means: docs/troubleshooting.md.";

@@ -1,10 +1,15 @@
 //! `russet doctor`: what is wrong on this node, what was seen, and what to do about it.
 
 mod agent;
+mod clock;
 mod datapath;
 mod kernel;
 mod needs;
+mod others;
+mod overlap;
+mod rights;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -56,7 +61,9 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     if let Some(Described { config, inputs, pod_mtu_bytes }) = &described {
         if let Some(inputs) = inputs {
             let journal = config.paths.journal_file();
-            if let Err(error) = datapath::look(inputs, (&journal, *pod_mtu_bytes), &mut report) {
+            let bridges: BTreeSet<String> =
+                conflists.all().iter().flat_map(|conflist| conflist.bridges.clone()).collect();
+            if let Err(error) = datapath::look(inputs, (&journal, *pod_mtu_bytes, bridges), &mut report) {
                 report.unknown.push(format!("interfaces and routes: {error}"));
             }
         }
@@ -90,6 +97,9 @@ async fn describe(choice: StoreChoice, report: &mut Findings) -> Option<Describe
         true => open(choice, report).await,
         false => None,
     };
+    if let Some(place) = &place {
+        others::look(place, records.known.as_ref().map(|known| &known.node_name), report).await;
+    }
     let config = match records.known?.config(paths) {
         Ok(config) => config,
         Err(error) => {
@@ -99,6 +109,7 @@ async fn describe(choice: StoreChoice, report: &mut Findings) -> Option<Describe
     };
     let mut described = Described { config, inputs: None, pod_mtu_bytes: 0 };
     let Some(place) = place else { return Some(described) };
+    rights::look(&place, &described.config, report).await;
     match overlay_inputs(&described.config, &*place.store).await {
         Ok((inputs, mtu)) => (described.inputs, described.pod_mtu_bytes) = (Some(inputs), mtu),
         Err(OverlayInputsError::Underlay(error)) => report.found(

@@ -102,6 +102,14 @@ impl Place {
         self.opened.kubernetes.as_ref().map(|store| store.client())
     }
 
+    /// Group and version of Calico's resources in the cluster's API, if the store is there.
+    pub async fn kubernetes_group(&self) -> Result<Option<String>, StoreError> {
+        match &self.opened.kubernetes {
+            Some(store) => store.group().await.map(|group| Some(group.to_string())),
+            None => Ok(None),
+        }
+    }
+
     /// An allocator over the store that, like peers' tools, keeps no history.
     pub fn allocator(&self) -> Allocator {
         Allocator::new(self.store.clone(), Rc::new(SystemClock))

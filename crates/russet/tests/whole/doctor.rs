@@ -1,9 +1,12 @@
 //! `russet doctor` on a node with one prepared fault after the other. What it prints of each is in
 //! docs/troubleshooting.md; `RUSSET_WRITE_DOCS=1` writes it there.
 
+use std::time::{Duration, SystemTime};
+
 use russet_linux::probe::{Feature, supports};
+use russet_model::time;
 use russet_testkit::eventually;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fabric::Fabric;
 use crate::node::{TIMEOUT, TestNode};
@@ -13,6 +16,7 @@ const PAGE: &str = "docs/troubleshooting.md";
 const BEGIN: &str = "<!-- what russet doctor prints of each fault: written by the test in crates/russet/tests/whole/doctor.rs -->";
 /// Of pods on a network of 1,500 bytes with a tunnel over IPv6.
 const POD_MTU: &str = "1430";
+const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 const END: &str = "<!-- end of what russet doctor prints -->";
 
 /// The exit code, and the kinds of the findings.
@@ -49,7 +53,14 @@ fn found(printed: &mut Printed, node: &TestNode, fault: &str, kinds: &[&str]) {
     await_findings(node, fault, kinds, &[]);
     let text = node.russet_inside(&["doctor"]).stdout;
     let text = text.replace(node.root().to_str().unwrap(), "");
+    let text = without_seconds(&text.replace(&format!("not {OWN_VERSION}, as"), "not VERSION, as"));
     printed.push(&format!("\n{fault}:\n\n```\n{}```\n", without_hashes(&text)));
+}
+
+/// The distance of two clocks is known the better the sooner the command comes.
+fn without_seconds(text: &str) -> String {
+    let Some((before, after)) = text.split_once("at least ") else { return text.to_owned() };
+    format!("{before}at least N{}", after.trim_start_matches(|c: char| c.is_ascii_digit()))
 }
 
 fn write(node: &TestNode, path: &str, text: &str) {
@@ -82,15 +93,30 @@ fn assert_finds_faults_beside_the_agent(one: &TestNode, printed: &mut Printed) {
     found(printed, one, "A firewall drops the tunnel's packets", &["firewall"]);
     one.inside("nft", &["delete table inet fw"]);
     eventually(TIMEOUT, || is_healthy(one));
+}
 
-    one.ip(&["link", "add", "docker0", "type", "veth", "peer", "name", "other0"]);
+/// Routes of other programs, while the agent runs.
+fn assert_finds_other_networks(one: &TestNode, printed: &mut Printed) {
+    let lan = r#"{"name":"lan","plugins":[{"type":"bridge","bridge":"docker0"}]}"#;
+    one.ip(&["link", "add", "docker0", "type", "bridge"]);
     one.ip(&["link", "set", "docker0", "up"]);
     one.ip(&["route", "add", "10.244.128.0/20", "dev", "docker0"]);
     found(printed, one, "Another network has addresses of a pool", &["overlap"]);
-    one.ip(&["route", "del", "10.244.128.0/20", "dev", "docker0"]);
+    write(one, "etc/cni/net.d/90-lan.conflist", lan);
+    assert!(is_healthy(one), "plugin `bridge` makes that bridge for pods");
+    std::fs::remove_file(one.path("etc/cni/net.d/90-lan.conflist")).unwrap();
+    one.ip(&["link", "del", "docker0"]);
+
+    one.ip(&["link", "add", "vpn0", "type", "veth", "peer", "name", "other0"]);
+    one.ip(&["link", "set", "vpn0", "up"]);
+    one.ip(&["route", "add", "10.244.128.0/20", "dev", "vpn0", "table", "52"]);
+    assert!(is_healthy(one), "no rule leads to that table");
+    one.ip(&["rule", "add", "to", "10.0.0.0/8", "priority", "5270", "table", "52"]);
+    found(printed, one, "A VPN takes packets to addresses of a pool", &["overlap"]);
+    one.ip(&["rule", "del", "priority", "5270"]);
 
     one.ip(&["link", "set", "other0", "up"]);
-    one.ip(&["route", "add", "10.77.0.12/32", "dev", "docker0"]);
+    one.ip(&["route", "add", "10.77.0.12/32", "dev", "vpn0"]);
     one.inside("sysctl", &["-qw", "net.ipv4.conf.eth0.rp_filter=1"]);
     found(
         printed,
@@ -98,9 +124,33 @@ fn assert_finds_faults_beside_the_agent(one: &TestNode, printed: &mut Printed) {
         "Packets to a node leave by another interface",
         &["asymmetric-route", "reverse-path"],
     );
-    one.ip(&["link", "del", "docker0"]);
+    one.ip(&["link", "del", "vpn0"]);
     one.inside("sysctl", &["-qw", "net.ipv4.conf.eth0.rp_filter=0"]);
     assert!(is_healthy(one));
+}
+
+/// What another node's agent has written.
+fn assert_finds_other_agents(fabric: &Fabric, one: &TestNode, two: &mut TestNode, printed: &mut Printed) {
+    let write = |version: &str, at: SystemTime| {
+        let record = json!({ "schema": 1, "node": "node-b", "version": version, "at": time::rfc3339(at), "every_s": 3600,
+            "ready": true, "endpoints": 0, "reachable": 0 });
+        fabric.put("/russet/health/v1/node-b", &record.to_string());
+    };
+    // It would replace the record.
+    two.stop_agent();
+    write("0.0.1", SystemTime::now());
+    found(printed, one, "Another node's agent has another version", &["mixed-versions"]);
+    write(OWN_VERSION, SystemTime::now() + Duration::from_secs(600));
+    found(printed, one, "Another node's clock is not this node's", &["clock"]);
+    fabric.etcdctl(&["del", "/russet/health/v1/node-b"]);
+    let (status, kinds, report) = doctor(one, &[]);
+    assert_eq!((status, kinds.len()), (1, 0), "{report:#}");
+    assert!(
+        report["unknown"][0].as_str().unwrap().starts_with("the clock: no agent of another node"),
+        "{report:#}"
+    );
+    two.start_agent();
+    eventually(TIMEOUT, || is_healthy(one));
 }
 
 /// Faults that an agent would repair at once, after its end.
@@ -158,6 +208,8 @@ fn doctor_names_each_of_ten_faults_and_what_to_do() {
 
     let mut printed = Printed::new(PAGE, BEGIN, END);
     assert_finds_faults_beside_the_agent(&one, &mut printed);
+    assert_finds_other_networks(&one, &mut printed);
+    assert_finds_other_agents(&fabric, &one, &mut two, &mut printed);
     assert_finds_faults_without_the_agent(&mut one, &host_end, &mut printed);
     fabric.kill_etcd();
     await_findings(&one, "The datastore does not answer", &["store", "agent"], &["drift"]);

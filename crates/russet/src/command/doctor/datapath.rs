@@ -1,27 +1,26 @@
 //! The way to other nodes: interfaces, routes, networks that overlap, MTUs, firewalls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use russet_addr::{Family, IpNet, NodeName};
+use russet_addr::NodeName;
 use russet_agent::controllers::tunnel_faults;
 use russet_journal::Attachment;
 use russet_linux::sysctl;
-use russet_netlink::{Link, NetlinkError, Route, RouteKind, Socket};
-use russet_overlay::{Inputs, device_name};
+use russet_netlink::{Link, RouteKind, Socket};
+use russet_overlay::Inputs;
 
+use super::overlap;
 use crate::command::Failure;
 use crate::command::findings::{FindingKind, Findings};
 
-/// Prefixes of the names of pods' host ends.
-const HOST_ENDS: [&str; 2] = ["russ", "cali"];
 /// What a finding lists of many.
 const SHOWN: usize = 3;
 
-/// Examines interfaces and routes.
+/// Examines interfaces and routes. `bridges` are those of the node's network configurations.
 pub fn look(
     inputs: &Inputs,
-    (journal, pod_mtu_bytes): (&Path, u32),
+    (journal, pod_mtu_bytes, mut bridges): (&Path, u32, BTreeSet<String>),
     report: &mut Findings,
 ) -> Result<(), Failure> {
     for line in tunnel_faults(inputs)? {
@@ -32,74 +31,13 @@ pub fn look(
     }
     let mut socket = Socket::route()?;
     let links: BTreeMap<u32, Link> = socket.links()?.into_iter().map(|link| (link.index, link)).collect();
-    overlaps(inputs, &links, &mut socket, report)?;
-    asymmetric_routes(inputs, &links, &mut socket, report);
     let attachments = russet_journal::view(journal)?.map(|view| view.attachments).unwrap_or_default();
+    bridges.extend(attachments.iter().filter_map(|attachment| attachment.bridge.clone()));
+    overlap::look(inputs, (&links, &bridges), &mut socket, report)?;
+    asymmetric_routes(inputs, &links, &mut socket, report);
     large_pods(&attachments, pod_mtu_bytes, &links, report);
     closed_pods(&attachments, &links, report);
     Ok(())
-}
-
-/// Routes of others to addresses of pools: packets to pods leave by them, or pods get addresses that
-/// are in use elsewhere.
-fn overlaps(
-    inputs: &Inputs,
-    links: &BTreeMap<u32, Link>,
-    socket: &mut Socket,
-    report: &mut Findings,
-) -> Result<(), NetlinkError> {
-    for family in Family::BOTH {
-        let pools = inputs.pools.iter().filter(|pool| Family::of_net(&pool.cidr) == family);
-        let pools: Vec<IpNet> = pools.map(|pool| pool.cidr).collect();
-        let routes = if pools.is_empty() { Vec::new() } else { socket.routes(family)? };
-        for route in routes.iter().filter(|route| is_foreign(route, inputs, links)) {
-            let Some(pool) = pools.iter().find(|pool| overlap(pool, &route.dst)) else { continue };
-            report.found(
-                FindingKind::Overlap,
-                format!("pool {pool}"),
-                format!(
-                    "it overlaps the route {}: an address there may be a pod's and another machine's",
-                    shown(route, links)
-                ),
-                "use another pool (`russet apply` a new one, disable this one), or remove the other network",
-            );
-        }
-    }
-    Ok(())
-}
-
-/// Whether a route is none of Russet's, of its pods', or of everything.
-fn is_foreign(route: &Route, inputs: &Inputs, links: &BTreeMap<u32, Link>) -> bool {
-    let is_ours = |name: &str| {
-        HOST_ENDS.iter().any(|prefix| name.starts_with(prefix))
-            || Family::BOTH.iter().any(|family| device_name(*family) == name)
-            // What plugin `bridge` makes for a network with addresses of the pools.
-            || links.values().any(|link| link.name == name && link.kind.as_deref() == Some("bridge"))
-    };
-    let oif = route.oif.and_then(|index| links.get(&index));
-    route.table == Route::MAIN
-        && route.kind == RouteKind::Unicast
-        && route.dst.prefix_len() > 0
-        && !is_link_local(&route.dst)
-        && route.protocol != inputs.dialect.route_protocol()
-        && !oif.is_some_and(|link| is_ours(&link.name))
-}
-
-fn is_link_local(net: &IpNet) -> bool {
-    match net {
-        IpNet::V4(net) => net.addr().is_link_local() || net.addr().is_multicast(),
-        IpNet::V6(net) => net.addr().is_unicast_link_local() || net.addr().is_multicast(),
-    }
-}
-
-fn overlap(a: &IpNet, b: &IpNet) -> bool {
-    a.contains(b) || b.contains(a)
-}
-
-fn shown(route: &Route, links: &BTreeMap<u32, Link>) -> String {
-    let via = route.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
-    let oif = route.oif.and_then(|index| links.get(&index));
-    format!("{}{via}{}", route.dst, oif.map(|link| format!(" dev {}", link.name)).unwrap_or_default())
 }
 
 /// Nodes to which packets leave by another interface than that on which theirs arrive.
@@ -200,16 +138,4 @@ fn host_ends<'a>(
         .iter()
         .filter(is_routed)
         .filter_map(move |it| Some((it, *by_name.get(it.host_name.as_deref()?)?)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn networks_overlap_if_one_contains_the_other() {
-        let overlaps = |a: &str, b: &str| overlap(&a.parse().unwrap(), &b.parse().unwrap());
-        assert!(overlaps("10.244.0.0/16", "10.244.9.0/24") && overlaps("10.244.9.0/24", "10.0.0.0/8"));
-        assert!(!overlaps("10.244.0.0/16", "10.245.0.0/16"));
-    }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use russet_agent::HealthRecord;
 use russet_kube::{Client, HEARTBEAT_NAMESPACE, Heartbeat, Lease, ListQuery};
 use russet_model::{KeyKind, Prefix};
+use russet_store::Revision;
 use russet_view::map::{NodeFacts, NodeState};
 use serde::Serialize;
 
@@ -39,6 +40,14 @@ pub struct NodeHealth {
     record: Option<HealthRecord>,
 }
 
+/// A record, and when it was written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Written {
+    pub record: HealthRecord,
+    /// Orders the writes of a store; none in the Kubernetes API, whose objects' revisions are not numbers for clients.
+    pub revision: Option<Revision>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ProblemText {
     what: String,
@@ -55,20 +64,33 @@ const PROBLEMS_MAX: usize = 8;
 
 /// Reads all records.
 pub async fn read(place: &Place) -> Result<ClusterStatus, Failure> {
+    let names = names_of_nodes(place).await?;
+    let records = records(place).await?.into_iter().map(|written| written.record).collect();
+    Ok(ClusterStatus::new(names, records, SystemTime::now()))
+}
+
+pub async fn names_of_nodes(place: &Place) -> Result<BTreeSet<String>, Failure> {
     let mut names = BTreeSet::new();
     for key in place.store.keys(&Prefix::nodes()).await? {
         if let KeyKind::Node(name) = key.kind() {
             names.insert(name.to_string());
         }
     }
-    let records = match place.kubernetes() {
-        Some(client) => leases(&client).await?,
-        None => {
-            let found = place.store.list(&HealthRecord::prefix()).await?.records;
-            found.iter().filter_map(|record| HealthRecord::decode(&record.value)).collect()
-        }
-    };
-    Ok(ClusterStatus::new(names, records, SystemTime::now()))
+    Ok(names)
+}
+
+/// The records of all agents, also of nodes that are gone.
+pub async fn records(place: &Place) -> Result<Vec<Written>, Failure> {
+    if let Some(client) = place.kubernetes() {
+        let of_lease = |record| Written { record, revision: None };
+        return Ok(leases(&client).await?.into_iter().map(of_lease).collect());
+    }
+    let found = place.store.list(&HealthRecord::prefix()).await?.records;
+    let decoded = found.iter().filter_map(|it| {
+        let record = HealthRecord::decode(&it.value)?;
+        Some(Written { record, revision: Some(it.revision) })
+    });
+    Ok(decoded.collect())
 }
 
 /// The record of one node's agent, if it has written one.

@@ -1,12 +1,15 @@
 //! An agent with the rights of packaging/kubernetes/russet.yaml, and no others.
 
+use std::time::SystemTime;
+
+use russet_model::time;
 use russet_testkit::eventually;
 use russet_testkit::kubernetes::{ApiServer, Release};
 use russet_testkit::run;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{CLUSTER_POLICIES, Cluster, call, cluster_policy, create_cluster_policy};
-use crate::node::TIMEOUT;
+use crate::node::{TIMEOUT, TestNode};
 
 const MANIFEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/kubernetes/russet.yaml");
 
@@ -61,6 +64,54 @@ fn an_agent_attaches_pods_and_says_what_of_a_policy_is_not_enforced_with_the_rig
     let is_refusal = |line: &&str| line.contains("forbidden") || line.contains("denied");
     let refusals: Vec<&str> = log.lines().filter(is_refusal).collect();
     assert!(refusals.is_empty(), "{refusals:?}");
+    doctor_names_a_right_that_is_missing(&cluster, &node);
+    doctor_names_an_agent_of_another_version(&cluster, &node);
+}
+
+/// The account may read the records of other nodes' agents.
+fn doctor_names_an_agent_of_another_version(cluster: &Cluster, node: &TestNode) {
+    cluster.create_node("n2");
+    let record = json!({ "schema": 1, "node": "n2", "version": "0.0.1", "at": time::rfc3339(SystemTime::now()), "every_s": 3600,
+        "ready": true, "endpoints": 0, "reachable": 0 });
+    let lease = json!({ "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": { "name": "russet-n2",
+        "labels": { "russet.dev/agent": "true" }, "annotations": { "russet.dev/health": record.to_string() } },
+        "spec": { "holderIdentity": "n2", "leaseDurationSeconds": 360 } });
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+    let admin = cluster.with(|server| {
+        assert_eq!(server.request("POST", leases, &lease).0, 201);
+        format!("kubernetes:{}", server.admin_kubeconfig().display())
+    });
+    for account in [&[][..], &["--store", &admin]] {
+        let answer = node.russet_inside(&[&["doctor"], account].concat());
+        assert_eq!(answer.status, 3, "{answer:?}");
+        assert!(answer.stdout.contains("as this node's is: 0.0.1 on 1 (n2)\n"), "{answer:?}");
+        // Agents may not look at other networks' workloads.
+        assert_eq!(answer.stdout.contains("not looked at: "), account.is_empty(), "{answer:?}");
+    }
+}
+
+/// `russet doctor` misses none of the manifest's rights, and compares the clock with the server's.
+fn doctor_names_a_right_that_is_missing(cluster: &Cluster, node: &TestNode) {
+    let doctor = || -> Value {
+        let answer = node.russet_inside(&["doctor", "-o", "json"]);
+        serde_json::from_str(&answer.stdout).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
+    };
+    let problem = |report: &Value, kind: &str| -> Option<String> {
+        let found = report["findings"].as_array().unwrap().iter().find(|finding| finding["kind"] == kind)?;
+        Some(found["problem"].as_str().unwrap().to_owned())
+    };
+    let report = doctor();
+    println!("{report:#}");
+    assert_eq!([problem(&report, "rights"), problem(&report, "clock")], [None, None], "{report:#}");
+    let unknown = report["unknown"].as_array().unwrap().iter().map(|line| line.as_str().unwrap());
+    let is_of_them = |line: &&str| line.starts_with("the clock: ") || line.starts_with("rights: ");
+    assert_eq!(unknown.filter(is_of_them).collect::<Vec<_>>(), [""; 0]);
+    let role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/russet-agent";
+    let mut rules = cluster.with(|server| server.object(role)).unwrap()["rules"].as_array().unwrap().clone();
+    rules.retain(|rule| rule["apiGroups"] != json!(["networking.k8s.io"]));
+    cluster.with(|server| assert_eq!(server.request("PATCH", role, &json!({ "rules": rules })).0, 200));
+    let wanted = "the account may not get, list, watch networkpolicies of networking.k8s.io: ";
+    eventually(TIMEOUT, || problem(&doctor(), "rights").is_some_and(|problem| problem.starts_with(wanted)));
 }
 
 /// Whether the server lets the manifest's agents write into the status of policies.

@@ -35,7 +35,7 @@ fn another_route(cluster: &Cluster, page: &mut Printed) {
             Expected::quiet(DRIFT),
             Expected::says(MAP, 0, &["unreachable  node-a, node-b"]),
             Expected::quiet(FLOWS),
-            Expected::says(DOCTOR, 3, &["other nodes: node node-b is not reached (IPv4, tunnel): the route to"]),
+            Expected::says(DOCTOR, 3, &["pool 10.244.0.0/16: it overlaps the route", "other nodes: node node-b is not reached (IPv4, tunnel): the route to"]).whole(),
         ],
     );
     fault.seen = [true, false, false];
