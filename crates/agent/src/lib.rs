@@ -75,7 +75,7 @@ pub use health::{Condition, Readiness};
 pub use health_record::HealthRecord;
 pub use node_lock::Taken;
 pub use peers::{PeerSettings, ProbeSettings};
-pub use policies::{record_document, unjudged_on_bridges, wired_endpoint};
+pub use policies::{enforced_from_records, record_document, unjudged_on_bridges, wired_endpoint};
 pub use reconcile::{LoopError as OverlayInputsError, overlay_inputs};
 pub use route_daemons::has_felix;
 pub use russet_http::health::Address as HealthAddress;

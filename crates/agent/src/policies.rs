@@ -8,6 +8,7 @@
 //! kernel has no table of decisions. What was decided stays in force while the agent or the API server is away.
 
 pub mod alone;
+mod closed;
 mod conditions;
 mod drift;
 mod felix;
@@ -45,6 +46,7 @@ use alone::Marker;
 use felix::Felix;
 use kind::{Kind, Wants};
 
+pub use closed::enforced_from_records;
 pub use kind::Source;
 pub use observer::HoldsNewPods;
 pub use records::document as record_document;

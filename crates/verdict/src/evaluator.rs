@@ -262,11 +262,7 @@ fn by_profiles(asked: &Asked<'_>, endpoint: &Endpoint, mut trace: EndTrace) -> E
             None if &**name == ALLOW_ALL_PROFILE => &allow_all,
             None => return trace.decided(false, Reason::UnknownProfile(name.clone())),
         };
-        let rules = match trace.direction {
-            Direction::Ingress => &profile.ingress,
-            Direction::Egress => &profile.egress,
-        };
-        let (rules, found) = first_match(asked, rules, &mut trace.logged);
+        let (rules, found) = first_match(asked, profile.rules(trace.direction), &mut trace.logged);
         trace.profiles.push(ProfileTrace { name: name.clone(), rules });
         let reason = |index| Reason::ProfileRule { profile: name.clone(), index };
         match found {

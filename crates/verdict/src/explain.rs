@@ -3,8 +3,10 @@
 //! All facts are those of the evaluator's trace; nothing is decided here.
 
 mod decider;
+mod hosts;
 mod json;
 mod names;
+mod notes;
 mod question;
 mod screen;
 #[cfg(test)]
@@ -16,11 +18,12 @@ use std::sync::Arc;
 
 use crate::evaluator::{self, Asked, EndTrace, Mismatch, Reason, Trace, mismatches};
 use crate::flow::Flow;
-use crate::ir::{Action, Direction, Policy, Protocol, Rule};
+use crate::ir::{Action, Direction, Policy, Protocol};
 use crate::snapshot::Snapshot;
 use crate::world::EndpointToHost;
 
 pub use decider::{Decider, name_at};
+pub use hosts::OtherPods;
 pub use names::{Peer, PeerError, Probe, ProbeError};
 pub use question::{Question, QuestionError};
 
@@ -57,13 +60,18 @@ pub const NEAREST_MAX: usize = 3;
 impl<'a> Explanation<'a> {
     /// Judges a flow and explains the verdict.
     pub fn new(snapshot: &'a Snapshot, flow: &Flow) -> Self {
+        Self::beside(&OtherPods::new(), snapshot, flow)
+    }
+
+    /// The same in a cluster with pods that no endpoint describes. Only notes are about these.
+    pub fn beside(others: &OtherPods, snapshot: &'a Snapshot, flow: &Flow) -> Self {
         let trace = evaluator::ask(snapshot, flow);
         let mut nearest = Vec::new();
         for end in [&trace.egress, &trace.ingress] {
             nearest.extend(nearest_of(snapshot, flow, end));
         }
         nearest.truncate(NEAREST_MAX);
-        let notes = notes(snapshot, &trace);
+        let notes = notes::of(snapshot, &trace, others);
         Self { snapshot, trace, nearest, notes }
     }
 
@@ -99,48 +107,6 @@ fn nearest_of(snapshot: &Snapshot, flow: &Flow, end: &EndTrace) -> Vec<Nearest> 
         }
     }
     found
-}
-
-fn notes(snapshot: &Snapshot, trace: &Trace) -> Vec<String> {
-    let mut notes = Vec::new();
-    if trace.flow.source == trace.flow.destination && trace.egress.endpoint.is_some() {
-        notes.push(
-            "a pod reaches its own address inside its own network namespace, where no policy counts; \
-                    this is the verdict for a connection through a Service that leads back to the pod (hairpin)"
-                .to_owned(),
-        );
-    }
-    if is_judged_by_address(trace) {
-        notes.push(
-            "the rules for ingress ask for addresses: a connection through a NodePort or load balancer of another node \
-             than the pod's has the address of that node here and not the client's, unless externalTrafficPolicy of the \
-             Service is Local"
-                .to_owned(),
-        );
-    }
-    if snapshot.policies.values().any(|policy| policy.staged.is_some()) {
-        let pending = evaluator::ask(&snapshot.with_staged(), &trace.flow);
-        if pending.allowed() != trace.allowed() {
-            let verdict = if pending.allowed() { "allowed" } else { "denied" };
-            notes.push(format!("with the staged policies in force it would be {verdict}"));
-        }
-    }
-    for end in [&trace.egress, &trace.ingress] {
-        for asked in end.tiers.iter().flat_map(|tier| &tier.policies) {
-            for problem in &asked.policy.problems {
-                notes.push(format!("{} {}: {}", names::policy(&asked.policy), problem.path, problem.text));
-            }
-        }
-    }
-    notes.dedup();
-    notes
-}
-
-/// Whether the addresses that rules for ingress name may be hidden by a node: the source is no pod.
-fn is_judged_by_address(trace: &Trace) -> bool {
-    let asks = |rule: &Rule| rule.source.nets.is_some() || !rule.source.not_nets.is_empty();
-    let mut policies = trace.ingress.tiers.iter().flat_map(|tier| &tier.policies);
-    trace.egress.endpoint.is_none() && policies.any(|asked| asked.policy.ingress.iter().any(asks))
 }
 
 /// What decided, as a clause.

@@ -143,6 +143,8 @@ pub struct Rule {
     pub source: Entity,
     /// The destination.
     pub destination: Entity,
+    /// It also asks for methods or paths of HTTP, which nothing here looks at: its other members decide.
+    pub http: bool,
     /// Where it stands in its object, such as `spec.ingress[2]`, for explanations.
     pub path: Arc<str>,
 }
@@ -247,7 +249,7 @@ pub struct Profile {
 }
 
 /// Something in an object that cannot be read or is not enforced. What is done instead never
-/// permits more than the object says.
+/// permits more than the object says, except for [`Rule::http`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The member, such as `spec.ingress[0].from[1].ipBlock.cidr`.
@@ -259,6 +261,18 @@ pub struct Problem {
 // === impl Policy ===
 
 impl Policy {
+    /// Its rules of a direction.
+    pub fn rules(&self, direction: Direction) -> &[Rule] {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+}
+
+// === impl Profile ===
+
+impl Profile {
     /// Its rules of a direction.
     pub fn rules(&self, direction: Direction) -> &[Rule] {
         match direction {
@@ -342,6 +356,7 @@ impl Rule {
             not_icmp: None,
             source: Entity::default(),
             destination: Entity::default(),
+            http: false,
             path: path.into(),
         }
     }

@@ -34,6 +34,7 @@ use kernel::Kernel;
 use naming::AtHosts;
 
 use super::alone::Marker;
+use super::closed::unanswered;
 use super::felix::Felix;
 use super::{Change, Kind, Request, Shared, Source, Wants, is_policed};
 use crate::fast_path::Signal;
@@ -363,7 +364,9 @@ impl Worker {
                         Some(staged) => _ = self.staged.insert(id.clone(), Arc::clone(staged)),
                         None => _ = self.staged.remove(&id),
                     }
-                    let unanswered = policy.as_ref().and_then(|policy| self.unanswered(policy));
+                    let source = self.shared.source;
+                    let unanswered =
+                        policy.iter().flat_map(|policy| unanswered(source, policy)).collect::<Vec<_>>();
                     let problems = policy.iter().flat_map(|policy| &policy.problems).chain(&unanswered);
                     problems.clone().for_each(|problem| report(&id, problem));
                     self.problems.read(&id, problems);

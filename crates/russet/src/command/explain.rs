@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 
 use russet_addr::Family;
-use russet_verdict::explain::{Explanation, Peer, Probe, Question, QuestionError, protocol_name};
+use russet_verdict::explain::{Explanation, OtherPods, Peer, Probe, Question, QuestionError, protocol_name};
 use russet_verdict::flow::Flow;
 use russet_verdict::ir::Protocol;
 use russet_verdict::snapshot::Snapshot;
@@ -64,7 +64,7 @@ pub fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let cluster = Cluster::read(&args.files)?;
     cluster.problems.iter().for_each(|problem| output::progress(&format!("note: {problem}")));
     let flows = question.flows(&cluster.snapshot)?;
-    Ok(print(&args, &cluster.snapshot, &flows, &Report::default()))
+    Ok(print(&args, (&cluster.snapshot, &OtherPods::new()), &flows, &Report::default()))
 }
 
 async fn of_cluster(mut args: ExplainArgs, mut question: Question) -> Result<ExitCode, Failure> {
@@ -106,7 +106,7 @@ async fn of_cluster(mut args: ExplainArgs, mut question: Question) -> Result<Exi
         node.compare(snapshot, &flows, &mut report);
     }
     egress::explain(&data, &flows, &mut report);
-    Ok(print(&args, snapshot, &flows, &report))
+    Ok(print(&args, (snapshot, &data.other_pods()), &flows, &report))
 }
 
 /// What the datastore says of two addresses and a node that is not this machine. Agents answer on their
@@ -178,8 +178,13 @@ fn own_end(
     }
 }
 
-fn print(args: &ExplainArgs, snapshot: &Snapshot, flows: &[Flow], report: &Report) -> ExitCode {
-    let explanations: Vec<_> = flows.iter().map(|flow| Explanation::new(snapshot, flow)).collect();
+fn print(
+    args: &ExplainArgs,
+    (snapshot, others): (&Snapshot, &OtherPods),
+    flows: &[Flow],
+    report: &Report,
+) -> ExitCode {
+    let explanations: Vec<_> = flows.iter().map(|flow| Explanation::beside(others, snapshot, flow)).collect();
     let denied = explanations.iter().filter(|it| !it.trace.allowed()).count();
     let mut json = json!({
         "verdict": if denied == 0 { "allowed" } else { "denied" },

@@ -2,6 +2,7 @@
 
 pub mod datastore;
 pub mod egress;
+pub mod enforcement;
 pub mod files;
 mod list;
 mod recommend;

@@ -64,6 +64,27 @@ fn a_policy_that_cannot_be_read_as_written_is_a_problem() {
 }
 
 #[test]
+fn what_is_judged_without_http_and_beside_host_endpoints_is_noted() {
+    let policy = "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: gets}\n\
+                  spec: {selector: app == 'api', ingress: [{action: Allow, protocol: TCP, http: {methods: [GET]}}]}\n";
+    let host = "---\napiVersion: projectcalico.org/v3\nkind: HostEndpoint\nmetadata: {name: h1, labels: {host: h1}}\n\
+                spec: {node: n1, interfaceName: eth0, expectedIPs: [192.0.2.1]}\n";
+    let documents = [&page().0, policy, host].concat();
+    let ask = |to: &str| {
+        let answer = russet(&["explain", "shop/web", to, "80", "-f", "-", "-o", "json"], &documents);
+        let found: Value = serde_json::from_str(&answer.stdout).unwrap_or_else(|_| panic!("{answer:?}"));
+        (answer.status, found["flows"][0]["notes"].clone())
+    };
+    let (status, notes) = ask("shop/api");
+    let http =
+        "http not enforced: spec.ingress[0] of GlobalNetworkPolicy gets allows this by its other members";
+    assert!(status == 0 && notes[0].as_str().unwrap().starts_with(http), "{notes}");
+    assert_eq!(notes.as_array().unwrap().len(), 1, "{notes}");
+    let (_, notes) = ask("192.0.2.1");
+    assert!(notes[0].as_str().unwrap().contains("HostEndpoint h1 of node n1 (interface eth0)"), "{notes}");
+}
+
+#[test]
 fn exit_codes_tell_allowed_denied_failed_and_usage_apart() {
     let documents = page().0;
     for (arguments, status) in [

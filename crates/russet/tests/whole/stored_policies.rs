@@ -249,6 +249,24 @@ fn a_host_endpoint_of_etcd_guards_its_node_and_not_the_nodes_way_to_etcd_or_pods
     };
     let nothing = "HostEndpoint h2 at eth0: no policy selects it; no rule of its profiles allows it";
     eventually(TIMEOUT, || named(&[], nothing));
+    // It is named where it counts: for the node, and for pods once a policy is about what is forwarded.
+    let notes = |setup: &Setup, from: &str, to: &str| {
+        let answer = setup.one.russet_inside(&["explain", from, to, "80", "--family", "4", "-o", "json"]);
+        let found: Value = serde_json::from_str(&answer.stdout).unwrap_or_else(|_| panic!("{answer:?}"));
+        found["flows"][0]["notes"].to_string()
+    };
+    let named_host = "HostEndpoint h2 of node n2 (all interfaces)";
+    assert!(notes(&setup, "10.77.0.11", "10.77.0.12").contains(named_host));
+    assert!(!notes(&setup, &setup.client.address, &setup.server.address).contains(named_host));
+    let forwarded = resource(
+        "GlobalNetworkPolicy",
+        "forwarded",
+        json!({ "selector": "has(host)", "applyOnForward": true, "ingress": [{ "action": "Allow" }] }),
+    );
+    setup.apply(std::slice::from_ref(&forwarded));
+    assert!(notes(&setup, &setup.client.address, &setup.server.address).contains(named_host));
+    setup.delete(&forwarded);
+    eventually(TIMEOUT, || !reaches(&setup));
     // What the node hears from etcd still counts.
     let rule = json!([{ "action": "Allow", "protocol": "ICMP" }]);
     let policy = resource("GlobalNetworkPolicy", "ping", json!({ "selector": "has(host)", "ingress": rule }));
@@ -540,6 +558,13 @@ impl Alone {
         self.node.netns().with(|| succeeds("nft list table inet russet-decisions")).unwrap()
     }
 
+    /// What explain says of two pods.
+    fn explained(&self, from: usize, to: usize) -> Value {
+        let [from, to] = [from, to].map(|at| format!("default/{}", self.pods[at].0.container));
+        let answer = self.node.russet_inside(&["explain", &from, &to, "80", "--family", "4", "-o", "json"]);
+        serde_json::from_str(&answer.stdout).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
+    }
+
     fn has_marker(&self) -> bool {
         self.node.path("var/lib/russet/policies-in-force").exists()
     }
@@ -595,6 +620,29 @@ fn the_last_policys_deletion_removes_the_table_and_the_mark_also_if_the_agent_en
 }
 
 #[test]
+#[ignore = "root: makes network namespaces; tool: ping, nft"]
+fn rules_about_services_are_shown_and_explained_as_an_agent_without_services_enforces_them() {
+    let alone = Alone::new(2);
+    let services = json!({ "services": { "name": "db", "namespace": "default" } });
+    let rules = json!([{ "action": "Deny", "destination": services }, { "action": "Allow" }]);
+    let spec = json!({ "selector": "all()", "types": ["Egress"], "egress": rules });
+    alone.run("apply", &resource("GlobalNetworkPolicy", "by-service", spec));
+    eventually(TIMEOUT, || !alone.reaches(0, 1));
+    let reason = "services are not known with this store: the rule denies everything in its direction";
+    assert!(alone.node.log().contains(reason), "{}", alone.node.log());
+
+    for words in [&["policy", "ls"][..], &["policy", "show", "by-service"]] {
+        let answer = alone.node.russet_inside(words);
+        let shown = format!("partly: spec.egress[0]: {reason}");
+        assert!(answer.status == 3 && answer.stdout.contains(&shown), "{answer:?}");
+    }
+    let found = alone.explained(0, 1);
+    assert_eq!((&found["verdict"], &found["findings"]), (&json!("denied"), &json!([])), "{found:#}");
+    assert_eq!(found["kernel"][0]["agrees"], true, "{found:#}");
+    assert!(found["flows"][0]["notes"].to_string().contains(reason), "{found:#}");
+}
+
+#[test]
 #[ignore = "root: makes network namespaces; kernel: nf_tables; tool: iptables, nft, ping"]
 fn felix_takes_over_and_leaves_again_without_an_instant_that_is_open_or_cuts_what_is_allowed() {
     /// The agent waits for half a minute before it removes what Felix left.
@@ -635,6 +683,10 @@ fn felix_takes_over_and_leaves_again_without_an_instant_that_is_open_or_cuts_wha
         listed.status == 3 && listed.stdout.contains("no: left to Felix, which runs on this node"),
         "{listed:?}"
     );
+    let found = alone.explained(1, 2);
+    assert_eq!((&found["verdict"], &found["kernel"]), (&json!("denied"), &json!([])), "{found:#}");
+    assert!(!found["findings"].to_string().contains("drift"), "{found:#}");
+    assert!(found["notes"].to_string().contains("Felix runs on this node and enforces"), "{found:#}");
 
     // It ends: its rules stay until long after this agent's are in force.
     drop(felix);

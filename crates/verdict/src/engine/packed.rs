@@ -41,6 +41,8 @@ trait Pack: Sized {
 const HOST_USES: [HostUse; 4] = [HostUse::Normal, HostUse::Forward, HostUse::Untracked, HostUse::PreDnat];
 /// The bit beside that number that a staged policy has.
 const STAGED: u8 = 0x80;
+/// The bit of one with rules that ask for HTTP, whose places are behind the paths of all rules.
+const HTTP: u8 = 0x40;
 
 fn host_use(number: u8) -> Option<HostUse> {
     HOST_USES.get(usize::from(number)).copied()
@@ -76,9 +78,16 @@ impl PackedPolicy {
         let bytes = &mut bytes;
         let Content { tier, order, directions, mut ingress, mut egress } = Content::unpack(bytes)?;
         let (name, byte) = (Pack::unpack(bytes)?, take_byte(bytes)?);
-        let (is_enforced, host_use) = (byte & STAGED == 0, host_use(byte & !STAGED)?);
+        let (is_enforced, host_use) = (byte & STAGED == 0, host_use(byte & !(STAGED | HTTP))?);
         for rule in ingress.iter_mut().chain(&mut egress) {
             rule.path = Pack::unpack(bytes)?;
+        }
+        let with_http: Vec<u16> = if byte & HTTP == 0 { Vec::new() } else { Pack::unpack(bytes)? };
+        for place in with_http.into_iter().map(usize::from) {
+            match place.checked_sub(ingress.len()) {
+                None => ingress.get_mut(place)?.http = true,
+                Some(place) => egress.get_mut(place)?.http = true,
+            }
         }
         let problems = Pack::unpack(bytes)?;
         let id = id.clone();
@@ -151,8 +160,15 @@ impl Policy {
         self.name.pack(bytes);
         let host_use = HOST_USES.iter().position(|it| *it == self.host_use).unwrap_or_default();
         let staged = if self.staged.is_some() { STAGED } else { 0 };
-        bytes.push(u8::try_from(host_use).unwrap_or_default() | staged);
-        self.ingress.iter().chain(&self.egress).for_each(|rule| rule.path.pack(bytes));
+        let rules = || self.ingress.iter().chain(&self.egress);
+        let with_http = (0..=u16::MAX).zip(rules()).filter(|(_, rule)| rule.http).map(|(place, _)| place);
+        let with_http: Vec<u16> = with_http.collect();
+        let http = if with_http.is_empty() { 0 } else { HTTP };
+        bytes.push(u8::try_from(host_use).unwrap_or_default() | staged | http);
+        rules().for_each(|rule| rule.path.pack(bytes));
+        if http != 0 {
+            with_http.pack(bytes);
+        }
         self.problems.pack(bytes);
     }
 }
@@ -342,15 +358,15 @@ impl Pack for Port {
 
 /// Structures, member by member.
 macro_rules! pack_members {
-    ($($of:ident { $($member:ident),* } $(as $default:ident)?;)*) => {$(
+    ($($of:ident { $($member:ident),* } $(as $($default:ident),*)?;)*) => {$(
         impl Pack for $of {
             fn pack(&self, bytes: &mut Vec<u8>) {
-                let Self { $($member,)* $($default: _)? } = self;
+                let Self { $($member,)* $($($default: _,)*)? } = self;
                 $($member.pack(bytes);)*
             }
 
             fn unpack(bytes: &mut &[u8]) -> Option<Self> {
-                Some(Self { $($member: Pack::unpack(bytes)?,)* $($default: Arc::default())? })
+                Some(Self { $($member: Pack::unpack(bytes)?,)* $($($default: Default::default(),)*)? })
             }
         }
     )*};
@@ -360,8 +376,8 @@ pack_members! {
     Icmp { kind, code };
     ServiceId { namespace, name };
     Entity { nets, not_nets, selector, not_selector, nodes, service, ports, not_ports };
-    // Where it stands in its object is behind all rules: decisions do not read it.
-    Rule { action, family, protocol, not_protocol, icmp, not_icmp, source, destination } as path;
+    // Where it stands in its object, and whether it asks for HTTP, is behind all rules: decisions do not read it.
+    Rule { action, family, protocol, not_protocol, icmp, not_icmp, source, destination } as path, http;
     Problem { path, text };
 }
 
@@ -413,6 +429,19 @@ mod tests {
             assert_eq!(packed.enforced(&policy.id), policy.staged.is_none().then(|| (*policy).clone()));
             assert_eq!(packed, PackedPolicy::new(&policy.clone()));
         }
+    }
+
+    #[test]
+    fn a_packed_rule_keeps_that_it_asks_for_http() {
+        let mut random = Random::new(7);
+        let policy = std::iter::repeat_with(|| random.update()).find_map(|update| match update {
+            Update::Policy(_, Some(policy)) if policy.staged.is_none() => Some((*policy).clone()),
+            _ => None,
+        });
+        let rule = |http| Rule { http, ..Rule::any(Action::Allow, "rule") };
+        let rules = [false, true, false, true].map(rule).to_vec();
+        let policy = Policy { ingress: rules.clone(), egress: rules, ..policy.unwrap() };
+        assert_eq!(PackedPolicy::new(&policy).enforced(&policy.id), Some(policy));
     }
 
     #[test]

@@ -80,6 +80,56 @@ fn p86_what_a_pod_sends_to_its_own_node_is_explained_with_the_configuration_that
     assert!(explained(&[], "node:n1").contains("it is no pod, so no policy counts"));
 }
 
+// policy.md P79
+#[test]
+fn p79_a_rule_for_http_that_decides_is_named_as_not_enforced() {
+    let calico = |kind: &str, spec: Value| {
+        let metadata = json!({"name": "p"});
+        json!({"apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": metadata, "spec": spec})
+    };
+    let get = json!({"action": "Allow", "protocol": "TCP", "http": {"methods": ["GET"]}});
+    let notes = |documents: &[Value], probe: &str| explained(&world(documents), "x/b", "x/a", probe).notes;
+    let rules = json!([{"action": "Deny", "protocol": "UDP"}, get]);
+    let policy = calico("GlobalNetworkPolicy", json!({"selector": "pod == 'a'", "ingress": rules}));
+    let note = |at: &str| {
+        format!(
+            "http not enforced: {at} allows this by its other members, whatever the method and the path are"
+        )
+    };
+    assert_eq!(
+        notes(std::slice::from_ref(&policy), "80"),
+        [note("spec.ingress[1] of GlobalNetworkPolicy p")],
+        "and nothing else of the same rule"
+    );
+    // Another rule decides: what is not enforced of the policy is said as of any other member.
+    let [other] = &notes(&[policy], "80/udp")[..] else { panic!() };
+    assert!(other.starts_with("GlobalNetworkPolicy p spec.ingress[1].http: "), "{other}");
+    let profile = calico("Profile", json!({"ingress": [get]}));
+    let mut snapshot = world(&[profile]);
+    let (key, pod) = snapshot.workload_at("10.244.1.1".parse().unwrap()).unwrap();
+    let pod = crate::world::Endpoint { profiles: vec!["p".into()], ..(**pod).clone() };
+    snapshot.apply(crate::world::Update::Endpoint(key.clone(), Some(Arc::new(pod))));
+    let found = explained(&snapshot, "x/b", "x/a", "80");
+    assert_eq!(found.notes, [note("spec.ingress[0] of Profile p")]);
+    assert!(found.to_json()["notes"][0].as_str().unwrap().starts_with("http not enforced"));
+}
+
+#[test]
+fn host_endpoints_of_the_way_are_noted_in_text_and_json() {
+    let calico = |kind: &str, spec: Value| {
+        let metadata = json!({"name": "h", "labels": {"host": "n1"}});
+        json!({"apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": metadata, "spec": spec})
+    };
+    let host = calico("HostEndpoint", json!({"node": "n1", "interfaceName": "eth0"}));
+    let spec = json!({"selector": "has(host)", "applyOnForward": true, "ingress": [{"action": "Deny"}]});
+    let snapshot = world(&[host, calico("GlobalNetworkPolicy", spec)]);
+    let found = explained(&snapshot, "x/b", "x/a", "80");
+    assert!(found.trace.allowed(), "it is not judged");
+    let wanted = "HostEndpoint h of node n1 (interface eth0); `russet flows --denied` on their nodes";
+    assert!(found.to_string().contains(wanted), "{found}");
+    assert!(found.to_json()["notes"][0].as_str().unwrap().contains(wanted));
+}
+
 #[test]
 fn a_name_with_a_newline_stays_in_its_line() {
     let mut hostile = from_b();

@@ -13,6 +13,7 @@ use russet_kube::{Client, ListQuery};
 use russet_model::{self as model, Block, KeyKind, Prefix, ResourceKind};
 use russet_openshift::data_path::Port;
 use russet_store::StoreError;
+use russet_verdict::explain::OtherPods;
 use russet_verdict::world::{Config, Endpoint, EndpointKey, Node, Update};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -132,6 +133,8 @@ impl Datastore {
                 }
                 found.add_nodes(place).await?;
                 found.add_assigned(place).await?;
+                // These are among the problems of the policies from here on.
+                found.cluster.close_unlisted();
             }
         }
         found.cluster.add_policy_problems();
@@ -150,6 +153,15 @@ impl Datastore {
             allow_without_profile: place.is_kubernetes,
         };
         self.cluster.snapshot.apply(Update::Config(config));
+    }
+
+    /// The nodes of the pods that have addresses and no record.
+    pub fn other_pods(&self) -> OtherPods {
+        let pods = self.others.values().filter_map(|pod| match pod {
+            OtherPod::Unrecorded { node, addresses } => Some((node, addresses)),
+            OtherPod::HostNetwork(_) | OtherPod::WithoutAddress(_) => None,
+        });
+        pods.flat_map(|(node, addresses)| addresses.iter().map(|it| (*it, node.as_str().into()))).collect()
     }
 
     /// Resolves the names in EgressNetworkPolicies, for a verb that judges or shows their rules.

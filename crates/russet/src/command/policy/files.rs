@@ -4,7 +4,9 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use russet_agent::enforced_from_records;
 use russet_verdict::expect;
+use russet_verdict::ir::Policy;
 use russet_verdict::snapshot::Snapshot;
 use russet_verdict::translate::{Translator, built_in_tiers};
 use russet_verdict::world::{Endpoint, Update};
@@ -106,13 +108,27 @@ impl Cluster {
         }
     }
 
+    /// Closes rules about what agents do not know whose store is not in the Kubernetes API, as these do. Returns what
+    /// that changes.
+    pub fn close_unlisted(&mut self) -> Vec<String> {
+        let policies = self.snapshot.policies.values();
+        let closed: Vec<_> = policies.filter_map(|policy| enforced_from_records(policy)).collect();
+        let texts = closed.iter().flat_map(problems_of).collect();
+        for policy in closed {
+            self.snapshot.apply(Update::Policy(policy.id.clone(), Some(Arc::new(policy))));
+        }
+        texts
+    }
+
     /// Adds what of the policies is not enforced as it is written.
     pub fn add_policy_problems(&mut self) {
-        let problems = self.snapshot.policies.values().flat_map(|policy| {
-            policy.problems.iter().map(|it| format!("{}: {}: {}", policy.id, it.path, it.text))
-        });
-        self.problems.extend(problems.collect::<Vec<_>>());
+        let problems = self.snapshot.policies.values().flat_map(|policy| problems_of(policy));
+        self.problems.extend(problems);
     }
+}
+
+fn problems_of(policy: &Policy) -> impl Iterator<Item = String> {
+    policy.problems.iter().map(|it| format!("{}: {}: {}", policy.id, it.path, it.text))
 }
 
 /// The documents of files, and of the files of directories, with their positions.

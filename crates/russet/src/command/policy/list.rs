@@ -5,7 +5,6 @@ mod egress;
 
 use std::process::ExitCode;
 
-use russet_agent::PolicyMode;
 use russet_policy::{Policies, PolicySettings};
 use russet_verdict::explain::protocol_name;
 use russet_verdict::ir::{Direction, Entity, Policy, Port, Rule};
@@ -15,6 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::datastore::{Datastore, pod_name};
+use super::enforcement;
 use crate::cli::policy::{LsArgs, ShowArgs};
 use crate::command::place::Place;
 use crate::command::{Failure, PROBLEMS};
@@ -56,7 +56,7 @@ struct Shown {
 #[serde(rename_all = "lowercase")]
 enum Enforced {
     Yes,
-    /// Some of it is denied instead.
+    /// Some of it is denied instead, or, with `http`, more is allowed.
     Partly,
     No,
     /// It only proposes.
@@ -122,21 +122,16 @@ fn unenforced(place: &Place) -> Option<String> {
     let Some(known) = recorded::look(&place.paths).known else {
         return Some("no agent has run on this machine".to_owned());
     };
-    match known.config(place.paths.clone()) {
-        Ok(config) if config.calico => Some("left to Felix, in Calico's place".to_owned()),
-        Ok(config) if config.policies == PolicyMode::Off => Some("policies are off".to_owned()),
-        // Without the rights to read it, it is taken to be there.
-        Ok(_) => match Policies::open(PolicySettings::default()) {
-            Ok(table) if table.epoch().is_none() && russet_agent::has_felix() => {
-                Some("left to Felix, which runs on this node".to_owned())
-            }
-            Ok(table) if table.epoch().is_none() => {
-                Some("table inet russet-decisions is not in this node's kernel".to_owned())
-            }
-            _ => None,
-        },
-        Err(error) => Some(error.to_string()),
-    }
+    let config = match known.config(place.paths.clone()) {
+        Ok(config) => config,
+        Err(error) => return Some(error.to_string()),
+    };
+    // Without the rights to read it, the table is taken to be there.
+    let by_node = || {
+        let table = Policies::open(PolicySettings::default()).ok()?;
+        enforcement::by_node(table.epoch().is_some(), russet_agent::has_felix)
+    };
+    enforcement::by_settings(&config).or_else(by_node).map(|reason| reason.to_string())
 }
 
 /// All policies, in the order of evaluation.
@@ -199,6 +194,7 @@ fn line(rule: &Rule) -> String {
     }
     parts.extend(entity(&rule.source).map(|text| format!("from {text}")));
     parts.extend(entity(&rule.destination).map(|text| format!("to {text}")));
+    parts.extend(rule.http.then(|| "(http not enforced)".to_owned()));
     parts.join(" ")
 }
 

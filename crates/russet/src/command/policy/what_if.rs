@@ -55,6 +55,10 @@ pub async fn run(args: WhatIfArgs) -> Result<ExitCode, Failure> {
         add_namespace(&mut document);
         after.put(&origin, &document);
     }
+    if !place.is_kubernetes {
+        let problems = after.close_unlisted();
+        after.problems.extend(problems);
+    }
     delete(&mut after.snapshot, &args.delete)?;
     let (before, after_snapshot) = (&data.cluster.snapshot, &after.snapshot);
     let endpoints = after_snapshot.endpoints.len();

@@ -244,6 +244,7 @@ impl Random {
             not_icmp: self.some(12, Self::icmp),
             source: self.entity(12),
             destination: self.entity(3),
+            http: false,
             path: "rule".into(),
         }
     }

@@ -84,6 +84,7 @@ fn rule(at: &At<'_>, action: Action, scope: &Scope<'_>, problems: &mut Problems)
         not_icmp: at.member("notICMP").map(|at| self::icmp(&at)).transpose()?,
         source: entity(at, "source", protocol, scope)?,
         destination: entity(at, "destination", protocol, scope)?,
+        http: at.member("http").is_some(),
         ..Rule::any(action, at.path())
     };
     confine_to_family(&mut rule);

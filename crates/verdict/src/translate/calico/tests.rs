@@ -326,6 +326,7 @@ fn p79_http_is_not_enforced_and_reported() {
     let policy =
         global(json!({"ingress": [{"action": "Allow", "protocol": "TCP", "http": {"methods": ["GET"]}}]}));
     assert_eq!((policy.ingress.len(), paths(&policy)), (1, vec!["spec.ingress[0].http"]));
+    assert!(policy.ingress[0].http && !rule(json!({"action": "Allow"})).http);
     let deny = global(json!({"ingress": [{"action": "Deny", "protocol": "TCP", "http": {}}]}));
     assert!(is_deny_all(&deny.ingress[0]));
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use russet_addr::Family;
-use russet_agent::{PolicyMode, unjudged_on_bridges};
+use russet_agent::unjudged_on_bridges;
 use russet_policy::{Policies, PolicyReport, PolicySettings};
 use russet_verdict::evaluator;
 use russet_verdict::flow::Flow;
@@ -15,15 +15,23 @@ use super::super::path::family;
 use super::super::report::{KernelVerdict, Report};
 use super::ThisNode;
 use crate::command::policy::datastore::is_policed;
+use crate::command::policy::enforcement::{self, Unenforced};
+
+/// Why the kernel is not compared on a node whose agent enforces no policies.
+fn not_compared(reason: Unenforced) -> String {
+    match reason {
+        Unenforced::Felix => "Felix runs on this node and enforces the policies, and the agent enforces none: what the kernel holds is not compared. Pods of the plugin russet have policies only if FELIX_INTERFACEPREFIX includes russ".to_owned(),
+        reason => format!("{reason}: the agent of this node enforces no policies, and what the kernel holds is not compared"),
+    }
+}
 
 // === impl ThisNode ===
 
 impl ThisNode {
     /// Compares what the kernel's table of decisions says with what the resources say.
     pub fn compare(&mut self, snapshot: &Snapshot, flows: &[Flow], report: &mut Report) {
-        if self.config.calico || self.config.policies == PolicyMode::Off {
-            let why = if self.config.calico { "left to Felix" } else { "off" };
-            report.note("decisions", format!("policies are {why} on this node: its kernel decides nothing"));
+        if let Some(reason) = enforcement::by_settings(&self.config) {
+            report.note("decisions", not_compared(reason));
             return;
         }
         let mut table = match Policies::open(PolicySettings::default()) {
@@ -33,6 +41,12 @@ impl ThisNode {
                 return;
             }
         };
+        // Without policies there is no table either.
+        let reason = enforcement::by_node(table.epoch().is_some(), russet_agent::has_felix);
+        if let Some(reason @ Unenforced::Felix) = reason {
+            report.note("decisions", not_compared(reason));
+            return;
+        }
         match table.faults() {
             Ok(fault) if fault == PolicyReport::default() => {}
             Ok(PolicyReport { structure: Some(text), .. }) => {
@@ -112,5 +126,17 @@ impl ThisNode {
             report.finding("drift", text);
         }
         report.kernel.push(KernelVerdict { end, allowed: found.allowed, agrees, why: found.why });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_without_decisions_of_its_agent_says_who_enforces_policies() {
+        let text = not_compared(Unenforced::Felix);
+        assert!(text.contains("Felix runs on this node") && text.contains("not compared"), "{text}");
+        assert!(not_compared(Unenforced::Off).starts_with("policies are off: "));
     }
 }

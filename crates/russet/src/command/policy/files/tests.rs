@@ -49,3 +49,19 @@ fn lists_are_read_other_kinds_are_skipped_and_problems_are_named() {
         cluster.problems
     );
 }
+
+#[test]
+fn rules_about_services_are_closed_as_agents_without_them_enforce_them() {
+    let mut cluster = cluster(
+        "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: p}\n\
+         spec: {types: [Egress], egress: [{action: Deny, destination: {services: {name: db, namespace: shop}}}, {action: Allow}]}\n",
+    );
+    assert_eq!(cluster.problems, Vec::<String>::new(), "a cluster of files has its Services");
+    let wanted = "GlobalNetworkPolicy p: spec.egress[0]: services are not known with this store: the rule denies everything in its direction";
+    assert_eq!(cluster.close_unlisted(), [wanted]);
+    let policy = cluster.snapshot.policies.values().next().unwrap();
+    assert_eq!((policy.egress[0].destination.service.as_ref(), policy.problems.len()), (None, 1));
+    assert_eq!(cluster.close_unlisted(), Vec::<String>::new(), "once is enough");
+    cluster.add_policy_problems();
+    assert_eq!(cluster.problems, [wanted]);
+}
