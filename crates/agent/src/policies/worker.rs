@@ -369,7 +369,7 @@ impl Worker {
                         policy.iter().flat_map(|policy| unanswered(source, policy)).collect::<Vec<_>>();
                     let problems = policy.iter().flat_map(|policy| &policy.problems).chain(&unanswered);
                     problems.clone().for_each(|problem| report(&id, problem));
-                    self.problems.read(&id, problems);
+                    self.problems.read(&id, problems.filter(|_| is_enforced));
                     self.apply_policy(id, policy);
                 }
                 Update::Endpoint(key, endpoint) => self.apply_endpoint(key, endpoint),

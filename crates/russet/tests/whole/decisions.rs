@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::flows::{Setup, resource};
 use crate::node::TIMEOUT;
-use crate::syscall_killer::{KINDS, SyscallKiller};
+use crate::syscall_killer::{KINDS, STEPS_MAX, SyscallKiller};
 
 /// What the log says when decisions are written or found.
 const IN_FORCE: &str = "policies are in force";
@@ -166,7 +166,7 @@ fn killed_at_each_change(setup: &mut Setup) -> usize {
     let after = eventually_some(TIMEOUT, || Some(elements(setup)).filter(|now| *now != before));
     let mut kills = 0;
     for kind in KINDS {
-        for nth in 1.. {
+        for nth in 1..=STEPS_MAX {
             setup.apply(&documents[0]);
             eventually(TIMEOUT, || elements(setup) == before);
             let killer = SyscallKiller::wait_for(setup.node.agent_pid(), kind, nth);
@@ -182,6 +182,7 @@ fn killed_at_each_change(setup: &mut Setup) -> usize {
             if setup.node.agent_lives() {
                 break;
             }
+            assert!(nth < STEPS_MAX, "{kind}: there is no end");
             kills += 1;
             setup.node.start_agent();
             setup.apply(&documents[1]);
@@ -207,18 +208,25 @@ fn an_agent_killed_at_any_step_of_a_change_leaves_the_old_decisions_or_the_new_o
 fn a_policy_that_is_not_enforced_as_written_is_named_until_it_is() {
     // The embedded store has no Services.
     let setup = decided_setup();
-    let policy = |destination: Value| {
+    let policy = |kind: &str, destination: Value| {
         let rule = json!({ "action": "Allow", "destination": destination });
-        resource("GlobalNetworkPolicy", "web", json!({ "types": ["Egress"], "egress": [rule] }))
+        resource(kind, "web", json!({ "types": ["Egress"], "egress": [rule] }))
     };
+    let services = || json!({ "services": { "name": "web", "namespace": "default" } });
     let ready = || setup.node.get("/readyz?verbose");
-    let is_named = || {
+    // What is staged is not in force as it is.
+    setup.apply(&policy("StagedGlobalNetworkPolicy", services()));
+    setup.apply(&policy("GlobalNetworkPolicy", services()));
+    let line = || {
         let ready = ready();
-        println!("{ready}");
-        ready.contains("policies as written: NOT ENFORCED as written: GlobalNetworkPolicy")
+        let mut lines = ready.lines();
+        lines.find(|line| line.contains("policies as written")).map(str::to_owned)
     };
-    setup.apply(&policy(json!({ "services": { "name": "web", "namespace": "default" } })));
-    eventually(TIMEOUT, is_named);
-    setup.apply(&policy(json!({ "nets": ["192.0.2.0/24"] })));
+    let line = eventually_some(TIMEOUT, line);
+    assert!(
+        line.contains("NOT ENFORCED as written: GlobalNetworkPolicy ") && !line.contains("more"),
+        "{line}"
+    );
+    setup.apply(&policy("GlobalNetworkPolicy", json!({ "nets": ["192.0.2.0/24"] })));
     eventually(TIMEOUT, || !ready().contains("policies as written"));
 }

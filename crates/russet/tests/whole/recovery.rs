@@ -15,10 +15,7 @@ use serde_json::{Value, json};
 
 use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 use crate::pinging::Pinging;
-use crate::syscall_killer::{KINDS, SyscallKiller};
-
-/// More steps of one kind than any request has.
-const STEPS_MAX: usize = 200;
+use crate::syscall_killer::{KINDS, STEPS_MAX, SyscallKiller};
 
 /// The result of a request.
 struct Step<'a> {

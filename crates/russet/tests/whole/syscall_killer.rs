@@ -8,6 +8,8 @@ use rustix::process::Signal;
 
 use crate::node::TIMEOUT;
 
+/// More steps of one kind than any request or change has.
+pub const STEPS_MAX: usize = 200;
 /// The system calls that write to files, the journal among them, and to the kernel's netlink. Each
 /// thread's are counted separately.
 pub const KINDS: [&str; 3] = ["pwrite64", "sendto", "sendmsg"];
