@@ -59,7 +59,7 @@ fn flannelds_log_stays_short_while_bad_leases_change() {
     let host = lab.running(&["-iface=eth0"]);
     let before = host.log().lines().count();
     change_bad_records(&lab.fabric, |number| format!("{PREFIX}/subnets/10.5.{}.0-24", number + 100));
-    lab.put_peer("10.5.99.0-24", "10.77.0.99", "02:00:00:00:00:63");
+    lab.put_peer("10.5.254.0-24", "10.77.0.99", "02:00:00:00:00:63");
     eventually(TIMEOUT, || host.fdb().contains("10.77.0.99"));
     let log = host.log();
     let lines = log.lines().count() - before;

@@ -83,7 +83,8 @@ impl Lab {
         serde_json::from_str::<Value>(&text).unwrap()["ttl"].as_u64().unwrap()
     }
 
-    /// Writes the lease of a node that does not exist.
+    /// Writes the lease of a node that does not exist. A daemon draws its own subnet from the first 100
+    /// that are free: a subnet behind them, 10.5.101.0 or later, is not drawn by one of this network.
     pub fn put_peer(&self, subnet: &str, public_ip: &str, mac: &str) {
         let value = format!(
             r#"{{"PublicIP":"{public_ip}","PublicIPv6":null,"BackendType":"vxlan","BackendData":{{"VNI":1,"VtepMAC":"{mac}"}}}}"#

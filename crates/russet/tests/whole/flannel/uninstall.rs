@@ -36,8 +36,8 @@ fn what_the_daemon_left_is_removed_once_it_has_ended() {
     let mut host = lab.host(&["-ip-masq"]);
     let before = kernel(&host);
     host.start();
-    lab.put_peer("10.5.7.0-24", "10.77.0.99", "02:00:00:00:00:07");
-    host.routes_to("10.5.7.0-24");
+    lab.put_peer("10.5.207.0-24", "10.77.0.99", "02:00:00:00:00:07");
+    host.routes_to("10.5.207.0-24");
     let file = put_subnet_file(&host, &std::fs::read_to_string(host.env_path()).unwrap());
     let running = kernel(&host);
     assert!(running.contains("flannel.1") && running.contains("table ip flannel-ipv4"), "{running}");
