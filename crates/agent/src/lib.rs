@@ -178,8 +178,14 @@ pub async fn run(
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
     let listeners = metrics.listeners.clone();
     let (stopping, stopped) = watch::channel(false);
-    let openshift =
-        openshift_server::new(&config, &measured, &mut registry, &readiness, &listeners, stopped.clone());
+    let openshift = openshift_server::new(
+        &config,
+        (&measured, policies.as_ref()),
+        &mut registry,
+        &readiness,
+        &listeners,
+        stopped.clone(),
+    );
     let ((jobs, requests), (repair_queue, repair_jobs)) = (server::queue(), RepairQueue::new());
     let (unheld_queue, unheld_queries) = UnheldQueue::new();
     let history = History::at(config.paths.history_file());
@@ -478,7 +484,8 @@ fn start_policies(
         StoreLocation::Kubernetes(_) => Source::Kubernetes,
         _ => Source::Records,
     };
-    let (table, reports) = (journal.table().clone(), (metrics.policies.clone(), readiness.clone()));
+    let reports = (metrics.policies.clone(), readiness.clone(), config.openshift.is_some());
+    let table = journal.table().clone();
     let started = Policies::start(&config.node_name, source, (table, flows), marker, reports);
     started.map(Some).map_err(io("start the threads of policies"))
 }

@@ -4,18 +4,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use prometheus_client::registry::Registry;
-use russet_openshift::{Node, Server};
+use russet_openshift::{Node, PodPolicies, Server};
 use russet_store::Store;
 use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::health::{Condition, Readiness};
 use crate::metrics::Listeners;
+use crate::policies::{OpenshiftPods, Policies};
 
 /// The server of the agent's node, if it is configured.
 pub fn new(
     config: &Config,
-    store: &Rc<dyn Store>,
+    (store, policies): (&Rc<dyn Store>, Option<&Policies>),
     registry: &mut Registry,
     readiness: &Readiness,
     listeners: &Listeners,
@@ -30,8 +31,10 @@ pub fn new(
         interface: config.interface.clone(),
         mtu_bytes: config.mtu_bytes,
     };
+    let policies = policies.map(|policies| OpenshiftPods::new(policies.clone(), readiness.clone()));
+    let policies = policies.map(|policies| Arc::new(policies) as Arc<dyn PodPolicies>);
     let (store, readiness, admission) =
-        (Rc::clone(store), readiness.clone(), Arc::clone(&listeners.openshift));
+        ((Rc::clone(store), policies), readiness.clone(), Arc::clone(&listeners.openshift));
     let publish = move |problem: Option<&str>| {
         match problem {
             None => readiness.met(Condition::Openshift),

@@ -15,6 +15,7 @@ mod felix;
 mod kind;
 mod logged;
 mod observer;
+mod openshift;
 mod records;
 mod source;
 pub mod unenforced;
@@ -49,6 +50,7 @@ use kind::{Kind, Wants};
 pub use closed::enforced_from_records;
 pub use kind::Source;
 pub use observer::HoldsNewPods;
+pub use openshift::OpenshiftPods;
 pub use records::document as record_document;
 pub use worker::{unjudged_on_bridges, wired_endpoint};
 
@@ -66,7 +68,9 @@ struct Shared {
     /// cluster has no policy.
     holds: AtomicBool,
     /// Whether what the cluster's policies say is in force, or it is known that there are none.
-    in_force: AtomicBool,
+    in_force: watch::Sender<bool>,
+    /// The pods that OpenShift's server has attached.
+    openshift: openshift::Pods,
     /// What this node's requests ask for. They come before all changes of objects.
     requests: Mutex<VecDeque<Request>>,
     /// What has to be watched besides policies.
@@ -99,6 +103,8 @@ enum Request {
     Drifted,
     /// Felix was started, or has ended.
     Felix(Felix),
+    /// OpenShift's server has listed its pods.
+    Listed,
     /// Connections that pass are wanted by a client.
     Sampled,
 }
@@ -136,16 +142,19 @@ pub fn leave_hosts_open() {
 // === impl Policies ===
 
 impl Policies {
-    /// Starts the thread. It decides nothing before [`watch`](Self::watch).
+    /// Starts the thread. It decides nothing before [`watch`](Self::watch), and with OpenShift's server not before
+    /// that has listed its pods.
     pub fn start(
         node: &NodeName,
         source: Source,
         (endpoints, flows): (EndpointTable, &Signal),
         marker: Marker,
-        (metrics, readiness): (PolicyMetrics, Readiness),
+        (metrics, readiness, has_openshift): (PolicyMetrics, Readiness, bool),
     ) -> std::io::Result<Self> {
         let (changes, receiver) = sync_channel(QUEUE_MAX);
-        let policies = Self { shared: Arc::new(Shared::new(source)), changes };
+        let openshift = openshift::Pods::new(has_openshift);
+        let shared = Shared { openshift, ..Shared::new(source) };
+        let policies = Self { shared: Arc::new(shared), changes };
         let shared = Arc::clone(&policies.shared);
         let worker = worker::Worker::new(
             node.as_str(),
@@ -247,7 +256,8 @@ impl Shared {
         Self {
             source,
             holds: AtomicBool::new(true),
-            in_force: AtomicBool::new(false),
+            in_force: watch::Sender::new(false),
+            openshift: openshift::Pods::new(false),
             requests: Mutex::default(),
             wants: watch::Sender::new(Wants::default()),
             logged: Mutex::default(),

@@ -68,9 +68,20 @@ pub struct Port {
     pub address: Ipv4Addr,
     /// The network ID of its namespace; without one, none of its packets passes.
     pub netid: Option<NetId>,
+    /// Pods of every network ID reach it, as far as NetworkPolicies let them. Always true of the global ID.
+    pub is_open: bool,
     pub sandbox: ContainerId,
     /// Its namespace, so that a restarted agent knows it.
     pub namespace: Namespace,
+}
+
+/// What a namespace gives its pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Tenancy {
+    /// The network ID, if there is one.
+    pub netid: Option<NetId>,
+    /// Whether NetworkPolicies decide instead of network IDs; none if that is not known yet.
+    pub is_open: Option<bool>,
 }
 
 /// Ports by their link.
@@ -192,6 +203,19 @@ impl Settings {
     }
 }
 
+// === impl Tenancy ===
+
+impl Tenancy {
+    /// The port as it should be.
+    pub fn of(self, port: &Port) -> Port {
+        let is_open = match self.netid {
+            None => false,
+            Some(netid) => netid.is_global() || self.is_open.unwrap_or(port.is_open),
+        };
+        Port { netid: self.netid, is_open, ..port.clone() }
+    }
+}
+
 // === impl Sdn ===
 
 impl Sdn {
@@ -282,7 +306,7 @@ impl Sdn {
         let mut wanted = self.ports.clone();
         for port in ports.iter().filter(known) {
             if let Some(held) = wanted.get_mut(&port.host_veth) {
-                held.netid = port.netid;
+                (held.netid, held.is_open) = (port.netid, port.is_open);
             }
         }
         wanted
@@ -291,9 +315,9 @@ impl Sdn {
     /// Reads the attached ports from the links' aliases and the table of verdicts: the initial
     /// state of a restarted agent.
     pub fn ports(&mut self) -> Result<Vec<Port>, SdnError> {
-        let netids = self.verdicts.netids()?;
+        let tenants = self.verdicts.tenants()?;
         let links = self.socket.links()?;
-        Ok(links.iter().filter_map(|link| alias::port_of(link, &netids)).collect())
+        Ok(links.iter().filter_map(|link| alias::port_of(link, &tenants)).collect())
     }
 
     /// Removes routes, device and table; pods' links stay, without a route.

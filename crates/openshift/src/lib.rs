@@ -16,7 +16,9 @@ mod server;
 pub mod tenants;
 
 pub use controller::{DataPathController, DriftRepair};
-pub use server::{LISTENER, NetworkDefault, Node, Served, Server, Settings, recorded_pods};
+pub use server::{
+    LISTENER, NetworkDefault, Node, PodPolicies, PolicedPod, Served, Server, Settings, recorded_pods,
+};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -27,6 +27,7 @@ use std::time::Duration;
 use prometheus_client::registry::Registry;
 use russet_addr::{IfName, NodeName};
 use russet_http::listener::{Admission, unix};
+use russet_model::openshift::IsolationMode;
 use russet_overlay::ReconcileReport;
 use russet_store::Store;
 use russet_sync::{Backoff, KeyedLock};
@@ -35,18 +36,19 @@ use tokio::task::JoinSet;
 
 use crate::LOG;
 use crate::controller::DriftRepair;
-use crate::data_path::Sdn as DataPath;
+use crate::data_path::{Port, Sdn as DataPath};
 use crate::tenants::{Notices, RoundReport, View, follow, follow_names, follow_objects};
 use files::{Files, PluginConfig};
 use ipam::Ipam;
 use metrics::SdnMetrics;
-use pods::Pods;
+use pods::{Pods, Policing};
 use records::Records;
 use socket::Job;
 use start::{NodeNetwork, StartError};
 use state::{Component, NetworkState, Publish};
 
 pub use network::NetworkDefault;
+pub use pods::{PodPolicies, PolicedPod};
 pub use records::recorded_pods;
 pub use served::Served;
 pub use socket::LISTENER;
@@ -89,6 +91,7 @@ pub struct Server {
     node: Node,
     settings: Settings,
     store: Rc<dyn Store>,
+    policies: Option<Arc<dyn PodPolicies>>,
     metrics: SdnMetrics,
     publish: Publish,
     admission: Arc<Admission>,
@@ -105,11 +108,11 @@ const LOCAL_BACKOFF_MAX: Duration = Duration::from_secs(1);
 // === impl Server ===
 
 impl Server {
-    /// `publish` is called with the reason why pods cannot be attached, and with None once they can.
+    /// `policies` enforces NetworkPolicies on its pods, where the cluster isolates by these. `publish` is called with the reason why pods cannot be attached, and with None once they can.
     pub fn new(
         node: Node,
         settings: Settings,
-        store: Rc<dyn Store>,
+        (store, policies): (Rc<dyn Store>, Option<Arc<dyn PodPolicies>>),
         registry: &mut Registry,
         publish: impl Fn(Option<&str>) + 'static,
         admission: Arc<Admission>,
@@ -117,7 +120,7 @@ impl Server {
     ) -> Self {
         publish(Some("not yet"));
         let (metrics, publish) = (SdnMetrics::register(registry), Rc::new(publish));
-        Self { node, settings, store, metrics, publish, admission, stopped }
+        Self { node, settings, store, policies, metrics, publish, admission, stopped }
     }
 
     /// Runs until it is asked to stop and requests in progress are done. A failed start is tried
@@ -167,6 +170,7 @@ impl Server {
             view: Rc::clone(&view),
             changed: Rc::clone(&changed),
             macvlan: part.macvlan,
+            policing: self.policing(part.network.mode),
             metrics: self.metrics.clone(),
             state: Rc::clone(&state),
             locks: KeyedLock::default(),
@@ -177,6 +181,7 @@ impl Server {
             view.borrow_mut().expect_objects();
             background.spawn_local(follow_objects(client, Rc::clone(&view), Rc::clone(&notices.changed)));
         }
+        background.spawn_local(open_once_policed(Rc::clone(&pods), Rc::clone(&notices.changed)));
         let resolv_conf = self.node.root.join("etc/resolv.conf");
         background.spawn_local(follow_names(resolv_conf, Rc::clone(&view), notices.clone()));
         let follower = self.follower(&pods, (view, notices), &changed, &state);
@@ -194,6 +199,7 @@ impl Server {
             listener = async {
                 wait_until_in_force(&state, &changed, &maintained).await;
                 start::recover(&pods).await;
+                list_policed(&pods).await;
                 retry_until_success("make the socket", || unix::replace_at(&files.socket(), unix::PRIVATE)).await
             } => listener,
         };
@@ -212,6 +218,21 @@ impl Server {
     fn stop(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut stopped = self.stopped.clone();
         async move { _ = stopped.wait_for(|stop| *stop).await }
+    }
+
+    /// Who enforces NetworkPolicies on the pods of a cluster that isolates so.
+    fn policing(&self, mode: IsolationMode) -> Policing {
+        let why = match mode {
+            IsolationMode::NetworkPolicy => return Policing(self.policies.clone()),
+            IsolationMode::Multitenant => {
+                "the cluster isolates by tenants (redhat/openshift-ovs-multitenant)"
+            }
+            IsolationMode::Subnet => "the cluster does not isolate (redhat/openshift-ovs-subnet)",
+        };
+        if let Some(policies) = &self.policies {
+            policies.left_out(why);
+        }
+        Policing::default()
     }
 
     fn follower(
@@ -240,6 +261,32 @@ impl Server {
             on_round,
         )
     }
+}
+
+/// Names the attached pods to what enforces NetworkPolicies on them, with what the records say.
+async fn list_policed(pods: &Pods) {
+    let Some(policies) = &pods.policing.0 else { return };
+    let attached = pods.with_sdn(|sdn| Ok(sdn.attached().cloned().collect::<Vec<Port>>())).await;
+    let attached = match attached {
+        Ok(attached) => attached,
+        // What was decided about them stays in force.
+        Err(refusal) => {
+            return tracing::error!(target: LOG, error = refusal.text, "no policy is enforced anew: pods are not known");
+        }
+    };
+    let known = retry_until_success("read the records of pods", || pods.records.all()).await;
+    let of = |port: &Port| PolicedPod::new(port, known.iter().find(|pod| pod.sandbox == port.sandbox));
+    policies.listed(attached.iter().map(of).collect());
+}
+
+/// Has network IDs keep pods apart no longer once NetworkPolicies do, which may be so since an earlier server.
+async fn open_once_policed(pods: Rc<Pods>, changed: Rc<Notify>) {
+    let are_enforced = match &pods.policing.0 {
+        None => false,
+        Some(policies) => policies.in_force().wait_for(|is_in_force| *is_in_force).await.is_ok(),
+    };
+    pods.view.borrow_mut().set_policies(are_enforced);
+    changed.notify_one();
 }
 
 /// Tries until it succeeds: a file system may be full or read-only for a while.

@@ -3,7 +3,6 @@
 //! it left in the kernel is removed.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use russet_netlink::Socket;
@@ -81,7 +80,7 @@ fn look(policies: &Policies, seen: &mut Seen) {
 fn remove(policies: &Policies) -> bool {
     // Without the host's PID namespace a Felix that runs is not seen.
     let sees_all = std::fs::metadata("/proc/self/ns/pid").is_ok_and(|it| it.ino() == HOST_PIDS);
-    let may = || policies.shared.in_force.load(Ordering::Acquire) && !route_daemons::has_calico_node();
+    let may = || *policies.shared.in_force.borrow() && !route_daemons::has_calico_node();
     if !sees_all || !may() || has_calico_ends() {
         return false;
     }

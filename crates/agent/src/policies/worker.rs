@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use russet_addr::{EndpointId, IfName};
 use russet_attach::Wired;
 use russet_journal::EndpointTable;
+use russet_openshift::PolicedPod;
 use russet_policy::{Decisions, PolicyError};
 use russet_verdict::engine::Engine;
 use russet_verdict::ir::{Policy, PolicyId, Problem, Profile};
@@ -277,6 +278,7 @@ impl Worker {
                     self.in_progress.remove(&id);
                     self.is_stale = true;
                 }
+                Request::Listed => self.is_stale = true,
                 Request::Drifted => {
                     self.kernel.restore_at = Some(Instant::now());
                     self.hosts.doubt();
@@ -484,6 +486,13 @@ impl Worker {
                 None => _ = wired.insert(name, local),
             }
         }
+        for pod in self.shared.openshift.listed().unwrap_or_default() {
+            let local = LocalPod::of_openshift(&pod);
+            match pod.name {
+                Some((namespace, name)) => _ = wired.insert(format!("{namespace}/{name}"), local),
+                None => unnamed.push(local),
+            }
+        }
         (wired, unnamed)
     }
 
@@ -526,7 +535,8 @@ impl Worker {
         }
         let is_listed = |kind: &Kind| self.known.get(kind).is_some_and(|known| known.is_listed);
         let kinds = self.shared.source.kinds();
-        if !kinds.iter().filter(|kind| kind.is_always_watched()).all(is_listed) {
+        let has_pods = self.shared.openshift.listed().is_some();
+        if !has_pods || !kinds.iter().filter(|kind| kind.is_always_watched()).all(is_listed) {
             return self.keep();
         }
         if is_idle && self.phase != Phase::Enforcing {
@@ -728,7 +738,7 @@ impl Worker {
             Phase::Waiting | Phase::Aside => false,
         };
         let in_force = in_force && self.hosts.are_in_force(&self.engine);
-        self.shared.in_force.store(in_force, Ordering::Release);
+        self.shared.in_force.send_if_modified(|known| std::mem::replace(known, in_force) != in_force);
         let denied = self.kernel.table.as_ref().map_or(0, russet_policy::Policies::denied_by_limit);
         self.metrics.denied_by_limit.set(count(denied));
         if denied > 0 {
@@ -749,6 +759,11 @@ impl Worker {
 // === impl LocalPod ===
 
 impl LocalPod {
+    fn of_openshift(pod: &PolicedPod) -> Self {
+        let addresses = [IpAddr::V4(pod.address)].into();
+        Self { is_pod: pod.name.is_some(), host_name: pod.host_veth.clone(), bridge: None, addresses }
+    }
+
     fn new(interface: &Wired, is_pod: bool) -> Self {
         let addresses = interface.addresses().into_iter().collect();
         Self {

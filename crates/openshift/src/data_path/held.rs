@@ -31,14 +31,14 @@ impl Held {
     pub fn read() -> Result<Self, NetlinkError> {
         let (mut nft, mut socket) = (Nft::open()?, Socket::route()?);
         let has_table = nft.tables()?.iter().any(|info| info.table == rules::table());
-        let netids = verdicts::netids(&mut nft)?;
+        let tenants = verdicts::tenants(&mut nft)?;
         let known = if has_table { egress::by_link(&mut nft)? } else { None };
         let denied = |port: &Port| match &known {
             None => Denied::default(),
             Some(links) => links.get(&port.host_veth).cloned().unwrap_or_else(Denied::everything),
         };
         let links = socket.links()?;
-        let ports = links.iter().filter_map(|link| alias::port_of(link, &netids));
+        let ports = links.iter().filter_map(|link| alias::port_of(link, &tenants));
         Ok(Self { has_table, pods: ports.map(|port| HeldPod { denied: denied(&port), port }).collect() })
     }
 

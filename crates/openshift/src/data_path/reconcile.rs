@@ -178,7 +178,7 @@ impl Sdn {
 
 /// Checks the record, because a new link may have the name of a port's deleted one.
 pub(super) fn is_of(port: &Port, link: &Link) -> bool {
-    let other = alias::port_of(link, &BTreeMap::new()).is_some_and(|held| held.sandbox != port.sandbox);
+    let other = alias::port_of(link, &Default::default()).is_some_and(|held| held.sandbox != port.sandbox);
     link.kind.as_deref() == Some("veth") && !other
 }
 

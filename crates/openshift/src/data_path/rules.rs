@@ -33,7 +33,7 @@ pub(super) enum Name {
     Sources,
     /// Pairs of network ID and pod address that may communicate.
     Deliver,
-    /// Pods that are reachable from every network ID.
+    /// Pods that are reachable from every network ID: those with the global one, and where NetworkPolicies decide all.
     Globals,
     /// The networks of pods in the whole cluster.
     Cluster,
@@ -122,10 +122,11 @@ pub(super) fn elements_of(port: &Port, outside: &Outside<'_>) -> Vec<(Name, Vec<
     let links = (Name::Links, vec![Element::new(link())]);
     // A port without a network ID: its link is known, but no element lets its packets pass.
     let Some(netid) = port.netid else { return vec![links] };
-    let (deliver, globals) = match netid.is_global() {
-        true => (vec![reached_by(NetId::GLOBAL)], vec![Element::new(address())]),
-        false => (vec![reached_by(NetId::GLOBAL), reached_by(netid)], Vec::new()),
+    let deliver = match netid.is_global() {
+        true => vec![reached_by(NetId::GLOBAL)],
+        false => vec![reached_by(NetId::GLOBAL), reached_by(netid)],
     };
+    let globals = port.is_open.then(|| Element::new(address())).into_iter().collect();
     vec![
         links,
         (Name::Netids, vec![Element::new(link()).data(KeyPart::mark(mark(netid)))]),

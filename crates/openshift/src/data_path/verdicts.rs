@@ -24,6 +24,15 @@ pub(super) struct Verdicts {
     egress: Egress,
 }
 
+/// What the table holds of ports' tenants.
+#[derive(Debug, Default)]
+pub(super) struct TenantsHeld {
+    /// The network ID of every link that has one.
+    pub netids: BTreeMap<IfName, NetId>,
+    /// The addresses that every network ID reaches.
+    pub reached: BTreeSet<Ipv4Addr>,
+}
+
 // === impl Verdicts ===
 
 impl Verdicts {
@@ -31,19 +40,14 @@ impl Verdicts {
     pub(super) fn open(settings: &Settings) -> Result<Self, SdnError> {
         ruleset(settings, &Ports::new(), &BTreeSet::new(), &Egress::new())?;
         let mut nft = Nft::open()?;
-        let peers = elements(&mut nft, &Name::Peers.set())?;
-        let address = |element: &Element| match element.key.first()?.first_address()? {
-            std::net::IpAddr::V4(address) => Some(address),
-            std::net::IpAddr::V6(_) => None,
-        };
+        let peers = addresses(&mut nft, Name::Peers)?;
         let netids = netids(&mut nft)?;
         let egress = egress::read(&mut nft, &netids)?;
-        Ok(Self { nft, peers: peers.iter().filter_map(address).collect(), egress })
+        Ok(Self { nft, peers, egress })
     }
 
-    /// The network ID of every link that has one.
-    pub(super) fn netids(&mut self) -> Result<BTreeMap<IfName, NetId>, SdnError> {
-        Ok(netids(&mut self.nft)?)
+    pub(super) fn tenants(&mut self) -> Result<TenantsHeld, SdnError> {
+        Ok(tenants(&mut self.nft)?)
     }
 
     pub(super) fn observe(&mut self) -> Result<ObservedTable, NetlinkError> {
@@ -218,8 +222,21 @@ fn gathered(elements: impl Iterator<Item = (Name, Vec<Element>)>) -> Elements {
     all
 }
 
+pub(super) fn tenants(nft: &mut Nft) -> Result<TenantsHeld, NetlinkError> {
+    Ok(TenantsHeld { netids: netids(nft)?, reached: addresses(nft, Name::Globals)? })
+}
+
+/// The addresses in a set.
+fn addresses(nft: &mut Nft, name: Name) -> Result<BTreeSet<Ipv4Addr>, NetlinkError> {
+    let address = |element: &Element| match element.key.first()?.first_address()? {
+        std::net::IpAddr::V4(address) => Some(address),
+        std::net::IpAddr::V6(_) => None,
+    };
+    Ok(elements(nft, &name.set())?.iter().filter_map(address).collect())
+}
+
 /// The network ID of every link that has one.
-pub(super) fn netids(nft: &mut Nft) -> Result<BTreeMap<IfName, NetId>, NetlinkError> {
+fn netids(nft: &mut Nft) -> Result<BTreeMap<IfName, NetId>, NetlinkError> {
     let found = elements(nft, &Name::Netids.set())?;
     Ok(found.iter().filter_map(netid_of).collect())
 }

@@ -3,6 +3,7 @@
 //! out in the order of arrival, those for different sandboxes concurrently.
 
 mod macvlan;
+mod policed;
 mod verbs;
 
 use std::cell::RefCell;
@@ -25,11 +26,12 @@ use super::reply;
 use super::request::{Command, Pod, Request};
 use super::socket::{Ask, Job, Refusal};
 use super::state::NetworkState;
-use crate::data_path::{Port, Sdn, SdnError, delete_links};
+use crate::data_path::{Port, Sdn, SdnError, Tenancy, delete_links};
 use crate::tenants::View;
 use crate::{LOG, lock};
 
 pub use macvlan::Macvlan;
+pub use policed::{PodPolicies, PolicedPod, Policing};
 
 /// A node's pods, for requests.
 pub struct Pods {
@@ -44,6 +46,7 @@ pub struct Pods {
     pub changed: Rc<Notify>,
     /// Decides which pods get a macvlan0.
     pub macvlan: Macvlan,
+    pub policing: Policing,
     pub metrics: SdnMetrics,
     pub state: Rc<NetworkState>,
     /// Of requests, by sandbox. A GC has all.
@@ -98,7 +101,7 @@ impl Pods {
                 (self.tear_down(&request.pod).await.map(|()| Vec::new()), Some(Operation::Teardown))
             }
             (Ok(_), Command::Update { namespace }) => (
-                self.catch_up(&request.pod.sandbox, namespace, None).await.map(|()| Vec::new()),
+                self.catch_up(&request.pod.sandbox, namespace).await.map(|()| Vec::new()),
                 Some(Operation::Update),
             ),
         };
@@ -138,14 +141,18 @@ impl Pods {
                 host_veth: host_veth.clone(),
                 address: address_of(&result)?,
                 netid: Some(netid),
+                is_open: netid.is_global(),
                 sandbox: pod.sandbox.clone(),
                 namespace: namespace.clone(),
             };
+            let policed = PolicedPod::new(&port, Some(pod));
+            self.policing.hold(&policed).await?;
             if Instant::now() >= end {
                 return Err(Refusal::later("the time limit passed; the request was undone"));
             }
             self.with_sdn(move |sdn| sdn.attach(&port)).await?;
-            self.catch_up(&pod.sandbox, namespace, Some(netid)).await?;
+            self.catch_up(&pod.sandbox, namespace).await?;
+            self.policing.attached(policed);
             Ok(result)
         };
         match done.await {
@@ -192,6 +199,9 @@ impl Pods {
             Ok(links) => blocking(move || delete_links(links)).await,
             Err(refusal) => Err(refusal),
         };
+        if detached.is_ok() {
+            self.policing.detached(&pod.sandbox);
+        }
         let without = self.macvlan.remove(&pod.netns).await;
         let released = match &detached {
             Ok(()) => self.ipam.del(&pod.sandbox).await.map_err(Refusal::from),
@@ -207,28 +217,30 @@ impl Pods {
         Err(Refusal { text: texts.join("; "), later })
     }
 
-    /// Gives the port the current network ID. The follower renumbers attached ports only, so it may
+    /// Gives the port the namespace's current tenancy. The follower changes attached ports only, so it may
     /// have missed a change before this port was attached. The value written here may be old, and
     /// may overwrite the follower's, so it is checked again until nothing has changed meanwhile.
-    async fn catch_up(
-        &self,
-        sandbox: &ContainerId,
-        namespace: &Namespace,
-        mut written: Option<NetId>,
-    ) -> Result<(), Refusal> {
+    async fn catch_up(&self, sandbox: &ContainerId, namespace: &Namespace) -> Result<(), Refusal> {
+        let mut written: Option<Tenancy> = None;
         loop {
-            let netid = self.view.borrow().netid(namespace).ok_or_else(|| self.no_netid(namespace))?;
-            if Some(netid) == written {
+            let tenancy = self.view.borrow().tenancy(namespace);
+            if tenancy.netid.is_none() {
+                return Err(self.no_netid(namespace));
+            }
+            if Some(tenancy) == written {
                 return Ok(());
             }
             let sandbox = sandbox.clone();
             self.with_sdn(move |sdn| {
-                let held = sdn.attached().filter(|port| port.sandbox == sandbox).cloned();
-                let ports: Vec<Port> = held.map(|port| Port { netid: Some(netid), ..port }).collect();
-                sdn.renumber(&ports)
+                let held = sdn.attached().filter(|port| port.sandbox == sandbox);
+                let ports: Vec<Port> = held
+                    .map(|port| (tenancy.of(port), port))
+                    .filter_map(|(wanted, port)| (wanted != *port).then_some(wanted))
+                    .collect();
+                if ports.is_empty() { Ok(()) } else { sdn.renumber(&ports) }
             })
             .await?;
-            written = Some(netid);
+            written = Some(tenancy);
         }
     }
 

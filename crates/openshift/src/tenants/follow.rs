@@ -1,13 +1,13 @@
 //! The follower: applies the tenants and peers in the store to this node's data path.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use russet_addr::NodeName;
-use russet_model::openshift::{Namespace, NetId, everything};
+use russet_model::openshift::{Namespace, everything};
 use russet_overlay::ReconcileReport;
 use russet_store::{Store, Watch};
 use russet_sync::Backoff;
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use super::View;
-use crate::data_path::{Egress, Peer, Port, Sdn};
+use crate::data_path::{Egress, Peer, Port, Sdn, Tenancy};
 use crate::{LOG, lock};
 
 /// The result of one round, for logs, metrics and readiness.
@@ -23,7 +23,7 @@ use crate::{LOG, lock};
 pub struct RoundReport {
     /// The changes of the data path.
     pub report: ReconcileReport,
-    /// Number of ports whose network ID changed.
+    /// Number of ports whose network ID changed, or whether network IDs keep them apart.
     pub renumbered: usize,
     /// What has to be known before what pods may reach outside is in force.
     pub waits_for: Option<&'static str>,
@@ -109,7 +109,7 @@ async fn gather(
     tokio::select! {
         event = watch.next() => pending.take(view, event?),
         // Before the first list of the store the view is not current, whatever objects there are.
-        () = objects.notified(), if is_listed => pending.egress = true,
+        () = objects.notified(), if is_listed => (pending.egress, pending.everybody) = (true, true),
         () = sleep(limit.unwrap_or_default()), if limit.is_some() => return Ok(()),
     }
     for _ in 1..GATHER_MAX {
@@ -127,18 +127,18 @@ async fn carry_out(
     view: &Rc<RefCell<View>>,
     pending: &PendingChanges,
 ) -> RoundReport {
-    let (peers, netids) = {
+    let (peers, tenants) = {
         let view = view.borrow();
         let peers = pending.peers.then(|| view.peers(own));
-        let named = |namespace: &Namespace| (namespace.clone(), view.netid(namespace));
-        let netids: Vec<_> = pending.namespaces.iter().map(named).collect();
-        (peers, netids)
+        let named = |namespace: &Namespace| (namespace.clone(), view.tenancy(namespace));
+        let tenants: Vec<_> = pending.namespaces.iter().map(named).collect();
+        (peers, tenants)
     };
     let everybody = pending.everybody.then(|| snapshot(view));
     let egress = if pending.changes_egress() { egress(view) } else { None };
     let waits_for = if pending.changes_egress() { view.borrow().waits_for_policies() } else { None };
     let sdn = Arc::clone(sdn);
-    let work = move || round(&mut lock(&sdn), peers.as_deref(), &netids, everybody.as_ref(), egress);
+    let work = move || round(&mut lock(&sdn), peers.as_deref(), &tenants, everybody.as_ref(), egress);
     match tokio::task::spawn_blocking(work).await {
         Ok((report, renumbered)) => RoundReport { report, renumbered, waits_for },
         Err(error) => {
@@ -149,11 +149,10 @@ async fn carry_out(
     }
 }
 
-/// Every namespace's ID. A namespace that is missing has none.
-fn snapshot(view: &Rc<RefCell<View>>) -> std::collections::BTreeMap<Namespace, NetId> {
+/// Every namespace's. One that is missing has no network ID.
+fn snapshot(view: &Rc<RefCell<View>>) -> BTreeMap<Namespace, Tenancy> {
     let view = view.borrow();
-    let known = view.namespaces().filter_map(|namespace| Some((namespace.clone(), view.netid(namespace)?)));
-    known.collect()
+    view.namespaces().map(|namespace| (namespace.clone(), view.tenancy(namespace))).collect()
 }
 
 /// What pods of each network ID may not reach outside of the cluster, if that is known.
@@ -166,20 +165,17 @@ fn egress(view: &Rc<RefCell<View>>) -> Option<Egress> {
 fn round(
     sdn: &mut Sdn,
     peers: Option<&[Peer]>,
-    netids: &[(Namespace, Option<NetId>)],
-    everybody: Option<&std::collections::BTreeMap<Namespace, NetId>>,
+    tenants: &[(Namespace, Tenancy)],
+    everybody: Option<&BTreeMap<Namespace, Tenancy>>,
     egress: Option<Egress>,
 ) -> (ReconcileReport, usize) {
-    let wanted = |port: &Port| -> Option<Option<NetId>> {
+    let wanted = |port: &Port| -> Option<Tenancy> {
         match everybody {
-            Some(all) => Some(all.get(&port.namespace).copied()),
-            None => netids.iter().find(|(name, _)| *name == port.namespace).map(|(_, netid)| *netid),
+            Some(all) => Some(all.get(&port.namespace).copied().unwrap_or_default()),
+            None => tenants.iter().find(|(name, _)| *name == port.namespace).map(|(_, tenancy)| *tenancy),
         }
     };
-    let changed = |port: &Port| {
-        let netid = wanted(port).filter(|netid| *netid != port.netid)?;
-        Some(Port { netid, ..port.clone() })
-    };
+    let changed = |port: &Port| wanted(port).map(|tenancy| tenancy.of(port)).filter(|wanted| wanted != port);
     let ports: Vec<Port> = sdn.attached().filter_map(changed).collect();
     // First revoke access, then grant it.
     let renumbered = match egress {

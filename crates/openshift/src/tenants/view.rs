@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::egress::{self, EgressPolicies, EgressPolicy, Override};
 use super::names::Names;
-use crate::data_path::{Egress, Peer};
+use crate::data_path::{Egress, Peer, Tenancy};
 
 /// The tenants, subnets, network and EgressNetworkPolicies of a store.
 #[derive(Debug, Default)]
@@ -34,6 +34,8 @@ pub struct View {
     names_are_tried: bool,
     subnets: BTreeMap<NodeName, HostSubnet>,
     network: Option<ClusterNetwork>,
+    /// Whether NetworkPolicies are enforced on this node's pods; none while that is not known.
+    enforces_policies: Option<bool>,
 }
 
 /// The EgressNetworkPolicies of the Kubernetes API.
@@ -67,6 +69,21 @@ impl View {
             IsolationMode::Subnet => Some(NetId::GLOBAL),
             IsolationMode::Multitenant | IsolationMode::NetworkPolicy => self.tenants.get(namespace).copied(),
         }
+    }
+
+    /// What a namespace gives its pods. Where the cluster isolates by NetworkPolicies, network IDs keep pods apart
+    /// unless this node enforces these.
+    pub fn tenancy(&self, namespace: &Namespace) -> Tenancy {
+        let is_open = match self.mode() {
+            IsolationMode::Subnet | IsolationMode::Multitenant => Some(false),
+            IsolationMode::NetworkPolicy => self.enforces_policies,
+        };
+        Tenancy { netid: self.netid(namespace), is_open }
+    }
+
+    /// NetworkPolicies are enforced on this node's pods, or never will be.
+    pub fn set_policies(&mut self, are_enforced: bool) {
+        self.enforces_policies = Some(are_enforced);
     }
 
     /// How the cluster isolates; by tenants, unless the network's record says otherwise.
@@ -203,6 +220,7 @@ impl View {
                 let before = std::mem::take(self);
                 (self.is_listed, self.objects) = (true, before.objects);
                 (self.resolved, self.names_are_tried) = (before.resolved, before.names_are_tried);
+                self.enforces_policies = before.enforces_policies;
                 for record in snapshot.records {
                     self.put(&record.key, Some(&record.value), &mut changed);
                 }

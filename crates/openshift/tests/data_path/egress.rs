@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use russet_openshift::data_path::{Port, Sdn};
+use russet_openshift::data_path::{Sdn, Tenancy};
 use russet_testkit::bridge::on_bridge;
 use russet_testkit::forged::{first_is_honest, only_honest_arrived, socket, while_sending};
 use russet_testkit::{eventually, sh};
@@ -250,7 +250,7 @@ fn the_table_of_a_version_before_stays_open_until_policies_are_known() {
 
 /// Gives the pod's port another network ID, and denies this, in one transaction.
 fn renumber_and_deny(node: &mut Node, pod: &Pod, netid: u32, rules: &[(u32, Rules<'_>)]) {
-    let port = Port { netid: Some(id(netid)), ..pod.port.clone() };
+    let port = Tenancy { netid: Some(id(netid)), is_open: None }.of(&pod.port);
     node.run(|sdn| sdn.set_tenants(&[port], egress(rules))).unwrap();
 }
 

@@ -1,6 +1,8 @@
 //! Which pods reach which, by ping: slow, but easy to read.
 
-use crate::lab::{Pod, gateway, with_nodes};
+use russet_openshift::data_path::Tenancy;
+
+use crate::lab::{Pod, gateway, id, with_nodes};
 
 /// Every pod of `a` reaches every one of `b` and back.
 #[track_caller]
@@ -51,6 +53,35 @@ fn a_tenant_is_joined_made_global_and_isolated_without_a_restart() {
             }
             assert_joined(&[&blue1], &[&blue2]);
         }
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces need root"]
+fn an_open_tenant_is_reached_by_all_keeps_its_network_id_and_outlasts_a_restart() {
+    // policy.md section 1.10
+    with_nodes(2, |nodes| {
+        let [blue1, red1] = [nodes[0].pod(10, 10), nodes[0].pod(11, 11)];
+        let [blue2, red2] = [nodes[1].pod(10, 10), nodes[1].pod(11, 11)];
+        let tenancy = |netid, is_open| Tenancy { netid: Some(id(netid)), is_open };
+        for (blue, red, node) in [(&blue1, &red1, 0), (&blue2, &red2, 1)] {
+            nodes[node].change(&[blue], tenancy(10, Some(true))).unwrap();
+            nodes[node].change(&[red], tenancy(11, Some(true))).unwrap();
+        }
+        assert_joined(&[&blue1, &blue2], &[&red1, &red2]);
+        nodes[0].start();
+        let held: Vec<_> = nodes[0].run(|sdn| sdn.attached().cloned().collect());
+        assert!(
+            held.iter().all(|port| port.is_open && port.netid.is_some_and(|id| !id.is_global())),
+            "{held:?}"
+        );
+        // What the earlier agent had opened stays so until it is known whether it should.
+        let kept: Vec<_> = held.iter().map(|port| tenancy(10, None).of(port)).collect();
+        assert!(kept.iter().all(|port| port.is_open));
+        assert_joined(&[&blue1], &[&red1, &red2]);
+        nodes[0].change(&[&blue1], tenancy(10, Some(false))).unwrap();
+        nodes[0].change(&[&red1], tenancy(11, Some(false))).unwrap();
+        assert_apart(&[&red1, &red2], &[&blue1]);
     });
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use russet_addr::{ContainerId, IfName, Ipv4Net};
 use russet_linux::NetNs;
 use russet_model::openshift::{Namespace, NetId};
-use russet_openshift::data_path::{Denied, Egress, Peer, Port, Sdn, SdnError, Settings};
+use russet_openshift::data_path::{Denied, Egress, Peer, Port, Sdn, SdnError, Settings, Tenancy};
 use russet_overlay::ReconcileReport;
 use russet_testkit::bridge::{index_and_mtu, on_bridge, with_bridge};
 use russet_testkit::{sh, succeeds};
@@ -148,6 +148,7 @@ impl Node {
             host_veth: IfName::new(link).unwrap(),
             address,
             netid: Some(id(netid)),
+            is_open: netid == 0,
             sandbox: ContainerId::new(format!("sandbox-{node}-{number}")).unwrap(),
             namespace: Namespace::new(format!("project-{netid}")).unwrap(),
         };
@@ -160,8 +161,11 @@ impl Node {
     }
 
     pub fn renumber(&mut self, pods: &[&Pod], netid: u32) -> Result<(), SdnError> {
-        let ports: Vec<Port> =
-            pods.iter().map(|pod| Port { netid: Some(id(netid)), ..pod.port.clone() }).collect();
+        self.change(pods, Tenancy { netid: Some(id(netid)), is_open: Some(false) })
+    }
+
+    pub fn change(&mut self, pods: &[&Pod], tenancy: Tenancy) -> Result<(), SdnError> {
+        let ports: Vec<Port> = pods.iter().map(|pod| tenancy.of(&pod.port)).collect();
         self.run(|sdn| sdn.renumber(&ports))
     }
 }

@@ -103,7 +103,7 @@ async fn of_cluster(mut args: ExplainArgs, mut question: Question) -> Result<Exi
     }
     agents::compare(&place, snapshot, pairs, &mut report).await;
     if let Some(node) = &mut node {
-        node.compare(snapshot, &flows, &mut report);
+        node.compare(&data, &flows, &mut report);
     }
     egress::explain(&data, &flows, &mut report);
     Ok(print(&args, (snapshot, &data.other_pods()), &flows, &report))

@@ -57,6 +57,7 @@ mod netnamespace;
 mod node;
 mod openshift_drift;
 mod openshift_egress;
+mod openshift_policies;
 mod openshift_tenants;
 mod packages;
 mod peers;

@@ -384,6 +384,7 @@ fn no_event_of_an_openshift_add_or_del_makes_its_data_path_dirty() {
             (events, dirty_controllers)
         };
         let port = data_path::Port {
+            is_open: false,
             host_veth: "veth1".parse().unwrap(),
             address: "10.128.0.5".parse().unwrap(),
             netid: None,

@@ -71,6 +71,7 @@ fn port(number: u32, netid: Option<u32>) -> (IfName, Port) {
         host_veth: host_veth.clone(),
         address: Ipv4Addr::from_bits(0x0a80_0000 + number),
         netid: netid.map(|netid| NetId::new(netid).unwrap()),
+        is_open: netid == Some(0),
         sandbox: ContainerId::new(format!("s{number}")).unwrap(),
         namespace: Namespace::new("x").unwrap(),
     };

@@ -135,7 +135,7 @@ impl Bench {
         let mut registry = Registry::default();
         let (stop, stopped) = watch::channel(false);
         let (settings, admission) = (self.settings.borrow().clone(), Admission::new(LISTENER));
-        let store = Rc::clone(&self.store);
+        let store = (Rc::clone(&self.store), None);
         let server = Server::new(node, settings, store, &mut registry, publish, admission, stopped);
         Life { task: tokio::task::spawn_local(server.run(self.repair.clone())), stop, registry }
     }

@@ -20,6 +20,11 @@ pub fn is_pod(data: &Datastore, address: IpAddr) -> bool {
     data.egress.as_ref().is_some_and(|egress| pod_at(egress, address).is_some())
 }
 
+/// Whether NetworkPolicies are enforced on that pod.
+pub fn is_policed(data: &Datastore, address: IpAddr) -> bool {
+    data.egress.as_ref().is_some_and(EgressPolicies::with_network_policies) && is_pod(data, address)
+}
+
 fn pod_at(egress: &EgressPolicies, address: IpAddr) -> Option<&HeldPod> {
     match address {
         IpAddr::V4(address) => egress.held.as_ref()?.pod_at(address),
@@ -55,10 +60,17 @@ fn pod_of_node(data: &Datastore, egress: &EgressPolicies, pod: &HeldPod, report:
         |netid: Option<_>| netid.map_or_else(|| "no network ID".to_owned(), |id| format!("network ID {id}"));
     let (held, wanted) = (pod.port.netid, egress.netid(&pod.port.namespace));
     report.fact(format!("{name} is on this node, behind {veth}, with {}", id(held)));
-    report.note(
-        "openshift",
-        "of policies only EgressNetworkPolicies are enforced on pods of OpenShift's server, and whether two network IDs reach each other is not judged here".to_owned(),
-    );
+    if !egress.with_network_policies() {
+        report.note(
+            "openshift",
+            "of policies only EgressNetworkPolicies are enforced on pods of OpenShift's server, and whether two network IDs reach each other is not judged here".to_owned(),
+        );
+    } else if held.is_some() && !pod.port.is_open {
+        let text = format!(
+            "network IDs still keep {name} apart from pods of other namespaces: policies are not in force on this node"
+        );
+        report.finding("openshift", text);
+    }
     if held != wanted {
         let namespace = &pod.port.namespace;
         report.finding(

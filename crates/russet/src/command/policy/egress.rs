@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use russet_addr::{IpNet, Ipv4Net, NodeName};
 use russet_kube::{Client, ListQuery, ObjectEvent, Source};
-use russet_model::openshift::{Namespace, NetId, OpenshiftKey, clusternetwork_key, everything, parse_key};
+use russet_model::openshift::{
+    IsolationMode, Namespace, NetId, OpenshiftKey, clusternetwork_key, everything, parse_key,
+};
 use russet_openshift::data_path::Held;
 use russet_openshift::tenants::{Override, RULES_MAX, View, resolve_names};
 use russet_store::Event;
@@ -199,6 +201,11 @@ impl EgressPolicies {
     /// The networks of pods and services, which no EgressNetworkPolicy is about.
     pub fn cluster_nets(&self) -> BTreeSet<IpNet> {
         self.view.cluster_nets().map(IpNet::from).collect()
+    }
+
+    /// Whether NetworkPolicies are enforced on pods of OpenShift's server, too.
+    pub fn with_network_policies(&self) -> bool {
+        self.view.mode() == IsolationMode::NetworkPolicy
     }
 
     /// The address of a node.

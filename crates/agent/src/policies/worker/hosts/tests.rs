@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use russet_journal::EndpointTable;
 use russet_model::ResourceKind;
@@ -43,6 +42,12 @@ fn host(node: &str) -> Value {
     json!({ "metadata": { "name": format!("of-{node}") }, "spec": { "node": node, "interfaceName": "*" } })
 }
 
+impl Worker {
+    fn is_in_force(&self) -> bool {
+        *self.shared.in_force.borrow()
+    }
+}
+
 fn has_table() -> bool {
     succeeds("nft list table inet russet-hosts")
 }
@@ -65,10 +70,10 @@ fn p86_the_table_is_there_while_pods_may_not_reach_this_node() {
         let drops = || run("nft", &["list map inet russet-hosts endpoint-to-host"]).contains("not-to-node");
         let mut worker = worker(dir.path());
         list(&mut worker, |kind| kind.is_always_watched());
-        assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(!has_table() && worker.is_in_force());
         worker.take(felix("Drop"));
         step(&mut worker);
-        assert!(has_table() && drops() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(has_table() && drops() && worker.is_in_force());
         assert!(!worker.shared.wants.borrow().peers, "nothing else depends on it");
 
         // Another program's change, and a restart.
@@ -84,7 +89,7 @@ fn p86_the_table_is_there_while_pods_may_not_reach_this_node() {
         worker.take(felix("drop"));
         worker.take(Change::Complete(FELIX));
         step(&mut worker);
-        assert!(drops() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(drops() && worker.is_in_force());
 
         // Felix itself, a host endpoint, and another action.
         worker.meet(Felix::Filtering);
@@ -96,14 +101,14 @@ fn p86_the_table_is_there_while_pods_may_not_reach_this_node() {
         assert!(drops());
         worker.take(felix("Return"));
         step(&mut worker);
-        assert!(has_table() && !drops() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(has_table() && !drops() && worker.is_in_force());
         worker.take(felix("Drop"));
         worker.take(Change::Deleted(HOSTS, host("n1")));
         step(&mut worker);
         assert!(drops());
         worker.take(Change::Deleted(FELIX, json!({ "metadata": { "name": "default" } })));
         step(&mut worker);
-        assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(!has_table() && worker.is_in_force());
     });
 }
 
@@ -114,10 +119,10 @@ fn the_table_is_there_while_a_host_endpoint_names_this_node_and_felix_is_away() 
         let dir = tempfile::tempdir().unwrap();
         let mut worker = worker(dir.path());
         list(&mut worker, |kind| kind.is_always_watched());
-        assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(!has_table() && worker.is_in_force());
         worker.take(Change::Put(HOSTS, host("n2")));
         step(&mut worker);
-        assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire), "another node");
+        assert!(!has_table() && worker.is_in_force(), "another node");
         worker.is_stale = true;
         step(&mut worker);
         assert!(worker.is_stale, "nothing depends on what is wired");
@@ -125,10 +130,10 @@ fn the_table_is_there_while_a_host_endpoint_names_this_node_and_felix_is_away() 
         // Nothing is decided before everything is listed that decisions depend on.
         worker.take(Change::Put(HOSTS, host("n1")));
         step(&mut worker);
-        assert!(!has_table() && !worker.shared.in_force.load(Ordering::Acquire));
+        assert!(!has_table() && !worker.is_in_force());
         assert!(worker.shared.wants.borrow().peers && !worker.is_stale);
         list(&mut worker, |kind| !kind.is_always_watched());
-        assert!(has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(has_table() && worker.is_in_force());
         assert!(run("nft", &["list map inet russet-hosts others"]).contains("elements"));
 
         // Another program's change, and a restart of the agent, which keeps what is in force.
@@ -146,16 +151,16 @@ fn the_table_is_there_while_a_host_endpoint_names_this_node_and_felix_is_away() 
         worker.take(Change::Put(HOSTS, host("n1")));
         worker.take(Change::Complete(HOSTS));
         list(&mut worker, |kind| !kind.is_always_watched());
-        assert!(has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(has_table() && worker.is_in_force());
         worker.meet(Felix::Filtering);
         step(&mut worker);
         assert!(!has_table());
         worker.meet(Felix::Absent);
         step(&mut worker);
-        assert!(has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(has_table() && worker.is_in_force());
 
         worker.take(Change::Deleted(HOSTS, host("n1")));
         step(&mut worker);
-        assert!(!has_table() && worker.shared.in_force.load(Ordering::Acquire));
+        assert!(!has_table() && worker.is_in_force());
     });
 }

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use russet_addr::Family;
 use russet_agent::unjudged_on_bridges;
+use russet_journal::Attachment;
 use russet_policy::{Policies, PolicyReport, PolicySettings};
 use russet_verdict::evaluator;
 use russet_verdict::flow::Flow;
@@ -11,10 +12,11 @@ use russet_verdict::ir::Direction;
 use russet_verdict::snapshot::Snapshot;
 
 use super::super::decisions;
+use super::super::egress;
 use super::super::path::family;
 use super::super::report::{KernelVerdict, Report};
 use super::ThisNode;
-use crate::command::policy::datastore::is_policed;
+use crate::command::policy::datastore::{Datastore, is_policed};
 use crate::command::policy::enforcement::{self, Unenforced};
 
 /// Why the kernel is not compared on a node whose agent enforces no policies.
@@ -29,7 +31,8 @@ fn not_compared(reason: Unenforced) -> String {
 
 impl ThisNode {
     /// Compares what the kernel's table of decisions says with what the resources say.
-    pub fn compare(&mut self, snapshot: &Snapshot, flows: &[Flow], report: &mut Report) {
+    pub fn compare(&mut self, data: &Datastore, flows: &[Flow], report: &mut Report) {
+        let snapshot = &data.cluster.snapshot;
         if let Some(reason) = enforcement::by_settings(&self.config) {
             report.note("decisions", not_compared(reason));
             return;
@@ -71,7 +74,8 @@ impl ThisNode {
                     Direction::Ingress => flow.destination,
                     Direction::Egress => flow.source,
                 };
-                if self.attachments.iter().any(|it| is_policed(it) && it.addresses.contains(&address)) {
+                let is_attached = |it: &Attachment| is_policed(it) && it.addresses.contains(&address);
+                if self.attachments.iter().any(is_attached) || egress::is_policed(data, address) {
                     let own = self.own.contains(&flow.source);
                     let found = decisions::judge(table.current(), end.direction, flow, own);
                     self.compare_end(snapshot, (flow, end.direction, end.allowed), found, report);
