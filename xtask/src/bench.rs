@@ -3,6 +3,7 @@
 //!
 //! A benchmark returns its [findings](Printed); this module prints them, as a table or as JSON.
 
+mod agents;
 mod calico;
 mod cni;
 mod cri;
@@ -28,6 +29,7 @@ use lexopt::prelude::{Long, Short, Value, ValueExt};
 
 use serde_json::Value as Json;
 
+use crate::artifacts;
 use crate::error::{Error, Result};
 
 /// The parsed command line.
@@ -43,6 +45,10 @@ pub struct Options {
     no_build: bool,
     /// Does not wait for a quiet machine; the report says how busy it was.
     busy: bool,
+    /// Writes a picture of the findings there.
+    plot: Option<PathBuf>,
+    /// Measures nothing, and draws the findings of this report.
+    plot_from: Option<PathBuf>,
     /// Set when the benchmark started itself again inside its own namespaces: the directory where
     /// it may write.
     inside: Option<PathBuf>,
@@ -75,7 +81,11 @@ const BENCHES: &[Bench] = &[
     Bench { name: "flanneld", parts: &[], run: flanneld::run },
     Bench { name: "kubernetes", parts: &[], run: kubernetes::run },
     Bench { name: "policy", parts: &policy::PARTS, run: policy::run },
+    Bench { name: "agents", parts: &[], run: agents::run },
 ];
+
+/// The benchmark of which a picture is drawn.
+const PLOTTED: &str = "overlay";
 
 /// With fewer rounds, one lucky order shows in the result.
 const MIN_ROUNDS: u32 = 5;
@@ -99,6 +109,7 @@ impl Options {
         let mut bench = None;
         let (mut json, mut rounds, mut only, mut parts) = (false, MIN_ROUNDS, Vec::new(), Vec::new());
         let (mut no_build, mut busy, mut inside) = (false, false, None);
+        let (mut plot, mut plot_from) = (None, None);
         while let Some(argument) = parser.next()? {
             match argument {
                 Value(name) if bench.is_none() => bench = Some(find(&name.string()?)?),
@@ -108,6 +119,8 @@ impl Options {
                 Long("only") => parts.push(parser.value()?.string()?),
                 Long("no-build") => no_build = true,
                 Long("busy") => busy = true,
+                Long("plot") => plot = Some(plot_file(&mut parser)),
+                Long("plot-from") => plot_from = Some(parser.value()?.into()),
                 Long("inside") => inside = Some(parser.value()?.into()),
                 other => return Err(other.unexpected().into()),
             }
@@ -117,7 +130,11 @@ impl Options {
             let parts = bench.parts.join(", ");
             return Err(Error::Usage(format!("bench {} has no part {part:?}; it has: {parts}", bench.name)));
         }
-        Ok(Self { bench, json, rounds: rounds.max(1), only, parts, no_build, busy, inside })
+        if (plot.is_some() || plot_from.is_some()) && bench.name != PLOTTED {
+            return Err(Error::Usage(format!("bench {} has no picture; {PLOTTED} has one", bench.name)));
+        }
+        let rounds = rounds.max(1);
+        Ok(Self { bench, json, rounds, only, parts, no_build, busy, plot, plot_from, inside })
     }
 
     fn does(&self, part: &str) -> bool {
@@ -162,6 +179,11 @@ impl Options {
     }
 }
 
+/// The file of `--plot=FILE`, or the one in the documents.
+fn plot_file(parser: &mut lexopt::Parser) -> PathBuf {
+    parser.optional_value().map_or_else(|| artifacts::workspace().join(overlay::plot::FILE), PathBuf::from)
+}
+
 /// A seed for the order of samples.
 fn seed() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64)
@@ -181,5 +203,28 @@ fn is_json(format: &str) -> Result<bool> {
         "json" => Ok(true),
         "table" => Ok(false),
         other => Err(Error::Usage(format!("-o {other}: `table` or `json` is wanted"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Options> {
+        Options::parse(lexopt::Parser::from_args(words))
+    }
+
+    #[test]
+    fn a_picture_is_asked_for_with_or_without_a_file() {
+        let options = parse(&["overlay", "--plot", "--rounds", "2"]).unwrap();
+        assert_eq!(
+            (options.plot, options.rounds),
+            (Some(artifacts::workspace().join(overlay::plot::FILE)), 2)
+        );
+        let options = parse(&["overlay", "--plot=a.svg", "--plot-from", "a.json"]).unwrap();
+        assert_eq!((options.plot, options.plot_from), (Some("a.svg".into()), Some("a.json".into())));
+        assert!(parse(&["overlay"]).unwrap().plot.is_none());
+        let error = parse(&["cni", "--plot"]).err().unwrap().to_string();
+        assert!(error.contains("bench cni has no picture"), "{error}");
     }
 }

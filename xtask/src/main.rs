@@ -48,6 +48,7 @@ usage: cargo xtask COMMAND
   kubernetes [MODULE/PROGRAM]...         builds the programs of tests/kubernetes that are not in ~/.cache/russet; needs Go
   e2e [TEST]...                          whole Kubernetes clusters of three nodes; prints how long each step takes
   bench NAME [-o table|json] [--rounds N] [--impl NAME]... [--only PART]... [--busy] [--no-build]
+  bench overlay [--plot[=FILE]] [--plot-from REPORT]   also draws the throughput, docs/images/overlay.svg; from an earlier report without measuring
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
   chaos [--ops N] [--kills N] [--cuts N] [--seed S] [--field NAME]...   kill -9 and power cuts among operations of runtimes
   soak                                   2,000 seeds of each kind of simulated cluster; 300 policy sets with real packets; kill -9 at 200 moments of real clusters; chaos
@@ -55,7 +56,7 @@ usage: cargo xtask COMMAND
 
 fields: embedded etcd calico power-embedded power-etcd
 layers: format lint unit supply sim budget kubernetes kernel program cluster
-benches: cni cri ipam calico overlay flanneld
+benches: cni cri ipam calico overlay flanneld kubernetes policy agents
 ";
 
 enum Command {

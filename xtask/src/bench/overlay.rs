@@ -7,13 +7,14 @@
 //! rounds are compared.
 
 mod findings;
+pub mod plot;
 
 use crate::artifacts::{self, Profile};
 use crate::bench::ipam::worker::Worker;
 use crate::bench::overlay::findings::Findings;
 use crate::bench::shuffle::Shuffler;
 use crate::bench::statistics::Conditions;
-use crate::bench::{self, FoundReport, Options};
+use crate::bench::{self, FoundReport, Options, Printed as _};
 use crate::error::{Error, Result};
 use crate::packages;
 
@@ -88,9 +89,16 @@ const NOTES: [&str; 12] = [
     "udp: our userspace backend; udp-naive: a loop with one packet in each system call, the stand-in for flannel's original",
 ];
 
-/// Builds the worker, measures.
+/// Builds the worker, measures; or only draws what was measured earlier.
 pub fn run(options: &Options) -> Result<FoundReport> {
     options.check_subjects(WAYS)?;
+    if let Some(from) = &options.plot_from {
+        plot::redraw(from, &options.plot.clone().unwrap_or_else(|| artifacts::workspace().join(plot::FILE)))?;
+        return Ok(None);
+    }
+    if options.plot.is_some() && !options.wants(BARE) {
+        return Err(Error::Usage(format!("--plot draws multiples of {BARE}: add --impl {BARE}")));
+    }
     if !packages::is_root() {
         return Err(Error::Found("bench overlay makes network namespaces: it needs root".to_owned()));
     }
@@ -119,5 +127,6 @@ pub fn run(options: &Options) -> Result<FoundReport> {
         eprintln!("overlay: round {round} of {} done", options.rounds);
     }
     findings.conditions = Conditions::new(format!("{} rounds, seed {seed}", options.rounds), &NOTES, quiet);
+    options.plot.as_ref().map_or(Ok(()), |file| plot::write(&findings.json(), file))?;
     Ok(Some(Box::new(findings)))
 }

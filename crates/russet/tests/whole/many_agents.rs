@@ -2,6 +2,7 @@
 //!
 //! `RUSSET_AGENTS` says how many, at most 240, and `RUSSET_COMMAND` which executable they are. On one machine all namespaces share
 //! the neighbour table of the kernel: with more than about 60 raise `net.ipv4.neigh.default.gc_thresh3` first.
+//! `cargo xtask bench agents` runs this with 200, has what was measured written to the file that `RUSSET_MEASURED` names, and compares it with its goals.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use russet_linux::process;
 use russet_testkit::{Process, eventually, let_pass};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fabric::Fabric;
 use crate::node::TestNode;
@@ -85,7 +86,8 @@ fn a_cluster_of_many_agents_is_on_one_screen_and_each_probes_a_few_others() {
         assert!(ended.is_none(), "an agent ended: {}", cluster.nodes[ended.unwrap()].log());
         count(&cluster.status(0).1, "ready") == wanted
     });
-    println!("{wanted} agents were ready after {:.1} s", began.elapsed().as_secs_f64());
+    let start = began.elapsed();
+    println!("{wanted} agents were ready after {:.1} s", start.as_secs_f64());
     let mut times: Vec<Duration> = (0..RUNS).map(|run| cluster.status(run % wanted).0).collect();
     times.sort();
     println!("status --cluster: {:?} (median of {RUNS}; at most {:?})", times[RUNS / 2], times[RUNS - 1]);
@@ -117,9 +119,14 @@ fn a_cluster_of_many_agents_is_on_one_screen_and_each_probes_a_few_others() {
         packets[wanted - 1],
         bytes[wanted - 1]
     );
+    if let Some(file) = std::env::var_os("RUSSET_MEASURED") {
+        let times_ms: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e3).collect();
+        let measured = json!({ "start_s": [start.as_secs_f64()], "status_ms": times_ms, "packets_per_s": packets, "bytes_per_s": bytes });
+        std::fs::write(file, measured.to_string()).unwrap();
+    }
     // All of them reach all that they probe; one that started early may have asked others before they were there.
     eventually(deadline, || {
         let (_, report) = cluster.status(wanted - 1);
-        count(&report, "ready") == wanted && report["problems"] == serde_json::json!([])
+        count(&report, "ready") == wanted && report["problems"] == json!([])
     });
 }

@@ -5,6 +5,7 @@ mod asked;
 mod between_nodes;
 mod cluster;
 mod of_pods;
+mod page;
 
 use crate::printed::Printed;
 

@@ -60,7 +60,7 @@ impl Stable {
         if line.starts_with("repairs ") {
             return "repairs    N since the agent's start".to_owned();
         }
-        let line = without_operation(&without_pids(line));
+        let line = without_packets(&without_operation(&without_pids(line)));
         let tokens: Vec<&str> = line.split(' ').collect();
         let token = |(at, token): (usize, &&str)| {
             let before = at.checked_sub(1).and_then(|at| tokens.get(at)).copied().unwrap_or_default();
@@ -76,12 +76,15 @@ impl Stable {
         let is_edge = |c: char| matches!(c, '(' | ')' | ',' | ';' | ':' | '.' | '"' | '`');
         let core = token.trim_matches(is_edge);
         let is_number = core.parse::<f64>().is_ok();
-        let counted = ["--mtu", "-s", "about"].contains(&before) || after.trim_matches(is_edge) == "ms";
+        let is_handle = before == "rule" && after.starts_with(['(', '"']);
+        let counted = ["--mtu", "-s", "about"].contains(&before)
+            || ["ms", "records"].contains(&after.trim_matches(is_edge))
+            || is_handle;
         let shown = match core {
             "" => return token.to_owned(),
             _ if is_number && counted => "N".to_owned(),
             _ if core == env!("CARGO_PKG_VERSION") => "VERSION".to_owned(),
-            _ if parse_rfc3339(core).is_some() => "TIME".to_owned(),
+            _ if parse_rfc3339(core).is_some() || is_clock(core) => "TIME".to_owned(),
             _ if core.strip_prefix('x').is_some_and(is_count) => "xN".to_owned(),
             _ if is_age(core) => "Ns".to_owned(),
             _ if is_mac(core) => "MAC".to_owned(),
@@ -118,6 +121,11 @@ fn is_age(word: &str) -> bool {
     parts.all(is_part)
 }
 
+/// `10:00:00`.
+fn is_clock(word: &str) -> bool {
+    word.split(':').count() == 3 && word.split(':').all(|part| part.len() == 2 && is_count(part))
+}
+
 fn is_mac(word: &str) -> bool {
     let is_octet = |part: &str| part.len() == 2 && part.chars().all(|c| c.is_ascii_hexdigit());
     word.split(':').count() == 6 && word.split(':').all(is_octet)
@@ -140,6 +148,17 @@ fn without_operation(line: &str) -> String {
         Some(begin) => format!("{}REQUEST: {}", &line[..begin], &line[end..]),
         None => line.to_owned(),
     }
+}
+
+/// How many packets of a flow were denied, in a table of flows: behind what they are, and before the policies.
+fn without_packets(line: &str) -> String {
+    let mut cells: Vec<&str> = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+    let verdict = cells.iter().position(|cell| *cell == "denied");
+    match verdict.and_then(|at| cells.get_mut(at + 5)).filter(|cell| is_count(cell)) {
+        Some(packets) => *packets = "N",
+        None => return line.to_owned(),
+    }
+    cells.join("  ")
 }
 
 /// The verdict of one end of a flow, in its column.
@@ -244,6 +263,15 @@ fn what_differs_from_run_to_run_is_shown_the_same() {
         (
             "! not ready: store: get /a/b: store unavailable: x",
             "! not ready: store: REQUEST: store unavailable: x",
+        ),
+        (
+            "13:19:55  denied   ingress  shop/web  shop/db  icmp/8/0  114  policy  no rule",
+            "TIME  denied  ingress  shop/web  shop/db  icmp/8/0  N  policy  no rule",
+        ),
+        ("18 records in 65536 bytes, clean", "N records in 65536 bytes, clean"),
+        (
+            "in4: drop  rule 82 \"no policy\" (counter), rule 1 of profile x",
+            "in4: drop  rule N \"no policy\" (counter), rule 1 of profile x",
         ),
         ("-> shop/db icmp/8/0 x114  no rule", "-> shop/db icmp/8/0 xN  no rule"),
         ("eth0 of shop/web is 1450 russ0123456789a", "eth0 of shop/web is 1450 russ01234567890"),

@@ -68,6 +68,12 @@ const GOALS: [Comparison; 18] = [
     at_most(CONNECT, UDP, 1.05, UDP_NAIVE),
 ];
 
+/// The least throughput that a way should have: so many times that of another way.
+pub fn throughput_goals(way: &str) -> impl Iterator<Item = (f64, &'static str)> {
+    let goals = GOALS.iter().filter(move |goal| goal.test == STREAM && goal.way == way);
+    goals.filter_map(|goal| Some((goal.at_least?, goal.against)))
+}
+
 // === impl Findings ===
 
 impl Findings {

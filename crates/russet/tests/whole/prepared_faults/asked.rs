@@ -6,6 +6,7 @@ use russet_linux::{NetNs, process};
 use russet_testkit::{Process, eventually, require_tool, run};
 
 use super::cluster::{Cluster, json_of};
+use super::page;
 use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 use crate::printed::{Printed, Stable};
 
@@ -23,6 +24,7 @@ pub struct Fault<'a> {
     pub other: &'a str,
     /// From where to where pings go while packets are captured.
     pub traffic: (&'a TestPod, &'a str),
+    /// What commands say; those that are not listed see nothing wrong.
     pub expected: Vec<Expected>,
     /// Whether pings are seen at the host end, inside of the tunnel and outside of it.
     pub seen: [bool; 3],
@@ -44,6 +46,10 @@ pub struct Expected {
 pub enum Verb {
     Plain(&'static [&'static str]),
     Explain,
+    /// While pings go from one end to the other.
+    Trace,
+    /// The page of `russet ui`, as text.
+    Page,
 }
 
 pub const STATUS: Verb = Verb::Plain(&["status"]);
@@ -52,9 +58,13 @@ pub const DRIFT: Verb = Verb::Plain(&["drift"]);
 pub const MAP: Verb = Verb::Plain(&["map"]);
 pub const FLOWS: Verb = Verb::Plain(&["flows", "--denied"]);
 pub const EXPLAIN: Verb = Verb::Explain;
+pub const TRACE: Verb = Verb::Trace;
+pub const TOP: Verb = Verb::Plain(&["top", "--once"]);
+pub const PAGE: Verb = Verb::Page;
+pub const JOURNAL: Verb = Verb::Plain(&["journal"]);
 pub const DOCTOR: Verb = Verb::Plain(&["doctor"]);
 /// The order on the page.
-const ORDER: [Verb; 7] = [STATUS, CLUSTER, EXPLAIN, DRIFT, MAP, FLOWS, DOCTOR];
+const ORDER: [Verb; 11] = [STATUS, CLUSTER, EXPLAIN, TRACE, DRIFT, MAP, FLOWS, TOP, PAGE, JOURNAL, DOCTOR];
 /// What these answer comes from records that agents write some 20 s later.
 const LATE: [Verb; 2] = [CLUSTER, MAP];
 /// The exit code.
@@ -71,7 +81,7 @@ const PLACES: [&str; 3] = ["at the host end", "inside of the tunnel", "outside o
 
 impl Expected {
     /// It sees nothing wrong.
-    pub fn quiet(verb: Verb) -> Self {
+    fn quiet(verb: Verb) -> Self {
         Self { verb, status: 0, says: &[], is_whole: false }
     }
 
@@ -89,6 +99,9 @@ impl Expected {
         let is_quiet = match self.verb {
             MAP => text.contains(NO_LINK),
             FLOWS => text.is_empty(),
+            TRACE => text.contains(", 0 dropped\n"),
+            PAGE => text.contains("No problems.\n"),
+            JOURNAL => !text.contains("UNFINISHED"),
             _ => true,
         };
         *status == self.status
@@ -101,10 +114,21 @@ impl Expected {
     fn has_all(&self, text: &str) -> bool {
         let count = self.says.len();
         match self.verb {
-            STATUS | CLUSTER if self.status == PROBLEMS => text.contains(&format!(", {count} problem")),
+            STATUS | CLUSTER | TOP if self.status == PROBLEMS => text.contains(&format!(", {count} problem")),
             DOCTOR if self.status == PROBLEMS => text.contains(&format!("\n{count} finding")),
             _ => true,
         }
+    }
+
+    /// What the page has below the table: all of it, or of a trace the first packet that it says this of.
+    fn shown(&self, text: &str) -> String {
+        let lines: Vec<&str> = text.lines().collect();
+        let Some(end) = lines.iter().position(|line| self.verb == TRACE && line.contains(self.says[0]))
+        else {
+            return text.to_owned();
+        };
+        let begin = lines[..end].iter().rposition(|line| line.starts_with("TIME  ")).expect("its first line");
+        lines[begin..=end].iter().map(|line| format!("{line}\n")).collect()
     }
 
     /// The lines that name the fault, for a cell of a table.
@@ -126,6 +150,10 @@ impl Verb {
         match self {
             Self::Plain(words) => words.to_vec(),
             Self::Explain => vec!["explain", fault.ends[0], fault.ends[1], "icmp"],
+            Self::Trace => {
+                vec!["trace", fault.ends[0], fault.ends[1], "--proto", "icmp", "--for", "2s"]
+            }
+            Self::Page => vec!["ui"],
         }
     }
 }
@@ -136,8 +164,10 @@ impl Fault<'_> {
     /// Waits until every command says what it has to, and writes that into the page.
     pub fn ask(&self, stable: &Stable, page: &mut Printed) {
         println!("=== {}", self.title);
-        let mut all: Vec<&Expected> = self.expected.iter().collect();
-        assert_eq!(all.len(), ORDER.len(), "{}: each command is asked", self.title);
+        let others = ORDER.into_iter().filter(|verb| self.expected.iter().all(|it| it.verb != *verb));
+        let others: Vec<Expected> = others.map(Expected::quiet).collect();
+        let mut all: Vec<&Expected> = self.expected.iter().chain(&others).collect();
+        assert_eq!(all.len(), ORDER.len(), "{}: each command is asked once", self.title);
         // Agents write their records while the others are asked.
         all.sort_by_key(|it| LATE.contains(&it.verb));
         let mut answers: Vec<(&Expected, String)> =
@@ -158,7 +188,7 @@ impl Fault<'_> {
             let command = format!("russet {}", stable.command(&it.verb.words(self)));
             page.push(&format!("| `{command}` | {} | {} |\n", it.status, it.cell(&text)));
             if it.is_whole {
-                whole.push_str(&format!("\n```\n$ {command}\n{text}```\n"));
+                whole.push_str(&format!("\n```\n$ {command}\n{}```\n", it.shown(&text)));
             }
         }
         page.push(&captured);
@@ -172,7 +202,7 @@ impl Fault<'_> {
         let mut last = String::new();
         let mut found = String::new();
         eventually(TIMEOUT, || {
-            let Answer { status, stdout, stderr } = self.node.russet_inside(&words);
+            let Answer { status, stdout, stderr } = self.said(expected.verb, &words);
             let text = stable.of(&format!("{stdout}{stderr}"));
             if last != text {
                 println!("--- russet {}: {status}\n{text}", words.join(" "));
@@ -186,13 +216,26 @@ impl Fault<'_> {
         found
     }
 
-    /// Captures pings, until they are seen where they have to be and nowhere else.
-    fn capture(&self, stable: &Stable) -> String {
+    fn said(&self, verb: Verb, words: &[&str]) -> Answer {
+        let _pings = (verb == TRACE).then(|| self.pings());
+        match verb {
+            PAGE => page::of(self.node).unwrap_or_else(|| self.node.russet_inside(words)),
+            _ => self.node.russet_inside(words),
+        }
+    }
+
+    /// Pings, until it is dropped.
+    fn pings(&self) -> Process {
         let netns = NetNs::open_named(&self.traffic.0.netns_name).unwrap();
         let mut ping = Command::new(require_tool("ping"));
         ping.args(["-n", "-i", "0.1", self.traffic.1]).stdin(Stdio::null());
         ping.stdout(Stdio::null()).stderr(Stdio::null());
-        let _pings = Process::start(process::in_netns(&mut ping, &netns).unwrap());
+        Process::start(process::in_netns(&mut ping, &netns).unwrap())
+    }
+
+    /// Captures pings, until they are seen where they have to be and nowhere else.
+    fn capture(&self, stable: &Stable) -> String {
+        let _pings = self.pings();
         let file = self.node.path("capture.pcapng");
         let words = ["capture", self.pod, "--host", self.other, "--duration", "1s"];
         let more = ["--force", "-o", "json", "--file", file.to_str().unwrap()];

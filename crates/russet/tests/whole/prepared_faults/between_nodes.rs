@@ -2,7 +2,7 @@
 
 use russet_testkit::run;
 
-use super::asked::{CLUSTER, DOCTOR, DRIFT, EXPLAIN, Expected, FLOWS, MAP, STATUS};
+use super::asked::{CLUSTER, DOCTOR, DRIFT, EXPLAIN, Expected, MAP, PAGE, STATUS, TOP, TRACE};
 use super::cluster::Cluster;
 use super::part;
 use crate::node::TestNode;
@@ -32,9 +32,10 @@ fn another_route(cluster: &Cluster, page: &mut Printed) {
             Expected::says(STATUS, 3, &["! node node-b is not reached (IPv4, tunnel): the route to"]).whole(),
             Expected::says(CLUSTER, 3, &["! node-a is not reached by node-b", "! node-b is not reached by node-a"]),
             Expected::says(EXPLAIN, 3, &["FOUND: route: the route to", "FOUND: peer: node node-b is not reached (IPv4, tunnel): the route to"]).whole(),
-            Expected::quiet(DRIFT),
+            Expected::says(TRACE, 0, &["passed: leaves by vpn0"]),
             Expected::says(MAP, 0, &["unreachable  node-a, node-b"]),
-            Expected::quiet(FLOWS),
+            Expected::says(TOP, 3, &["! node node-b is not reached (IPv4, tunnel): the route to"]),
+            Expected::says(PAGE, 0, &["node node-b (IPv4): unreachable: the route to"]),
             Expected::says(DOCTOR, 3, &["pool 10.244.0.0/16: it overlaps the route", "other nodes: node node-b is not reached (IPv4, tunnel): the route to"]).whole(),
         ],
     );
@@ -55,14 +56,66 @@ fn small_mtu(cluster: &Cluster, page: &mut Printed) {
             Expected::says(STATUS, 3, &["! node node-b is reached by small packets only"]).whole(),
             Expected::says(CLUSTER, 3, &["! large packets of node-a do not arrive at node-b", "! large packets of node-b do not arrive at node-a"]),
             Expected::says(EXPLAIN, 3, &["FOUND: mtu: node node-b is reached by small packets only"]).whole(),
-            Expected::quiet(DRIFT),
             Expected::says(MAP, 0, &["small packets only  node-a, node-b"]).whole(),
-            Expected::quiet(FLOWS),
+            Expected::says(TOP, 3, &["! node node-b is reached by small packets only"]),
+            Expected::says(PAGE, 0, &["node node-b (IPv4): small-packets-only: "]),
             Expected::says(DOCTOR, 3, &["other nodes: node node-b is reached by small packets only"]),
         ],
     );
     fault.reported = &[("status.txt", "small packets only"), ("doctor.txt", "small packets only")];
     fault.ask(&cluster.stable, page);
+}
+
+/// What is said of a chain that drops what the tunnel sends.
+fn of_a_firewall() -> Vec<Expected> {
+    vec![
+        Expected::says(
+            STATUS,
+            3,
+            &[
+                "! not ready: underlay: chain inet fw out drops",
+                "! node node-b is not reached (IPv4, tunnel): chain inet fw out drops",
+            ],
+        )
+        .whole(),
+        Expected::says(
+            CLUSTER,
+            3,
+            &[
+                "! node-a is not reached by node-b",
+                "! node-b is not reached by node-a",
+                "! node-a is not ready: underlay: chain inet fw out drops",
+            ],
+        )
+        .whole(),
+        Expected::says(EXPLAIN, 3, &["FOUND: firewall: chain inet fw out drops packets"]).whole(),
+        Expected::says(DRIFT, 3, &["chain inet fw out drops packets"]),
+        Expected::says(MAP, 0, &["unreachable  node-a, node-b"]),
+        Expected::says(
+            TOP,
+            3,
+            &[
+                "! not ready: underlay: chain inet fw out drops",
+                "! node node-b is not reached (IPv4, tunnel): chain inet fw out drops",
+            ],
+        ),
+        Expected::says(
+            PAGE,
+            0,
+            &[
+                "not ready: underlay: chain inet fw out drops",
+                "node node-b (IPv4): unreachable: chain inet fw out drops",
+            ],
+        ),
+        Expected::says(
+            DOCTOR,
+            3,
+            &[
+                "firewall: chain inet fw out drops packets",
+                "other nodes: node node-b is not reached (IPv4, tunnel): chain inet fw out drops",
+            ],
+        ),
+    ]
 }
 
 fn firewall(cluster: &Cluster, page: &mut Printed) {
@@ -71,43 +124,8 @@ fn firewall(cluster: &Cluster, page: &mut Printed) {
     a.inside("nft", &[rules]);
     set_network_mtu(cluster, "1500");
     let prepared = format!("On node-a, as a firewall would: `nft '{rules}'`.");
-    let mut fault = cluster.between(
-        "The host's firewall drops the tunnel's packets",
-        &prepared,
-        vec![
-            Expected::says(
-                STATUS,
-                3,
-                &[
-                    "! not ready: underlay: chain inet fw out drops",
-                    "! node node-b is not reached (IPv4, tunnel): chain inet fw out drops",
-                ],
-            )
-            .whole(),
-            Expected::says(
-                CLUSTER,
-                3,
-                &[
-                    "! node-a is not reached by node-b",
-                    "! node-b is not reached by node-a",
-                    "! node-a is not ready: underlay: chain inet fw out drops",
-                ],
-            )
-            .whole(),
-            Expected::says(EXPLAIN, 3, &["FOUND: firewall: chain inet fw out drops packets"]).whole(),
-            Expected::says(DRIFT, 3, &["chain inet fw out drops packets"]),
-            Expected::says(MAP, 0, &["unreachable  node-a, node-b"]),
-            Expected::quiet(FLOWS),
-            Expected::says(
-                DOCTOR,
-                3,
-                &[
-                    "firewall: chain inet fw out drops packets",
-                    "other nodes: node node-b is not reached (IPv4, tunnel): chain inet fw out drops",
-                ],
-            ),
-        ],
-    );
+    let mut fault =
+        cluster.between("The host's firewall drops the tunnel's packets", &prepared, of_a_firewall());
     fault.seen = [true, true, false];
     fault.reported = &[
         ("status.txt", "chain inet fw out drops"),
@@ -159,9 +177,13 @@ fn node_away(cluster: &mut Cluster, page: &mut Printed) {
                 ],
             )
             .whole(),
-            Expected::quiet(DRIFT),
             Expected::says(MAP, 0, &["node-b  no sign", "unreachable  node-a"]),
-            Expected::quiet(FLOWS),
+            Expected::says(
+                TOP,
+                3,
+                &["! node node-b is not reached (IPv4, tunnel): the node answers neither at"],
+            ),
+            Expected::says(PAGE, 0, &["node node-b (IPv4): unreachable: the node answers neither at"]),
             Expected::says(
                 DOCTOR,
                 3,

@@ -64,8 +64,10 @@ impl Cluster {
             stable.name(node.root().to_str().unwrap(), "");
             stable.name(format!("/run/netns/{}", node.netns_name()), format!("/run/netns/{name}"));
         }
-        stable.name(web.path().to_str().unwrap(), "/run/netns/web");
-        stable.name(db.path().to_str().unwrap(), "/run/netns/db");
+        for (pod, name) in [(&web, "web"), (&db, "db")] {
+            stable.name(pod.path().to_str().unwrap(), format!("/run/netns/{name}"));
+            stable.name(pod.container.as_str(), format!("{name}-sandbox"));
+        }
         let blocks = ["node-a", "node-b"].map(|name| block(&fabric, name));
         for (cidr, shown) in blocks.iter().zip(BLOCKS) {
             stable.block(cidr, shown);
