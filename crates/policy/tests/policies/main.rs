@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
+mod anew;
 mod documents;
 mod foreign_tables;
 mod hosts;
