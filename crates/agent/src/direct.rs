@@ -75,7 +75,9 @@ pub async fn direct(
         Box::pin(on_own_store(&config()?, plugin.name, request, log)).await?
     } else {
         let host = CalicoHost::new(paths.root(), Rc::new(OpenDatastores::of_request()));
-        let node = CalicoNode::for_request(host);
+        let mut node = CalicoNode::for_request(host);
+        let observer = BeforeWiring { paths: paths.clone(), store: None };
+        node.wiring = node.wiring.with_observer(Rc::new(observer));
         let work = async {
             russet_plugins::run_without_store(&node, plugin.name, request, log).await?.released().await
         };

@@ -2,8 +2,9 @@
 //! this node (calico-cni.md section 4.9). Calico's plugin waits for it if its configuration has
 //! `policy_setup_timeout_seconds`. While Felix runs, it writes the files.
 //!
-//! An endpoint is set up when its interface is up and the node routes its addresses there. There is
-//! no policy to wait for yet.
+//! An endpoint is set up when its interface is up, the node routes its addresses there, and decisions of policies about
+//! them are in force, or there are no policies. An agent that enforces none by its settings does not wait for them. While it
+//! is not known what is in force, no file comes, and those of interfaces that are up stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -16,7 +17,9 @@ use russet_model::{Key, Prefix, WorkloadEndpoint};
 use russet_netlink::{NetlinkError, Route, RouteFilter, Socket};
 use russet_plugins::endpoint_status_file;
 use russet_store::{Event, Record, Store, StoreError};
+use tokio::sync::watch;
 
+use crate::policies::DecidedEnds;
 use crate::reconcile::Loop;
 use crate::route_daemons::RouteDaemonDetector;
 
@@ -26,6 +29,8 @@ pub struct Files {
     node: NodeName,
     store: Rc<dyn Store>,
     route_daemons: Rc<RouteDaemonDetector>,
+    /// The ends of which decisions are in force.
+    decided: watch::Receiver<DecidedEnds>,
 }
 
 /// An endpoint of a pod on this node.
@@ -38,8 +43,8 @@ struct Endpoint {
     nets: Vec<IpNet>,
 }
 
-/// Host routes of the main table, each with its outgoing interface if that is up.
-type Reached = BTreeSet<(String, IpNet)>;
+/// Routes of the main table with the names of their outgoing interfaces, and these interfaces' indexes, if they are up.
+type Reached = BTreeMap<(String, IpNet), u32>;
 
 /// The first pause before an endpoint that is not set up is checked again, doubled up to
 /// [`RESYNC_INTERVAL`]. The plugin writes an endpoint when its interface is ready, so most are set
@@ -64,9 +69,10 @@ enum FilesError {
 // === impl Files ===
 
 impl Files {
-    /// Writes files for the node of `keep`, which knows whether Felix runs.
-    pub fn new(keep: &Loop) -> Self {
+    /// Writes files for the node of `keep`, which knows whether Felix runs. Without `decided` no policies are enforced.
+    pub fn new(keep: &Loop, decided: Option<watch::Receiver<DecidedEnds>>) -> Self {
         Self {
+            decided: decided.unwrap_or_else(|| watch::Sender::new(DecidedEnds::Everything).subscribe()),
             dir: keep.config.paths.calico_endpoint_status_dir(),
             node: keep.node.name.clone(),
             store: Rc::clone(&keep.node.store),
@@ -87,15 +93,17 @@ impl Files {
         let mut endpoints = BTreeMap::new();
         let prefix = Prefix::workload_endpoints();
         let mut watch = self.store.follow(&prefix, &mut |record| self.put(&mut endpoints, &record)).await?;
-        let (mut pause, mut logged) = (RETRY_FIRST, None);
+        let (mut pause, mut logged, mut decided) = (RETRY_FIRST, None, self.decided.clone());
         loop {
-            let settled = self.sync(&endpoints, &mut logged).await;
+            let is_decided = decided.borrow_and_update().clone();
+            let settled = self.sync(&endpoints, is_decided, &mut logged).await;
             pause = if settled { RESYNC_INTERVAL } else { (pause * 2).min(RESYNC_INTERVAL) };
             tokio::select! {
                 event = watch.next() => {
                     self.apply(&mut endpoints, event?);
                     pause = RETRY_FIRST;
                 }
+                Ok(()) = decided.changed() => pause = RETRY_FIRST,
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -121,12 +129,17 @@ impl Files {
 
     /// Writes and removes files. True when every endpoint is set up, so that the next check can
     /// wait.
-    async fn sync(&self, endpoints: &BTreeMap<Key, Endpoint>, logged: &mut Option<String>) -> bool {
+    async fn sync(
+        &self,
+        endpoints: &BTreeMap<Key, Endpoint>,
+        decided: DecidedEnds,
+        logged: &mut Option<String>,
+    ) -> bool {
         if !self.route_daemons.is_without_felix() {
             return false;
         }
         let (dir, endpoints) = (self.dir.clone(), endpoints.values().cloned().collect::<Vec<_>>());
-        let synced = match tokio::task::spawn_blocking(move || sync(&dir, &endpoints)).await {
+        let synced = match tokio::task::spawn_blocking(move || sync(&dir, &endpoints, &decided)).await {
             Ok(synced) => synced,
             Err(error) => Err(error.into()),
         };
@@ -165,16 +178,24 @@ impl Endpoint {
         })
     }
 
-    fn is_set_up(&self, reached: &Reached) -> bool {
-        !self.nets.is_empty() && self.nets.iter().all(|net| reached.contains(&(self.host_name.clone(), *net)))
+    /// Whether its interface is up, and has its addresses and, as far as that is known, decisions about them.
+    fn is_set_up(&self, reached: &Reached, decided: &DecidedEnds) -> bool {
+        let is_set_up = |net: &IpNet| {
+            let index = reached.get(&(self.host_name.clone(), *net));
+            index.is_some_and(|index| match decided {
+                DecidedEnds::Nothing | DecidedEnds::Everything => true,
+                DecidedEnds::These(ends) => ends.contains(&(*index, net.addr())),
+            })
+        };
+        !self.nets.is_empty() && self.nets.iter().all(is_set_up)
     }
 }
 
-fn sync(dir: &Path, endpoints: &[Endpoint]) -> Result<bool, FilesError> {
+fn sync(dir: &Path, endpoints: &[Endpoint], decided: &DecidedEnds) -> Result<bool, FilesError> {
     let reached = if endpoints.is_empty() { Reached::new() } else { reached()? };
     let set_up: BTreeSet<&str> = endpoints
         .iter()
-        .filter(|endpoint| endpoint.is_set_up(&reached))
+        .filter(|endpoint| endpoint.is_set_up(&reached, decided))
         .map(|endpoint| endpoint.file.as_str())
         .collect();
     let there = files(dir)?;
@@ -183,6 +204,9 @@ fn sync(dir: &Path, endpoints: &[Endpoint]) -> Result<bool, FilesError> {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
+    }
+    if *decided == DecidedEnds::Nothing {
+        return Ok(false);
     }
     for file in set_up.iter().filter(|file| !there.contains(**file)) {
         std::fs::create_dir_all(dir)?;
@@ -214,7 +238,8 @@ fn reached() -> Result<Reached, NetlinkError> {
             routes => routes?,
         };
         let to_links = routes.into_iter().filter(|route| route.gateway.is_none());
-        reached.extend(to_links.filter_map(|route| Some((up.get(&route.oif?)?.clone(), route.dst))));
+        let with_link = |route: Route| Some(((up.get(&route.oif?)?.clone(), route.dst), route.oif?));
+        reached.extend(to_links.filter_map(with_link));
     }
     Ok(reached)
 }
@@ -247,24 +272,37 @@ mod tests {
     #[test]
     fn an_endpoint_is_set_up_once_all_its_addresses_lead_to_its_interface() {
         let endpoint = Endpoint::from_record(&record("n1", NETS), &"n1".parse().unwrap()).unwrap();
-        let route = |link: &str, net: &str| (link.to_owned(), net.parse::<IpNet>().unwrap());
+        let route = |link: &str, net: &str| ((link.to_owned(), net.parse::<IpNet>().unwrap()), 7);
         let mut reached =
             Reached::from([route("calia4fc3c48bd8", "10.65.0.3/32"), route("other", "fd00::3/128")]);
-        assert!(!endpoint.is_set_up(&reached));
-        reached.insert(route("calia4fc3c48bd8", "fd00::3/128"));
-        assert!(endpoint.is_set_up(&reached));
+        let everything = DecidedEnds::Everything;
+        assert!(!endpoint.is_set_up(&reached, &everything));
+        reached.extend([route("calia4fc3c48bd8", "fd00::3/128")]);
+        assert!(endpoint.is_set_up(&reached, &everything));
         let bare = Endpoint::from_record(&record("n1", ""), &"n1".parse().unwrap()).unwrap();
-        assert!(!bare.is_set_up(&reached));
+        assert!(!bare.is_set_up(&reached, &everything));
+
+        // Decisions about both addresses, at this interface.
+        let these = |pairs: &[(u32, &str)]| {
+            DecidedEnds::These(pairs.iter().map(|(index, ip)| (*index, ip.parse().unwrap())).collect())
+        };
+        assert!(!endpoint.is_set_up(&reached, &these(&[(7, "10.65.0.3")])));
+        assert!(!endpoint.is_set_up(&reached, &these(&[(7, "10.65.0.3"), (6, "fd00::3")])));
+        assert!(endpoint.is_set_up(&reached, &these(&[(7, "10.65.0.3"), (7, "fd00::3")])));
     }
 
     #[test]
     fn stale_files_are_removed_and_foreign_files_stay() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(sync(&dir.path().join("none"), &[]).unwrap(), "no directory is as good as an empty one");
+        let everything = DecidedEnds::Everything;
+        assert!(
+            sync(&dir.path().join("none"), &[], &everything).unwrap(),
+            "no directory is as good as an empty one"
+        );
         for name in ["k8s shop%2Fgone eth0", "README"] {
             std::fs::write(dir.path().join(name), b"").unwrap();
         }
-        assert!(sync(dir.path(), &[]).unwrap());
+        assert!(sync(dir.path(), &[], &everything).unwrap());
         assert_eq!(files(dir.path()).unwrap(), BTreeSet::new());
         assert!(dir.path().join("README").exists());
     }
@@ -279,17 +317,21 @@ mod tests {
             let (endpoints, dir) = ([endpoint.unwrap()], tempfile::tempdir().unwrap());
             let status = dir.path().join("endpoint-status");
             let ip = |words: &str| run("ip", &words.split(' ').collect::<Vec<_>>());
-            let synced = || {
-                let settled = sync(&status, &endpoints).unwrap();
+            let synced_with = |decided: DecidedEnds| {
+                let settled = sync(&status, &endpoints, &decided).unwrap();
                 (settled, status.join("k8s shop%2Fweb-0 eth0").exists())
             };
+            let synced = || synced_with(DecidedEnds::Everything);
             ip("link add calia4fc3c48bd8 type veth peer name eth0");
             ip("link set eth0 up");
             assert_eq!(synced(), (false, false));
             ip("link set calia4fc3c48bd8 up");
             assert_eq!(synced(), (false, false));
             ip("route add 10.65.0.3 dev calia4fc3c48bd8");
+            assert_eq!(synced_with(DecidedEnds::Nothing), (false, false), "what is in force is not known");
+            assert_eq!(synced_with(DecidedEnds::These(BTreeSet::new())), (false, false));
             assert_eq!(synced(), (true, true));
+            assert_eq!(synced_with(DecidedEnds::Nothing), (false, true), "it was set up");
             ip("link set calia4fc3c48bd8 down");
             assert_eq!(synced(), (false, false));
         });

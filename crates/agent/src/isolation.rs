@@ -1,6 +1,6 @@
 //! The verdicts of interfaces when the agent starts: set before the first request is served, for
-//! every interface that exists by then. In Calico's place also: which host ends of Calico's plugin
-//! are guarded, and which source addresses their pods may use.
+//! every interface that exists by then. In Calico's place, and where policies are enforced on pods of Calico's plugin,
+//! also: which host ends of that plugin are guarded, and which source addresses their pods may use.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -12,6 +12,7 @@ use russet_model::{Prefix, WorkloadEndpoint};
 use russet_plugins::{Node, port_guard};
 use russet_policy::Keeper;
 use russet_store::StoreError;
+use tokio::sync::watch;
 
 use crate::health::{Condition, Readiness};
 use crate::operations::Operations;
@@ -47,6 +48,26 @@ pub async fn guard_calico_ends(node: &Node, on: bool) -> Result<(), StoreError> 
         }
     }
     Ok(())
+}
+
+/// Guards them while policies are enforced on their pods, which are known by their addresses. For an agent that is not in
+/// Calico's place, where the loop does it.
+pub async fn guard_policed_calico_ends(node: Node, mut wanted: watch::Receiver<bool>) {
+    loop {
+        let on = *wanted.borrow_and_update();
+        let done = guard_calico_ends(&node, on).await;
+        if let Err(error) = &done {
+            tracing::debug!(%error, on, "the guard of the host ends of Calico's plugin waits for the store");
+        }
+        let changed = wanted.changed();
+        let ended = match done {
+            Ok(()) => changed.await.is_err(),
+            Err(_) => tokio::time::timeout(RETRY, changed).await.is_ok_and(|changed| changed.is_err()),
+        };
+        if ended {
+            return;
+        }
+    }
 }
 
 /// The source addresses that endpoints of this node allow besides their own addresses, by host end.

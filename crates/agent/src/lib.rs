@@ -178,14 +178,8 @@ pub async fn run(
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
     let listeners = metrics.listeners.clone();
     let (stopping, stopped) = watch::channel(false);
-    let openshift = openshift_server::new(
-        &config,
-        (&measured, policies.as_ref()),
-        &mut registry,
-        &readiness,
-        &listeners,
-        stopped.clone(),
-    );
+    let reports = (&mut registry, &readiness, &listeners);
+    let openshift = openshift_server::new(&config, (&measured, policies.as_ref()), reports, stopped.clone());
     let ((jobs, requests), (repair_queue, repair_jobs)) = (server::queue(), RepairQueue::new());
     let (unheld_queue, unheld_queries) = UnheldQueue::new();
     let history = History::at(config.paths.history_file());
@@ -212,9 +206,7 @@ pub async fn run(
             start_kubernetes(&mut background, &config, pods, (&readiness, &status), &operations).map_err(io("read the boot's ID"))?;
             let pages = start_shown(&mut background, &node, (&status, &controllers, journal.table(), operations.recent()), policies.as_ref().map(Policies::flows));
             let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, controllers.clone(), store.kubernetes);
-            if config.calico {
-                start_in_calicos_place(&mut background, &keep, client.as_ref());
-            }
+            start_for_calicos_pods(&mut background, &keep, policies.as_ref(), client.as_ref());
             background.spawn_local(keep.run());
             store.service.into_iter().for_each(|service| _ = background.spawn_local(service));
             recovery::run(&operations, found, &kernel).await;
@@ -314,11 +306,35 @@ fn start_kubernetes(
 }
 
 /// Starts what Felix does elsewhere, and what says which policies are missing.
-fn start_in_calicos_place(background: &mut JoinSet<()>, keep: &Loop, client: Option<&Client>) {
-    background.spawn_local(endpoint_status::Files::new(keep).run());
-    if let Some(client) = client {
+fn start_in_calicos_place(
+    background: &mut JoinSet<()>,
+    keep: &Loop,
+    policies: Option<&Policies>,
+    client: Option<&Client>,
+) {
+    let decided = policies.map(Policies::decided_ends);
+    background.spawn_local(endpoint_status::Files::new(keep, decided).run());
+    if policies.is_none()
+        && let Some(client) = client
+    {
         keep.unenforced.watch(background, client);
     }
+}
+
+/// Starts what pods of Calico's plugins need: in Calico's place more than guards of their host ends, which the loop keeps there.
+fn start_for_calicos_pods(
+    background: &mut JoinSet<()>,
+    keep: &Loop,
+    policies: Option<&Policies>,
+    client: Option<&Client>,
+) {
+    if keep.config.calico {
+        return start_in_calicos_place(background, keep, policies, client);
+    }
+    // Without policies an earlier agent may have guarded them.
+    let wanted = policies.map(Policies::guards_calico);
+    let wanted = wanted.unwrap_or_else(|| watch::Sender::new(false).subscribe());
+    background.spawn_local(isolation::guard_policed_calico_ends(keep.node.clone(), wanted));
 }
 
 /// Starts to serve health and metrics. If the address is taken, pods can still be attached.
@@ -472,7 +488,8 @@ fn start_policies(
     readiness: &Readiness,
 ) -> Result<Option<Policies>, AgentError> {
     let mut marker = Marker::new(&config.paths);
-    if config.policies == PolicyMode::Off || config.calico {
+    if config.policies == PolicyMode::Off {
+        // In Calico's place the policies that there are count, which are reported by themselves.
         let is_off =
             (!config.calico).then(|| "NOT ENFORCED: this agent's setting is policies = \"off\"".to_owned());
         readiness.remark("policies", is_off);

@@ -17,9 +17,7 @@ use crate::policies::{OpenshiftPods, Policies};
 pub fn new(
     config: &Config,
     (store, policies): (&Rc<dyn Store>, Option<&Policies>),
-    registry: &mut Registry,
-    readiness: &Readiness,
-    listeners: &Listeners,
+    (registry, readiness, listeners): (&mut Registry, &Readiness, &Listeners),
     stopped: watch::Receiver<bool>,
 ) -> Option<Server> {
     let settings = config.openshift.clone()?;

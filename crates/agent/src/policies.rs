@@ -11,6 +11,7 @@ pub mod alone;
 mod closed;
 mod conditions;
 mod drift;
+mod ends;
 mod felix;
 mod kind;
 mod logged;
@@ -30,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use russet_addr::{EndpointId, NodeName};
-use russet_attach::{Dialect, Wired};
+use russet_attach::Wired;
 use russet_journal::EndpointTable;
 use russet_kube::Client;
 use russet_policy::LoggedFlow;
@@ -78,6 +79,24 @@ struct Shared {
     /// Packets that the kernel has logged, to be named.
     logged: Mutex<VecDeque<LoggedFlow>>,
     flows: FlowLog,
+    /// Whether decisions about all pods of Calico's plugins are in force, or there are none to make.
+    calico_decided: AtomicBool,
+    /// The host ends of Calico's plugins of whose addresses decisions are in force.
+    decided_ends: watch::Sender<DecidedEnds>,
+    /// Whether decisions about pods of Calico's plugins are in force, which go by their addresses.
+    guards_calico: watch::Sender<bool>,
+}
+
+/// Host ends of Calico's plugins of whose addresses decisions are in force, where they are needed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum DecidedEnds {
+    /// It is not known yet.
+    #[default]
+    Nothing,
+    /// Nothing has to be decided.
+    Everything,
+    /// The indexes of the interfaces, each with an address.
+    These(BTreeSet<(u32, IpAddr)>),
 }
 
 /// A change of objects, or news of this node.
@@ -101,6 +120,8 @@ enum Request {
     Settled(EndpointId),
     /// Another program changed the table of decisions.
     Drifted,
+    /// The host ends of Calico's plugins, or what is routed to them, have changed.
+    Ends,
     /// Felix was started, or has ended.
     Felix(Felix),
     /// OpenShift's server has listed its pods.
@@ -119,10 +140,10 @@ const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// second or two.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether policies are about a pod's interface: those of the plugin `russet`, and those behind bridges.
+/// Whether policies are about a pod's interface: those of the plugins `russet` and `calico`, and those behind bridges.
 fn is_policed(wired: &Wired) -> bool {
     match wired {
-        Wired::Routed(attachment) => attachment.dialect == Dialect::Native,
+        Wired::Routed(_) => true,
         Wired::Port(port) => !port.addresses.is_empty(),
     }
 }
@@ -165,6 +186,7 @@ impl Policies {
         );
         std::thread::Builder::new().name("policies".to_owned()).spawn(move || worker.run(&receiver))?;
         drift::start(policies.clone())?;
+        ends::start(policies.clone())?;
         felix::start(policies.clone())?;
         logged::start(policies.clone(), metrics)?;
         Ok(policies)
@@ -173,6 +195,16 @@ impl Policies {
     /// The flows that were denied or allowed, with what decided.
     pub fn flows(&self) -> FlowLog {
         self.shared.flows.clone()
+    }
+
+    /// The host ends of Calico's plugins of whose addresses decisions are in force.
+    pub fn decided_ends(&self) -> watch::Receiver<DecidedEnds> {
+        self.shared.decided_ends.subscribe()
+    }
+
+    /// Whether there are decisions about pods of Calico's plugins. They count only if a pod cannot choose its address.
+    pub fn guards_calico(&self) -> watch::Receiver<bool> {
+        self.shared.guards_calico.subscribe()
     }
 
     /// Has packets named that the kernel has logged. Returns for how many there is no room.
@@ -262,6 +294,9 @@ impl Shared {
             wants: watch::Sender::new(Wants::default()),
             logged: Mutex::default(),
             flows: FlowLog::default(),
+            calico_decided: AtomicBool::new(false),
+            decided_ends: watch::Sender::default(),
+            guards_calico: watch::Sender::new(false),
         }
     }
 

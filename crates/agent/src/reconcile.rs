@@ -22,7 +22,7 @@ use russet_sync::Backoff;
 
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::cluster::{Cluster, POLICIES};
-use crate::config::{Config, IpamMode, StoreLocation};
+use crate::config::{Config, IpamMode, PolicyMode, StoreLocation};
 use crate::controllers::Controllers;
 use crate::fill;
 use crate::health::{Condition, Readiness};
@@ -237,7 +237,9 @@ impl Loop {
         let mut registered = None;
         loop {
             let aside = self.stands_aside().await?;
-            isolation::guard_calico_ends(&self.node, self.config.calico && !aside).await?;
+            if self.config.calico {
+                isolation::guard_calico_ends(&self.node, !aside).await?;
+            }
             if aside {
                 // The program that keeps the routes has registered the node and its tunnels.
                 self.met(Condition::Node);
@@ -355,7 +357,9 @@ impl Loop {
             if self.stands_aside().await? != aside {
                 return Ok(());
             }
-            self.unenforced.stored(&cluster.policies, self.route_daemons.has_felix());
+            if self.config.policies == PolicyMode::Off {
+                self.unenforced.stored(&cluster.policies, self.route_daemons.has_felix());
+            }
             let mut until = resync;
             was_complete |= is_registered(cluster, choice);
             if was_complete && !aside && !is_registered(cluster, choice) {

@@ -35,7 +35,7 @@ pub fn host_end(dialect: Dialect, id: &EndpointId, pod: Option<&Pod>) -> IfName 
     let EndpointId { container, ifname, .. } = id;
     let suffix: String = match (pod, dialect) {
         (Some(Pod { namespace, name }), _) if ifname.as_str() == PRIMARY_IFNAME => {
-            hex(format!("{namespace}.{name}").as_bytes(), SUFFIX_CHARS)
+            pod_suffix(namespace, name)
         }
         (Some(Pod { namespace, name }), _) => {
             hex(format!("{namespace}.{name}/{ifname}").as_bytes(), SUFFIX_CHARS)
@@ -44,6 +44,11 @@ pub fn host_end(dialect: Dialect, id: &EndpointId, pod: Option<&Pod>) -> IfName 
         (None, Dialect::Native) => hex(format!("{container}/{ifname}").as_bytes(), SUFFIX_CHARS),
     };
     known_good(format!("{}{suffix}", prefix(dialect)))
+}
+
+/// The name of the host end of a pod's primary interface, without the prefix.
+pub fn pod_suffix(namespace: &str, name: &str) -> String {
+    hex(format!("{namespace}.{name}").as_bytes(), SUFFIX_CHARS)
 }
 
 /// Prefix of the names of host ends.

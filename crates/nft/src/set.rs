@@ -53,6 +53,8 @@ pub enum KeyType {
     Ipv6Addr,
     /// `ether_addr`
     EtherAddr,
+    /// `iface_index`
+    IfIndex,
     /// `ifname`
     IfName,
     /// `inet_proto`
@@ -94,8 +96,9 @@ pub struct SetInfo {
 
 /// By how many bits nft shifts the types of a concatenation.
 const TYPE_BITS: u32 = 6;
-/// Why marks, classids and interface names cannot be in ranges.
-pub(crate) const UNORDERED: &str = "ranges of marks, classids and interface names have no order";
+/// Why marks, classids, and indexes and names of interfaces cannot be in ranges.
+pub(crate) const UNORDERED: &str =
+    "ranges of marks, classids, and indexes and names of interfaces have no order";
 /// The kernel's limit for the parts of a key (`NFT_REG32_COUNT`).
 pub(crate) const KEY_MAX_BYTES: u32 = 64;
 
@@ -179,7 +182,9 @@ impl Set {
     /// Whether a part of the keys, a number in host order, is in network order in the kernel: nft
     /// converts it where each part of a key has a range.
     pub(crate) fn converts(&self, key: KeyType) -> bool {
-        self.interval && self.is_concatenation() && matches!(key, KeyType::Mark | KeyType::ClassId)
+        self.interval
+            && self.is_concatenation()
+            && matches!(key, KeyType::Mark | KeyType::ClassId | KeyType::IfIndex)
     }
 
     fn key_len(&self) -> u32 {
@@ -280,7 +285,7 @@ impl KeyType {
     /// Its length.
     pub const fn len_bytes(self) -> u32 {
         match self {
-            Self::Ipv4Addr | Self::Mark | Self::ClassId => 4,
+            Self::Ipv4Addr | Self::Mark | Self::ClassId | Self::IfIndex => 4,
             Self::Ipv6Addr | Self::IfName => 16,
             Self::InetProto => 1,
             Self::InetService => 2,
@@ -298,6 +303,7 @@ impl KeyType {
             Self::InetProto => 12,
             Self::InetService => 13,
             Self::Mark => 19,
+            Self::IfIndex => 20,
             Self::ClassId => 23,
             Self::IfName => 41,
             Self::Other { id, .. } => id,
@@ -313,6 +319,7 @@ impl KeyType {
             Self::InetProto,
             Self::InetService,
             Self::Mark,
+            Self::IfIndex,
             Self::ClassId,
             Self::IfName,
         ];
@@ -320,7 +327,7 @@ impl KeyType {
     }
 
     pub(crate) const fn is_host_order(self) -> bool {
-        matches!(self, Self::Mark | Self::ClassId | Self::IfName)
+        matches!(self, Self::Mark | Self::ClassId | Self::IfIndex | Self::IfName)
     }
 }
 

@@ -20,6 +20,7 @@ const RULES: &str = "
   set p6 { type ipv6_addr; flags interval; }
   set eps { type inet_proto . inet_service; }
   set links { type ifname; elements = { \"eth7\" } }
+  set ends { type iface_index; elements = { \"lo\" } }
   map verdicts { type ipv4_addr . mark : verdict; }
   set fresh { type mark; }
   map words { type classid : verdict; }
@@ -95,6 +96,8 @@ fn matches(table: &Table) -> Vec<Case> {
         ("filter", f().is_in(&[Field::L4Proto, Field::Dport], "eps"), "counter meta l4proto . th dport @eps"),
         ("filter", f().is_in(&[Field::IifName], "links"), "counter iifname @links"),
         ("filter", f().is_not_in(&[Field::OifName], "links"), "counter oifname != @links"),
+        ("filter", f().is_in(&[Field::IifIndex], "ends"), "counter iif @ends"),
+        ("filter", f().is_not_in(&[Field::OifIndex], "ends"), "counter oif != @ends"),
     ];
     cases.extend([
         ("filter", f().priority(0xffff_0001), "counter meta priority ffff:1"),

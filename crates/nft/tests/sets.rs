@@ -37,7 +37,7 @@ fn listed(table: &str, name: &str, kind: &str) -> Value {
 }
 
 fn cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
-    use KeyType::{IfName, InetProto, InetService, Ipv4Addr, Ipv6Addr, Mark};
+    use KeyType::{IfIndex, IfName, InetProto, InetService, Ipv4Addr, Ipv6Addr, Mark};
     let set = |name: &str, key: &[KeyType]| Set::new(table, name, key);
     vec![
         (
@@ -54,6 +54,11 @@ fn cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
             set("if", &[IfName]),
             vec![Element::new(KeyPart::if_name(&"eth0".parse().unwrap()))],
             "set if { type ifname; elements = { \"eth0\" }; }",
+        ),
+        (
+            set("index", &[IfIndex]),
+            vec![Element::new(KeyPart::if_index(1)), Element::new(KeyPart::if_index(7007))],
+            "set index { type iface_index; elements = { \"lo\", 7007 }; }",
         ),
         (
             set("proto", &[InetProto]),

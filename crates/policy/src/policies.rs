@@ -10,6 +10,7 @@
 //! The caller computes the decisions ([`russet_verdict`]).
 
 mod content;
+mod ends;
 mod epoch;
 mod lists;
 mod log;
@@ -64,6 +65,8 @@ pub struct Policies {
     is_due: bool,
     /// Whether new connections that pass are logged.
     samples: bool,
+    /// The host ends of Calico's plugins that carry packets, by index; none while all do.
+    ends: Option<BTreeSet<u32>>,
     observer: Option<EpochObserver>,
 }
 
@@ -134,6 +137,7 @@ impl Policies {
             advanced: None,
             is_due: false,
             samples: false,
+            ends: None,
             observer: None,
         };
         policies.read()?;
@@ -295,7 +299,7 @@ impl Policies {
     pub fn withdraw(&mut self) -> Result<bool> {
         let table = skeleton::table();
         (self.content, self.lists) = (Decisions::default(), Lists::default());
-        (self.epoch, self.complete_at, self.samples) = (None, None, false);
+        (self.epoch, self.complete_at, self.samples, self.ends) = (None, None, false, None);
         if !self.nft.tables()?.iter().any(|info| info.table == table) {
             return Ok(false);
         }
@@ -307,7 +311,8 @@ impl Policies {
 
     const fn shape(&self, epoch: Epoch) -> Shape {
         let Self { settings, priority_by_tos, priority, samples, .. } = *self;
-        Shape { epoch, bits: settings.bits, priority_by_tos, priority, samples }
+        let guards_ends = self.ends.is_some();
+        Shape { epoch, bits: settings.bits, priority_by_tos, priority, samples, guards_ends }
     }
 
     /// Reads epoch and decisions; none of both without a table.
@@ -317,6 +322,7 @@ impl Policies {
         let mark = fresh.first().and_then(|element| words::class_id(element.key.first()?));
         self.epoch = mark.and_then(|mark| self.settings.bits.epoch(mark));
         self.samples = !elements(&mut self.nft, &skeleton::sampled())?.unwrap_or_default().is_empty();
+        self.ends = self.found_ends()?;
         self.content = Decisions::default();
         let found = self.found()?;
         let known = lists::read(&found);
@@ -355,7 +361,7 @@ impl Policies {
         let is_anew = matches!(fault, Some(Fault::Wrong(_)));
         let found = if is_anew { BTreeMap::new() } else { self.found()? };
         let mut constants = 0;
-        for (set, wanted) in skeleton::constants(old) {
+        for (set, wanted) in self.constants(old) {
             let found = elements(&mut self.nft, &set)?.unwrap_or_default();
             constants += replace(&mut Transaction::new(), &set, &found, &wanted).len();
         }
@@ -402,7 +408,7 @@ impl Policies {
     fn write_structure(&mut self, transaction: &mut Transaction, shape: Shape, is_first: bool) -> Result<()> {
         let fault = skeleton::spec(shape).repair(&mut self.nft, transaction)?;
         let fresh = skeleton::fresh();
-        for (set, mut wanted) in skeleton::constants(shape) {
+        for (set, mut wanted) in self.constants(shape) {
             if is_first && set == fresh {
                 wanted.clear();
             }

@@ -241,8 +241,8 @@ pub struct NodeArgs {
     /// `never` [default: auto].
     #[arg(long, env = "RUSSET_ANNOTATE", value_name = "WHEN")]
     pub annotate: Option<Annotate>,
-    /// Whether the cluster's network policies are enforced on this node's pods, `on` or `off`. Never in
-    /// Calico's place, where Felix does it [default: on].
+    /// Whether the cluster's network policies are enforced on this node's pods, `on` or `off`. Not
+    /// while Felix enforces them [default: on].
     #[arg(long, env = "RUSSET_POLICIES", value_name = "WHETHER")]
     pub policies: Option<PolicyMode>,
     /// Whether packets of known flows between pods pass by BPF programs instead of the kernel's rules and

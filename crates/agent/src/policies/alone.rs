@@ -32,8 +32,9 @@ const MAX_TRIES: usize = 20;
 /// Holds the addresses of a pod that is about to be wired, if policies are in force on this node.
 pub fn hold(paths: &Paths, wired: &Wired) -> Result<(), CniError> {
     let Wired::Routed(attachment) = wired else { return Ok(()) };
-    let is_pods = attachment.dialect == Dialect::Native && attachment.pod.is_some();
-    if !is_pods || !paths.policies_marker().exists() {
+    // A container of Calico's plugin has a record, too.
+    let is_policed = attachment.dialect == Dialect::Calico || attachment.pod.is_some();
+    if !is_policed || !paths.policies_marker().exists() {
         return Ok(());
     }
     let failed = |error: &dyn std::fmt::Display| {

@@ -3,11 +3,10 @@
 //! it left in the kernel is removed.
 
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use russet_netlink::Socket;
 use russet_overlay::firewall::{felix_filters, remove_felix};
-use russet_policy::CALICO_PREFIX;
 
 use super::{Policies, Request};
 use crate::route_daemons;
@@ -81,7 +80,8 @@ fn remove(policies: &Policies) -> bool {
     // Without the host's PID namespace a Felix that runs is not seen.
     let sees_all = std::fs::metadata("/proc/self/ns/pid").is_ok_and(|it| it.ino() == HOST_PIDS);
     let may = || *policies.shared.in_force.borrow() && !route_daemons::has_calico_node();
-    if !sees_all || !may() || has_calico_ends() {
+    // Pods of Calico's plugins that are not decided have what it left for them.
+    if !sees_all || !may() || !policies.shared.calico_decided.load(Ordering::Acquire) {
         return false;
     }
     match remove_felix(&may) {
@@ -98,12 +98,6 @@ fn remove(policies: &Policies) -> bool {
             false
         }
     }
-}
-
-/// Whether there are pods of Calico's plugin, whose policies this agent does not enforce.
-fn has_calico_ends() -> bool {
-    let links = Socket::route().and_then(|mut socket| socket.links());
-    links.map_or(true, |links| links.iter().any(|link| link.name.starts_with(CALICO_PREFIX)))
 }
 
 // === impl Seen ===

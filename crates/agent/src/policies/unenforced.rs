@@ -1,4 +1,4 @@
-//! The policies of a cluster whose agent enforces none, because it is in Calico's place. An operator has to see them in the log and at
+//! The policies of a cluster whose agent is in Calico's place and, by its settings, enforces none. An operator has to see them in the log and at
 //! `/readyz?verbose`: a policy that denies everything and is silently not enforced is the worst surprise.
 //!
 //! The loop counts what it watches in the store anyway. Of a store in the Kubernetes API these are Calico's policies alone, so that those of
@@ -162,7 +162,7 @@ impl Found {
             .collect();
         (!there.is_empty()).then(|| {
             format!(
-                "NOT ENFORCED: the datastore holds {}, and an agent in Calico's place enforces none; this node lets all traffic of its pods through. Where they must hold, run calico/node (Felix)",
+                "NOT ENFORCED: the datastore holds {}, and this agent's setting is policies = \"off\"; this node lets all traffic of its pods through. Where they must hold, set it to \"on\", or run calico/node (Felix)",
                 there.join(" and ")
             )
         })

@@ -2,12 +2,14 @@
 
 mod as_written;
 mod bridges;
+mod calico;
 mod hosts;
 mod kernel;
 mod namespaces;
 mod naming;
 mod unlisted;
 mod unrecorded;
+mod wiring;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,10 +19,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use russet_addr::{EndpointId, IfName};
-use russet_attach::Wired;
+use russet_addr::EndpointId;
 use russet_journal::EndpointTable;
-use russet_openshift::PolicedPod;
 use russet_policy::{Decisions, PolicyError};
 use russet_verdict::engine::Engine;
 use russet_verdict::ir::{Policy, PolicyId, Problem, Profile};
@@ -30,14 +30,16 @@ use russet_verdict::world::{Config, Endpoint, EndpointKey, Update};
 use serde_json::{Value, json};
 
 use as_written::PolicyProblems;
+use calico::Calico;
 use hosts::Hosts;
 use kernel::Kernel;
 use naming::AtHosts;
+use wiring::LocalPod;
 
 use super::alone::Marker;
 use super::closed::unanswered;
 use super::felix::Felix;
-use super::{Change, Kind, Request, Shared, Source, Wants, is_policed};
+use super::{Change, Kind, Request, Shared, Source, Wants};
 use crate::fast_path::Signal;
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
@@ -75,6 +77,8 @@ pub struct Worker {
     wired: BTreeMap<PodName, LocalPod>,
     /// Interfaces whose pods are not recorded, such as those that a plugin without an agent attached.
     unnamed: Vec<LocalPod>,
+    /// The host ends of Calico's plugins.
+    calico: Calico,
     /// Interfaces that are being wired; the endpoint table does not list them yet.
     in_progress: BTreeMap<EndpointId, BTreeSet<IpAddr>>,
     /// Namespaces that are deleted, while there are pods of them.
@@ -126,16 +130,6 @@ type ObjectName = (String, String);
 /// `namespace/name`.
 type PodName = String;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct LocalPod {
-    /// Whether it is a pod, and not another container.
-    is_pod: bool,
-    host_name: IfName,
-    /// The bridge that it is behind.
-    bridge: Option<IfName>,
-    addresses: BTreeSet<IpAddr>,
-}
-
 /// The pause before another attempt after the kernel refused a change.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long the addresses of a pod are held after its DEL has begun.
@@ -176,6 +170,7 @@ impl Worker {
             profiles: BTreeSet::new(),
             wired: BTreeMap::new(),
             unnamed: Vec::new(),
+            calico: Calico::default(),
             in_progress: BTreeMap::new(),
             ending: BTreeSet::new(),
             bridges_at: None,
@@ -242,7 +237,8 @@ impl Worker {
         let sampled = sampled.map(|_| self.sampled_until().max(Instant::now() + RETRY));
         // Before everything is listed they have nothing to do.
         let hosts = self.hosts.due().filter(|_| self.phase != Phase::Waiting);
-        let due = [advance, sampled, self.kernel.restore_at, hosts, self.bridges_at].into_iter().flatten();
+        let due = [advance, sampled, self.kernel.restore_at, hosts, self.bridges_at, self.calico.retry_at()];
+        let due = due.into_iter().flatten();
         let due = due.chain(self.leaving.values().copied()).min();
         due.map_or(IDLE, |due| due.saturating_duration_since(Instant::now()))
     }
@@ -268,6 +264,7 @@ impl Worker {
         for request in self.shared.take_requests() {
             match request {
                 Request::Hold { id, addresses, held } => {
+                    self.withhold(&addresses);
                     self.leaving.retain(|address, _| !addresses.contains(address));
                     let done = self.hold(&addresses).map_err(|error| error.to_string());
                     self.in_progress.insert(id, addresses);
@@ -283,6 +280,7 @@ impl Worker {
                     self.kernel.restore_at = Some(Instant::now());
                     self.hosts.doubt();
                 }
+                Request::Ends => self.ends_changed(),
                 Request::Felix(felix) => self.meet(felix),
                 // Below, once the table is there.
                 Request::Sampled => {}
@@ -414,119 +412,16 @@ impl Worker {
         self.engine.apply(Update::Endpoint(key, endpoint));
     }
 
-    /// The endpoint with the addresses and the host end that it has on this node: a pod's status has
-    /// its addresses only a moment after it runs.
-    fn with_wiring(&self, endpoint: Arc<Endpoint>) -> Arc<Endpoint> {
-        match self.wiring_of(&endpoint) {
-            Some(local) if endpoint.node == self.node => Arc::new(Endpoint {
-                addresses: local.addresses.clone(),
-                local: Some(local.host_name.clone()),
-                ..Endpoint::clone(&endpoint)
-            }),
-            _ => endpoint,
-        }
-    }
-
-    /// The interface of a pod: the one with its name, or else the one with its address.
-    fn wiring_of(&self, endpoint: &Endpoint) -> Option<&LocalPod> {
-        let has_address = |local: &&LocalPod| !local.addresses.is_disjoint(&endpoint.addresses);
-        let without_pod = self.wired.values().filter(|local| !local.is_pod);
-        let find = || self.unnamed.iter().chain(without_pod).find(has_address);
-        self.wired.get(&pod_name(endpoint)).or_else(find)
-    }
-
-    /// Reads the endpoint table, and applies the endpoints whose wiring has changed.
-    fn read_wiring(&mut self) {
-        self.is_stale = false;
-        let (wired, unnamed) = self.wiring();
-        let wiring = |endpoint| self.wiring_of(endpoint).cloned();
-        let known_before: BTreeMap<EndpointKey, Option<LocalPod>> =
-            self.pods.iter().map(|(key, endpoint)| (key.clone(), wiring(endpoint))).collect();
-        let before = std::mem::replace(&mut self.wired, wired);
-        self.unnamed = unnamed;
-        self.look_at_bridges();
-        self.hold_leaving(&before);
-        let changed: Vec<(EndpointKey, Arc<Endpoint>)> = self
-            .pods
-            .iter()
-            .filter(|(key, endpoint)| {
-                known_before.get(*key).and_then(Option::as_ref) != self.wiring_of(endpoint)
-            })
-            .map(|(key, endpoint)| (key.clone(), Arc::clone(endpoint)))
-            .collect();
-        for (key, endpoint) in changed {
-            let endpoint = self.with_wiring(endpoint);
-            self.engine.apply(Update::Endpoint(key, Some(endpoint)));
-        }
-        if self.shared.source == Source::Records {
-            self.apply_unrecorded();
-        }
-    }
-
-    /// The interfaces of pods with a name, and those of others. Of a pod with interfaces of both kinds, policies are about
-    /// those that the node routes, and not about those behind bridges.
-    fn wiring(&self) -> (BTreeMap<PodName, LocalPod>, Vec<LocalPod>) {
-        let (mut wired, mut unnamed) = (BTreeMap::<PodName, LocalPod>::new(), Vec::new());
-        let mut attached = self.endpoints.attached();
-        attached.retain(|endpoint| endpoint.wired.as_deref().is_some_and(is_policed));
-        attached
-            .sort_by_key(|endpoint| endpoint.wired.as_deref().is_some_and(|wired| wired.bridge().is_some()));
-        for endpoint in attached {
-            let Some(interface) = endpoint.wired.as_deref() else { continue };
-            let local = LocalPod::new(interface, endpoint.pod.is_some());
-            let Some(name) = endpoint.pod.or_else(|| self.container_name(&endpoint.subject.id)) else {
-                unnamed.push(local);
-                continue;
-            };
-            match wired.get_mut(&name) {
-                Some(known) if known.bridge.is_some() == local.bridge.is_some() => {
-                    known.addresses.extend(local.addresses);
-                }
-                Some(_) => {}
-                None => _ = wired.insert(name, local),
-            }
-        }
-        for pod in self.shared.openshift.listed().unwrap_or_default() {
-            let local = LocalPod::of_openshift(&pod);
-            match pod.name {
-                Some((namespace, name)) => _ = wired.insert(format!("{namespace}/{name}"), local),
-                None => unnamed.push(local),
-            }
-        }
-        (wired, unnamed)
-    }
-
-    /// Holds what pods that are not wired any more had, before the decisions about it go.
-    fn hold_leaving(&mut self, before: &BTreeMap<PodName, LocalPod>) {
-        if self.phase != Phase::Enforcing {
-            return;
-        }
-        let addresses = |pods: &BTreeMap<PodName, LocalPod>| -> BTreeSet<IpAddr> {
-            pods.values().flat_map(|local| local.addresses.iter().copied()).collect()
-        };
-        let gone: BTreeSet<IpAddr> = &addresses(before) - &addresses(&self.wired);
-        if gone.is_empty() {
-            return;
-        }
-        match self.hold(&gone) {
-            Ok(()) => {
-                let until = Instant::now() + LEAVING;
-                self.leaving.extend(gone.into_iter().map(|address| (address, until)));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "addresses of pods that end are not held; decisions are written anew");
-                self.wanted.held.extend(gone);
-                self.kernel.restore_at = Some(Instant::now() + RETRY);
-            }
-        }
-    }
-
     /// Decides, and has the kernel hold the decisions.
     fn decide(&mut self) {
         // A host endpoint without a policy denies.
         let is_idle = self.policies.is_empty() && !self.hosts.is_any();
+        if self.calico.takes_retry() {
+            self.ends_changed();
+        }
         // Where nothing decides, each ADD and DEL would cost a look at all pods of the node.
-        if self.is_stale && !(is_idle && self.phase == Phase::Open) {
+        let decides = self.felix != Felix::Filtering && !(is_idle && self.phase == Phase::Open);
+        if self.is_stale && decides {
             self.read_wiring();
         }
         if self.felix == Felix::Filtering {
@@ -642,6 +537,7 @@ impl Worker {
             let held = std::mem::take(&mut self.wanted.held);
             self.wanted = Decisions { held, ..Decisions::default() };
         }
+        self.close_undecided(is_first);
         let delta = self.engine.flush();
         for (id, problem) in &delta.problems {
             report(id, problem);
@@ -671,6 +567,7 @@ impl Worker {
             self.guard_hosts();
         }
         self.write(&delta, &decided, is_first, began);
+        self.open_decided();
         if !hosts_first {
             self.guard_hosts();
         }
@@ -709,27 +606,6 @@ impl Worker {
         }
     }
 
-    /// Whether everything is known that the decisions about a held address depend on.
-    fn is_decided(&self, address: IpAddr) -> bool {
-        let is_in_progress = self.in_progress.values().any(|addresses| addresses.contains(&address));
-        if is_in_progress || self.leaving.contains_key(&address) {
-            return false;
-        }
-        match self.wired.iter().find(|(_, local)| local.addresses.contains(&address)) {
-            Some((name, local)) => self.unrecorded.contains_key(name) || self.is_recorded(name, local),
-            // Nothing has it, or something that no policy is about.
-            None => !self.awaits_its_pod(address),
-        }
-    }
-
-    /// Whether a plugin without an agent gave a pod this address, and the API server does not say yet
-    /// whose it is.
-    fn awaits_its_pod(&self, address: IpAddr) -> bool {
-        self.inherited.contains(&address)
-            && self.endpoints.routes_to(&address)
-            && !self.pods.values().any(|pod| pod.addresses.contains(&address))
-    }
-
     fn publish(&mut self) {
         self.check_bridges();
         let in_force = match self.phase {
@@ -738,6 +614,7 @@ impl Worker {
             Phase::Waiting | Phase::Aside => false,
         };
         let in_force = in_force && self.hosts.are_in_force(&self.engine);
+        self.publish_calico(in_force);
         self.shared.in_force.send_if_modified(|known| std::mem::replace(known, in_force) != in_force);
         let denied = self.kernel.table.as_ref().map_or(0, russet_policy::Policies::denied_by_limit);
         self.metrics.denied_by_limit.set(count(denied));
@@ -753,25 +630,6 @@ impl Worker {
         self.metrics.identities.set(held(self.wanted.identities.len()));
         self.metrics.decisions.set(held(self.wanted.decisions.len()));
         self.metrics.held.set(count(self.wanted.held.len()));
-    }
-}
-
-// === impl LocalPod ===
-
-impl LocalPod {
-    fn of_openshift(pod: &PolicedPod) -> Self {
-        let addresses = [IpAddr::V4(pod.address)].into();
-        Self { is_pod: pod.name.is_some(), host_name: pod.host_veth.clone(), bridge: None, addresses }
-    }
-
-    fn new(interface: &Wired, is_pod: bool) -> Self {
-        let addresses = interface.addresses().into_iter().collect();
-        Self {
-            is_pod,
-            host_name: interface.host_name().clone(),
-            bridge: interface.bridge().cloned(),
-            addresses,
-        }
     }
 }
 

@@ -23,6 +23,10 @@ pub enum Field {
     Sport,
     /// `th dport`; requires a match of the protocol before.
     Dport,
+    /// `iif`
+    IifIndex,
+    /// `oif`
+    OifIndex,
     /// `iifname`
     IifName,
     /// `oifname`
@@ -469,6 +473,7 @@ impl Field {
             Self::Saddr(family) | Self::Daddr(family) => KeyType::address(family),
             Self::L4Proto => KeyType::InetProto,
             Self::Sport | Self::Dport => KeyType::InetService,
+            Self::IifIndex | Self::OifIndex => KeyType::IfIndex,
             Self::IifName | Self::OifName => KeyType::IfName,
             Self::Mark => KeyType::Mark,
             Self::Priority => KeyType::ClassId,
@@ -488,6 +493,8 @@ impl Field {
             Self::Sport => payload(PayloadBase::Transport, 0, 2),
             Self::Dport => payload(PayloadBase::Transport, 2, 2),
             Self::L4Proto => Expr::Meta { key: MetaKey::L4Proto, to },
+            Self::IifIndex => Expr::Meta { key: MetaKey::Iif, to },
+            Self::OifIndex => Expr::Meta { key: MetaKey::Oif, to },
             Self::IifName => Expr::Meta { key: MetaKey::IifName, to },
             Self::OifName => Expr::Meta { key: MetaKey::OifName, to },
             Self::Mark => Expr::Meta { key: MetaKey::Mark, to },

@@ -220,6 +220,11 @@ impl KeyPart {
         Self::single(number.to_ne_bytes())
     }
 
+    /// The index of an interface.
+    pub fn if_index(index: u32) -> Self {
+        Self::single(index.to_ne_bytes())
+    }
+
     /// The name of an interface.
     pub fn if_name(name: &IfName) -> Self {
         Self::single(padded_name(name.as_str()))

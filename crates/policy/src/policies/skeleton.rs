@@ -1,7 +1,12 @@
 //! Sets, chains and rules of the table; their number does not depend on that of policies. Pure.
 //!
 //! ```text
-//! chain postrouting { type filter hook postrouting priority filter + N; ct mark & MASK == @fresh accept
+//! chain ends-forward { type filter hook forward priority filter + N; iifname "cali*" jump from-end }
+//! chain ends-input   { type filter hook input priority filter + N; for IPv6 neighbour discovery and icmpv6 type { 130, 131, 132 } accept
+//!                      ct direction reply accept; iifname "cali*" jump from-end }
+//! chain from-end    { iif @ends return; goto denied-out }, or nothing while ends are not guarded
+//! chain to-end      { oif @ends return; fib saddr type local return; ip6 saddr fe80::/10 return; goto denied-in }, likewise
+//! chain postrouting { type filter hook postrouting priority filter + N; oifname "cali*" jump to-end; ct mark & MASK == @fresh accept
 //!                     meta nfproto ipv4 goto forwarded4; meta nfproto ipv6 goto forwarded6 }
 //! chain input       { type filter hook input priority 101 + N; the same, with local4 and local6 }
 //! chain forwarded4  {
@@ -35,6 +40,11 @@
 //! What is for a process of the node is judged at the end of the hook input: where kube-proxy uses IPVS, the node has the
 //! addresses of Services itself, and IPVS takes their packets away there and sends them on from output.
 //!
+//! The set `ends` has the indexes of the host ends of Calico's plugins whose pods are decided; what comes from or goes to
+//! another one is denied, because such a plugin asks no agent before it wires a pod. An index, unlike a name, is that of one
+//! interface only. Where packets enter, no interface is known at postrouting on kernels before 5.7, and IPVS takes away
+//! what it sends on: hence the hooks forward and input.
+//!
 //! Behind postrouting's address translation of destinations and before that of sources, a request
 //! has its real client and its real server, and so has a reply. The chains `rout4` and `rin4` judge
 //! a reply by the decision for its request. nft cannot list rules which look up what they loaded
@@ -52,7 +62,7 @@ use russet_verdict::table::{Identity, Word};
 use super::epoch::{Epoch, MarkBits};
 use super::words;
 use crate::priority::restored;
-use crate::ruleset::LINK_LOCAL;
+use crate::ruleset::{CALICO_PREFIX, LINK_LOCAL};
 use crate::table_spec::TableSpec;
 
 /// The table's name in commands and errors.
@@ -109,6 +119,8 @@ pub(super) struct Shape {
     pub priority: i32,
     /// Whether new connections that pass are logged.
     pub samples: bool,
+    /// Whether the host ends of Calico's plugins carry something only if they are in the set.
+    pub guards_ends: bool,
 }
 
 pub(super) const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
@@ -116,6 +128,9 @@ pub(super) const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Eg
 pub(super) const EPOCH_CHAIN: &str = "epoch";
 const FRESH: &str = "fresh";
 const PORTED: &str = "ported";
+const ENDS: &str = "ends";
+/// The chains of what comes from, and goes to, the host ends of Calico's plugins.
+pub(super) const ENDS_CHAINS: [&str; 2] = ["from-end", "to-end"];
 /// Queries, reports and ends of multicast listeners of IPv6.
 const LISTENERS: [u8; 3] = [130, 131, 132];
 /// The protocols whose new connections are logged when they pass; empty while nothing asks for them.
@@ -196,7 +211,7 @@ pub(super) fn spec(shape: Shape) -> TableSpec {
     let decided = Family::BOTH.into_iter().flat_map(|family| Place::EACH.map(|place| place.set(family)));
     TableSpec {
         table: table(),
-        sets: decided.chain(constants(shape).into_iter().map(|(set, _)| set)).collect(),
+        sets: decided.chain(constants(shape).into_iter().map(|(set, _)| set)).chain([ends_set()]).collect(),
         chains: chains(shape),
         rules: rules(shape),
         unknown_rules: None,
@@ -243,6 +258,43 @@ pub(super) fn sampled_elements() -> Vec<Element> {
     protocols.map(|protocol| Element::new(KeyPart::protocol(protocol as u8))).to_vec()
 }
 
+/// The set of the host ends of Calico's plugins whose pods are decided.
+pub(super) fn ends_set() -> Set {
+    Set::new(&table(), ENDS, [KeyType::IfIndex])
+}
+
+/// Its element for the index of an interface.
+pub(super) fn end_element(index: u32) -> Element {
+    Element::new(KeyPart::if_index(index))
+}
+
+/// The rules that deny what the set of ends does not have.
+pub(super) fn ends_rules() -> Vec<Rule> {
+    let [from, to] = ENDS_CHAINS;
+    vec![
+        rule(from).is_in(&[Field::IifIndex], ENDS).return_(),
+        rule(from).goto("denied-out"),
+        rule(to).is_in(&[Field::OifIndex], ENDS).return_(),
+        // The node may always reach its own pods.
+        rule(to).from_this_machine().return_(),
+        rule(to).saddr(LINK_LOCAL).return_(),
+        rule(to).goto("denied-in"),
+    ]
+}
+
+/// The rules that lead there.
+fn ends_entrances() -> Vec<Rule> {
+    let [from, to] = ENDS_CHAINS;
+    let [forward, input] = ["ends-forward", "ends-input"];
+    let mut rules = vec![rule(forward).iif_prefix(CALICO_PREFIX).jump(from)];
+    rules.push(rule(input).neighbour_discovery().accept());
+    rules.extend(LISTENERS.map(|kind| rule(input).icmpv6_type(kind).accept()));
+    rules.push(rule(input).ct_reply().accept());
+    rules.push(rule(input).iif_prefix(CALICO_PREFIX).jump(from));
+    rules.push(rule("postrouting").oif_prefix(CALICO_PREFIX).jump(to));
+    rules
+}
+
 /// The set of the epoch in force.
 pub(super) fn fresh() -> Set {
     Set::new(&table(), FRESH, [KeyType::Mark])
@@ -269,6 +321,7 @@ pub(super) fn next_priority(old: i32) -> i32 {
 fn chains(shape: Shape) -> Vec<Chain> {
     let base = |name, hook, priority| Chain::base(&table(), name, ChainKind::Filter, hook, priority);
     let mut names = vec![EPOCH_CHAIN.to_owned()];
+    names.extend(ENDS_CHAINS.map(str::to_owned));
     for direction in DIRECTIONS {
         names.extend(
             denying_chains(direction)
@@ -284,6 +337,8 @@ fn chains(shape: Shape) -> Vec<Chain> {
     }
     let regular = names.into_iter().map(|name| Chain::new(&table(), name));
     let base = [
+        base("ends-forward", Hook::Forward, shape.priority),
+        base("ends-input", Hook::Input, shape.priority),
         base("postrouting", Hook::Postrouting, shape.priority),
         base("input", Hook::Input, shape.priority + BEHIND_IPVS),
     ];
@@ -292,6 +347,8 @@ fn chains(shape: Shape) -> Vec<Chain> {
 
 fn rules(shape: Shape) -> Vec<Rule> {
     let mut rules = vec![epoch_rule(shape)];
+    rules.extend(ends_entrances());
+    rules.extend(shape.guards_ends.then(ends_rules).into_iter().flatten());
     for (hook, chain) in [("postrouting", "forwarded"), ("input", "local")] {
         rules.push(rule(hook).ct_mark_in(shape.bits.mask(), FRESH).accept());
         rules.extend(Family::BOTH.map(|family| rule(hook).family(family).goto(of(chain, family))));

@@ -91,6 +91,8 @@ fn p107_what_nft_lists_loads_again_and_is_the_same() {
     in_netns_with_loopback(|| {
         let mut policies = open();
         policies.restore(decided(&everything(5, 10)), Instant::now()).unwrap();
+        // One without an interface, as after its end.
+        policies.open_ends(&BTreeSet::from([1, 7007]), Instant::now()).unwrap();
         let listed = ruleset();
         assert!(
             listed.contains("ffff:1") && listed.contains("7-9") && listed.contains("172.16.9.0/24"),
@@ -110,6 +112,42 @@ fn p107_what_nft_lists_loads_again_and_is_the_same() {
         run("nft", &["flush", "ruleset"]);
         load(&listed);
         assert_eq!(ruleset(), listed);
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, root; tool: nft"]
+fn ends_are_guarded_once_they_are_known_and_are_known_again_and_restored() {
+    in_netns_with_loopback(|| {
+        let (mut first, now) = (open(), Instant::now());
+        let ends = |indexes: &[u32]| indexes.iter().copied().collect::<BTreeSet<u32>>();
+        first.open_ends(&ends(&[7]), now).unwrap();
+        assert_eq!((first.ends(), first.epoch()), (None, None), "nothing is decided");
+        let wanted = decided(&everything(1, 1));
+        first.restore(wanted.clone(), now).unwrap();
+        assert_eq!(open().ends(), None, "what holds a pod without an agent knows no other");
+        first.open_ends(&ends(&[1, 7]), now).unwrap();
+        let mut policies = open();
+        assert_eq!(policies.ends(), Some(&ends(&[1, 7])));
+        let before = generation();
+        policies.restore(wanted.clone(), now).unwrap();
+        policies.open_ends(&ends(&[1, 7]), now).unwrap();
+        assert_eq!(generation(), before);
+        policies.open_ends(&ends(&[7, 8]), now).unwrap();
+        assert_eq!(open().ends(), Some(&ends(&[7, 8])));
+        // What another program changes is restored, and found by the next change, too.
+        run("nft", &["flush", "set", "inet", "russet-decisions", "ends"]);
+        assert_eq!(policies.restore(wanted.clone(), now).unwrap().elements, 2);
+        assert_eq!(open().ends(), Some(&ends(&[7, 8])));
+        run("nft", &["flush", "chain", "inet", "russet-decisions", "to-end"]);
+        run("nft", &["flush", "chain", "inet", "russet-decisions", "from-end"]);
+        policies.open_ends(&ends(&[8]), now).unwrap();
+        assert_eq!(open().ends(), Some(&ends(&[8])));
+        run("nft", &["delete", "table", "inet", "russet-decisions"]);
+        policies.open_ends(&ends(&[]), now).unwrap();
+        let found = open();
+        assert_eq!((found.ends(), found.current()), (Some(&ends(&[])), &wanted));
+        assert!(policies.withdraw().unwrap() && policies.ends().is_none());
     });
 }
 

@@ -46,7 +46,7 @@ const KINDS: [(&str, &str); 8] = [
     ("bgpconfiguration", "Russet does not speak BGP; it routes directly or by VXLAN"),
     (
         "felixconfiguration",
-        "the agent reads the tunnel's settings of it in Calico's place (docs/calico.md), and elsewhere defaultEndpointToHostAction (docs/policy.md); calicoctl changes it",
+        "the agent reads the tunnel's settings of it in Calico's place (docs/calico.md), and defaultEndpointToHostAction (docs/policy.md); calicoctl changes it",
     ),
     ("clusterinformation", "calicoctl prints it; Russet only reads `datastoreReady`"),
 ];

@@ -38,6 +38,7 @@ fn pod_request<'a>(setup: &CalicoSetup, pod: &'a TestPod, container: &'a str, ex
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn policies_that_are_not_enforced_are_named_at_the_start_and_in_readiness() {
     let mut setup = CalicoSetup::new();
+    setup.node.agent_args.extend(["--policies", "off"].map(str::to_owned));
     put_policy(&setup, "globalnetworkpolicies/default.deny-all", "GlobalNetworkPolicy", "default.deny-all");
     setup.node.start_agent();
     let first = "policy: NOT ENFORCED: the datastore holds 1 globalnetworkpolicies, and";

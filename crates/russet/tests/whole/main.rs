@@ -11,6 +11,7 @@ mod calico_containerd;
 mod calico_direct;
 mod calico_ipam;
 mod calico_place;
+mod calico_policies;
 mod calico_v1;
 mod capture;
 mod chaos;

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use russet_addr::EndpointId;
 use russet_verdict::world::{Endpoint, EndpointKey, EndpointKind, Update};
 
-use super::{LocalPod, PodName, Worker, pod_name};
+use super::wiring::LocalPod;
+use super::{PodName, Worker, pod_name};
 use crate::policies::Source;
 
 /// The namespace of containers that are no pods of Kubernetes, as in Calico's plugin.
@@ -34,14 +35,16 @@ impl Worker {
     /// agent has attached it, so that the name is not known.
     pub(super) fn is_recorded(&self, name: &str, local: &LocalPod) -> bool {
         self.pods.values().any(|endpoint| {
-            let has_address = || !local.is_pod && !local.addresses.is_disjoint(&endpoint.addresses);
+            let has_address = || !local.is_pod && local.is_at(endpoint);
             pod_name(endpoint) == name || has_address()
         })
     }
 
-    /// Applies what is wired and has no record, and removes what is not wired any more or has one now.
+    /// Applies what is wired and has no record, and removes what is not wired any more or has one now. Calico's plugins
+    /// write one for each interface.
     pub(super) fn apply_unrecorded(&mut self) {
-        let wired = self.wired.iter().filter(|(name, local)| !self.is_recorded(name, local));
+        let wired =
+            self.wired.iter().filter(|(name, local)| !local.is_calico && !self.is_recorded(name, local));
         let wanted: BTreeMap<PodName, Arc<Endpoint>> =
             wired.map(|(name, local)| (name.clone(), Arc::new(self.endpoint_of(name, local)))).collect();
         let before = std::mem::replace(&mut self.unrecorded, wanted);

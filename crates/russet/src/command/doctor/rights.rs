@@ -177,11 +177,7 @@ fn judge(status: &Status, (calico, wanted): (&str, Wanted), report: &mut Finding
 
 impl Wanted {
     fn of(config: &Config) -> Self {
-        Self {
-            // In Calico's place Felix enforces them.
-            policies: config.policies == PolicyMode::On && !config.calico,
-            annotations: config.annotate != Annotate::Never,
-        }
+        Self { policies: config.policies == PolicyMode::On, annotations: config.annotate != Annotate::Never }
     }
 }
 

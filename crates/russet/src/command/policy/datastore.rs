@@ -100,8 +100,9 @@ const OTHER_RECORDS: [ResourceKind; 6] = [
     ResourceKind::StagedNetworkPolicy,
     ResourceKind::WorkloadEndpoint,
 ];
-/// The plugin whose routed interfaces policies are about.
+/// The plugins whose routed interfaces policies are about.
 pub const OWN_PLUGIN: &str = "russet";
+pub const CALICO_PLUGIN: &str = "calico";
 /// The namespace of containers that are no pods of Kubernetes, as in Calico's plugin.
 const NO_NAMESPACE: &str = "default";
 
@@ -301,9 +302,9 @@ impl Datastore {
         let journal = russet_journal::view(&place.paths.journal_file()).ok().flatten();
         let mut wired = wired_pods(journal.map(|view| view.attachments).unwrap_or_default());
         for (name, address) in self.openshifts_pods(place) {
-            wired.entry(name).or_default().insert(address);
+            wired.entry(name).or_default().addresses.insert(address);
         }
-        for (name, addresses) in wired {
+        for (name, WiredPod { addresses, is_calico }) in wired {
             let mut endpoints = self.cluster.snapshot.endpoints.iter();
             let found = endpoints.find(|(_, it)| pod_name(it) == name && *it.node == *node.as_str());
             let found = found.map(|(key, endpoint)| {
@@ -316,7 +317,8 @@ impl Datastore {
             };
             let (key, endpoint) = match found {
                 Some(found) => found,
-                None if place.is_kubernetes => continue,
+                // Without the record that Calico's plugin writes, nothing is decided of its pod.
+                None if place.is_kubernetes || is_calico => continue,
                 None => unrecorded(),
             };
             self.others.remove(&name);
@@ -337,25 +339,35 @@ impl Datastore {
     }
 }
 
-/// Whether policies are about an interface: those of the plugin `russet`, and ports of bridges.
+/// Whether policies are about an interface: those of the plugins `russet` and `calico`, and ports of bridges.
 pub fn is_policed(attachment: &Attachment) -> bool {
-    attachment.plugin == OWN_PLUGIN || attachment.bridge.is_some()
+    [OWN_PLUGIN, CALICO_PLUGIN].contains(&attachment.plugin.as_str()) || attachment.bridge.is_some()
 }
 
-/// The addresses of each pod that policies are about. Of a pod with interfaces of both kinds, they are about
-/// those that the node routes, and not about ports of bridges.
-fn wired_pods(mut attachments: Vec<Attachment>) -> BTreeMap<String, BTreeSet<IpAddr>> {
+/// A pod that policies are about, as it is wired.
+#[derive(Debug, Default)]
+struct WiredPod {
+    addresses: BTreeSet<IpAddr>,
+    /// Calico's plugin has wired it.
+    is_calico: bool,
+}
+
+/// The pods that policies are about. Of one with interfaces of both kinds, they are about those that the node routes, and
+/// not about ports of bridges.
+fn wired_pods(mut attachments: Vec<Attachment>) -> BTreeMap<String, WiredPod> {
     attachments.retain(is_policed);
     attachments.sort_by_key(|attachment| attachment.bridge.is_some());
-    let mut wired: BTreeMap<String, (bool, BTreeSet<IpAddr>)> = BTreeMap::new();
-    for Attachment { container, pod, bridge, addresses, .. } in attachments {
+    let mut wired: BTreeMap<String, (bool, WiredPod)> = BTreeMap::new();
+    for Attachment { container, pod, bridge, addresses, plugin, .. } in attachments {
         let name = pod.unwrap_or_else(|| format!("{NO_NAMESPACE}/{container}"));
-        let (is_port, known) = wired.entry(name).or_insert_with(|| (bridge.is_some(), BTreeSet::new()));
+        let new =
+            || (bridge.is_some(), WiredPod { is_calico: plugin == CALICO_PLUGIN, ..WiredPod::default() });
+        let (is_port, known) = wired.entry(name).or_insert_with(new);
         if *is_port == bridge.is_some() {
-            known.extend(addresses);
+            known.addresses.extend(addresses);
         }
     }
-    wired.into_iter().map(|(name, (_, addresses))| (name, addresses)).collect()
+    wired.into_iter().map(|(name, (_, pod))| (name, pod)).collect()
 }
 
 /// The name of an endpoint, as operators write it.

@@ -7,8 +7,6 @@ use russet_agent::{Config, PolicyMode};
 /// Why it enforces none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unenforced {
-    /// It is in Calico's place.
-    CalicosPlace,
     /// By its settings.
     Off,
     /// Felix runs on this node, and the agent has left the policies to it.
@@ -19,11 +17,7 @@ pub enum Unenforced {
 
 /// The reason in an agent's settings.
 pub fn by_settings(config: &Config) -> Option<Unenforced> {
-    match (config.calico, config.policies) {
-        (true, _) => Some(Unenforced::CalicosPlace),
-        (false, PolicyMode::Off) => Some(Unenforced::Off),
-        (false, _) => None,
-    }
+    (config.policies == PolicyMode::Off).then_some(Unenforced::Off)
 }
 
 /// The reason on the node itself. While Felix begins, the agent's table stays in force.
@@ -40,7 +34,6 @@ pub fn by_node(has_table: bool, has_felix: impl FnOnce() -> bool) -> Option<Unen
 impl fmt::Display for Unenforced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::CalicosPlace => "left to Felix, in Calico's place",
             Self::Off => "policies are off",
             Self::Felix => "left to Felix, which runs on this node",
             Self::NoTable => "table inet russet-decisions is not in this node's kernel",

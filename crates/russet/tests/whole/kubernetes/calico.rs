@@ -135,7 +135,10 @@ fn oracle_39_calicos_plugin_costs_one_patch_besides_its_address_and_no_read() {
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: kube-apiserver, etcd, etcdctl, curl, openssl"]
 fn policies_of_kubernetes_that_are_not_enforced_are_named_in_log_and_readiness() {
-    let site = Site::new();
+    let mut site = Site::new();
+    site.node.stop_agent();
+    site.node.agent_args.extend(["--policies", "off"].map(str::to_owned));
+    site.node.start_agent();
     let ready = || site.node.get("/readyz?verbose");
     eventually(TIMEOUT, || ready().contains("[+] programmed"));
     assert!(!ready().contains("[!] policy"), "{}", ready());

@@ -7,10 +7,11 @@ use std::process::Command;
 use std::sync::Arc;
 
 use russet_testkit::kubernetes::require_program;
-use russet_testkit::{eventually, let_pass, run};
+use russet_testkit::{eventually, let_pass, run, succeeds};
 use serde_json::{Value, json};
 
 use super::calico::{NETWORK, Site};
+use super::policies::{create_policy, delete_policy, policy};
 use super::{GROUP, args_of};
 use crate::node::{Answer, TIMEOUT, TestPod};
 
@@ -201,6 +202,36 @@ fn repeated(call: impl Fn() -> Answer) -> Answer {
         answer = next;
     }
     answer
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, nf_tables; tool: calico, kube-apiserver, etcd, etcdctl, curl, openssl, ping, nft"]
+fn network_policies_of_the_api_server_are_in_force_on_pods_of_both_plugins() {
+    let mut both = Both::new(&[pool("four", "10.65.0.0/16", 26), pool("six", "fd65::/64", 122)]);
+    create_policy(&both.site.cluster, &policy("unrelated", "none", &[]));
+    let enforces = |both: &Both| {
+        both.site.node.netns().with(|| succeeds("nft list table inet russet-decisions")).unwrap()
+    };
+    eventually(TIMEOUT, || enforces(&both));
+    let (ours, our_addresses) = both.add("ours", Both::call_russets);
+    let (theirs, their_addresses) = both.add("theirs", Both::call_calicos);
+    let reaches = |pod: &TestPod, addresses: &[String]| {
+        addresses.iter().map(|address| pod.pings(&["-W", "1", address])).collect::<Vec<_>>()
+    };
+    eventually(TIMEOUT, || {
+        reaches(&ours, &their_addresses) == [true; FAMILIES]
+            && reaches(&theirs, &our_addresses) == [true; FAMILIES]
+    });
+    let mut all = policy("all", "none", &[]);
+    all["spec"]["podSelector"] = json!({ "matchLabels": { "app": "web" } });
+    create_policy(&both.site.cluster, &all);
+    eventually(TIMEOUT, || reaches(&ours, &their_addresses) == [false; FAMILIES]);
+    eventually(TIMEOUT, || reaches(&theirs, &our_addresses) == [false; FAMILIES]);
+    // The next one is closed at once.
+    let (_late, late_addresses) = both.add("late", Both::call_calicos);
+    assert_eq!(reaches(&ours, &late_addresses), [false; FAMILIES]);
+    ["all", "unrelated"].iter().for_each(|name| delete_policy(&both.site.cluster, name));
+    eventually(TIMEOUT, || reaches(&ours, &late_addresses) == [true; FAMILIES] && !enforces(&both));
 }
 
 #[test]

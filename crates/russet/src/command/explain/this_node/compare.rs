@@ -1,11 +1,12 @@
 //! What the kernel's table of decisions holds, compared with what the policies say.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use russet_addr::Family;
 use russet_agent::unjudged_on_bridges;
 use russet_journal::Attachment;
-use russet_policy::{Policies, PolicyReport, PolicySettings};
+use russet_policy::{CALICO_PREFIX, Policies, PolicyReport, PolicySettings};
 use russet_verdict::evaluator;
 use russet_verdict::flow::Flow;
 use russet_verdict::ir::Direction;
@@ -74,14 +75,25 @@ impl ThisNode {
                     Direction::Ingress => flow.destination,
                     Direction::Egress => flow.source,
                 };
-                let is_attached = |it: &Attachment| is_policed(it) && it.addresses.contains(&address);
-                if self.attachments.iter().any(is_attached) || egress::is_policed(data, address) {
-                    let own = self.own.contains(&flow.source);
-                    let found = decisions::judge(table.current(), end.direction, flow, own);
+                let has_address = |it: &&Attachment| is_policed(it) && it.addresses.contains(&address);
+                let attachment = self.attachments.iter().find(has_address);
+                if attachment.is_some() || egress::is_policed(data, address) {
+                    let own = self.own.contains(&flow.source) && end.direction == Direction::Ingress;
+                    let closed = attachment.and_then(|it| self.closed_end(it, table.ends())).filter(|_| !own);
+                    let found =
+                        closed.unwrap_or_else(|| decisions::judge(table.current(), end.direction, flow, own));
                     self.compare_end(snapshot, (flow, end.direction, end.allowed), found, report);
                 }
             }
         }
+    }
+
+    /// What the table says of a host end of Calico's plugins that carries nothing.
+    fn closed_end(&self, attachment: &Attachment, open: Option<&BTreeSet<u32>>) -> Option<decisions::Found> {
+        let name = attachment.host_name.as_deref().filter(|name| name.starts_with(CALICO_PREFIX))?;
+        let (index, _) = self.links.iter().find(|(_, link)| link.name == name)?;
+        let why = || format!("{name} is not among the host ends of decided pods");
+        (!open?.contains(index)).then(|| decisions::Found { allowed: false, why: why() })
     }
 
     /// A finding for each family in which policies deny a flow between two ports of one bridge, and the kernel

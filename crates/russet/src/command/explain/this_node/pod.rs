@@ -12,12 +12,12 @@ use russet_policy::{VerdictState, Verdicts};
 use super::super::report::Report;
 use super::{End, ThisNode};
 use crate::command::Failure;
-use crate::command::policy::datastore::OWN_PLUGIN;
+use crate::command::policy::datastore::{CALICO_PLUGIN, OWN_PLUGIN};
 
 /// Whether the pod's addresses are routed to its host end, and it has the MTU of pods; ports of bridges are
 /// another matter.
 fn is_routed(attachment: &Attachment) -> bool {
-    [OWN_PLUGIN, "calico"].contains(&attachment.plugin.as_str())
+    [OWN_PLUGIN, CALICO_PLUGIN].contains(&attachment.plugin.as_str())
 }
 
 // === impl ThisNode ===
