@@ -1,11 +1,12 @@
 //! `cargo xtask soak`: tests that take longer than `test` may: simulated clusters, network policies
-//! against real packets, then kill -9 at random in real clusters.
+//! against real packets, an earlier release's executables beside these, then kill -9 at random in real clusters.
 
 use crate::chaos;
 use crate::error::{Error, Result};
 use crate::packages;
 use crate::policies;
 use crate::sim;
+use crate::upgrade;
 
 /// Runs all of it, also after a failure; true if nothing failed.
 pub fn run(options: &sim::Options) -> Result<bool> {
@@ -17,7 +18,8 @@ pub fn run(options: &sim::Options) -> Result<bool> {
     packages::ensure()?;
     let simulated = sim::run(options)?;
     let enforced = policies::run()?;
+    let upgraded = upgrade::run(&upgrade::Options::default())?;
     let stormed = chaos::moments()?;
     let tried = chaos::run(&chaos::Options::soak())?;
-    Ok(simulated && enforced && stormed && tried)
+    Ok(simulated && enforced && upgraded && stormed && tried)
 }

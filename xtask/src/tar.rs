@@ -2,12 +2,14 @@
 
 use crate::error::{Error, Result};
 
-/// One file or directory.
+/// One file, directory or symbolic link.
 pub struct Entry {
     /// Without a leading slash; a directory ends in one.
     pub path: String,
     pub mode: u32,
     pub content: Vec<u8>,
+    /// Where a symbolic link leads.
+    pub target: Option<String>,
 }
 
 /// Everything in a tar archive is padded to this.
@@ -33,7 +35,15 @@ fn header(entry: &Entry, seconds: u64) -> Result<[u8; BLOCK_BYTES]> {
     if entry.path.len() > PATH_MAX_BYTES {
         return Err(Error::Found(format!("{} is too long a path for the archive", entry.path)));
     }
-    let kind = if entry.path.ends_with('/') { b'5' } else { b'0' };
+    let target = entry.target.as_deref().unwrap_or_default();
+    if target.len() > PATH_MAX_BYTES {
+        return Err(Error::Found(format!("{target} is too long a target of a link for the archive")));
+    }
+    let kind = match entry.path.ends_with('/') {
+        _ if entry.target.is_some() => b'2',
+        true => b'5',
+        false => b'0',
+    };
     let mut header = [0; BLOCK_BYTES];
     // name, mode, owner, group, size, time; the checksum counts its own field as spaces.
     put(&mut header, 0, entry.path.as_bytes());
@@ -44,6 +54,7 @@ fn header(entry: &Entry, seconds: u64) -> Result<[u8; BLOCK_BYTES]> {
     put(&mut header, 136, format!("{seconds:011o}").as_bytes());
     put(&mut header, 148, b"        ");
     header[156] = kind;
+    put(&mut header, 157, target.as_bytes());
     put(&mut header, 257, b"ustar\x0000");
     let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
     put(&mut header, 148, format!("{sum:06o}\0 ").as_bytes());
@@ -58,11 +69,15 @@ fn put(header: &mut [u8; BLOCK_BYTES], at: usize, bytes: &[u8]) {
 
 impl Entry {
     pub fn directory(path: &str) -> Self {
-        Self { path: format!("{path}/"), mode: 0o755, content: Vec::new() }
+        Self { path: format!("{path}/"), mode: 0o755, content: Vec::new(), target: None }
     }
 
     pub fn file(path: &str, mode: u32, content: Vec<u8>) -> Self {
-        Self { path: path.to_owned(), mode, content }
+        Self { path: path.to_owned(), mode, content, target: None }
+    }
+
+    pub fn link(path: &str, target: String) -> Self {
+        Self { path: path.to_owned(), mode: 0o777, content: Vec::new(), target: Some(target) }
     }
 }
 
@@ -80,6 +95,7 @@ mod tests {
                 Entry::file("usr/bin/x", 0o755, vec![7; 513]),
                 Entry::directory("usr"),
                 Entry::directory("usr/bin"),
+                Entry::link("usr/y", "bin/x".to_owned()),
             ]
         };
         let archived = archive(entries().into(), 86_400).unwrap();
@@ -96,5 +112,6 @@ mod tests {
         let lines: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["drwxr-xr-x", "0/0", "0", "1970-01-02", "00:00", "usr/"]);
         assert_eq!(lines[2], ["-rwxr-xr-x", "0/0", "513", "1970-01-02", "00:00", "usr/bin/x"]);
+        assert_eq!(lines[3], ["lrwxrwxrwx", "0/0", "0", "1970-01-02", "00:00", "usr/y", "->", "bin/x"]);
     }
 }

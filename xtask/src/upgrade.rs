@@ -1,6 +1,7 @@
-//! `cargo xtask upgrade`: an upgrade from an earlier release and back, under traffic (crates/russet/tests/whole/upgrade.rs).
+//! `cargo xtask upgrade`, also a part of `cargo xtask soak`: this build beside the executables of an earlier release (crates/russet/tests/whole/previous.rs).
 //!
-//! The executables of the earlier release are built from its commit once, and kept outside of the target directory.
+//! The executables of the earlier release are built from its commit once, in a directory of their own, and kept outside of the target directory: a build takes
+//! longer than all of these tests, so `cargo xtask test` has none of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::process::Command;
 use lexopt::prelude::{Long, ValueExt};
 
 use crate::artifacts;
+use crate::chaos::{all_well, whole_tests};
 use crate::error::{Error, Result};
 use crate::kubernetes;
 use crate::packages;
@@ -18,10 +20,10 @@ use crate::process;
 const PREVIOUS: &str = "11f4cab50784266ca663eb3d3d0136be7df883ee";
 /// What a node gets of a release.
 const EXECUTABLES: [&str; 2] = ["russet", "russet-cni"];
-/// The part of the tests' names.
-const TESTS: &str = "upgrade::";
-/// Where the tests look for the executables of the earlier release.
-const VARIABLE: &str = "RUSSET_PREVIOUS_RELEASE";
+/// The part of the tests' names; `cargo xtask test` leaves these out.
+pub const TESTS: &str = "previous::";
+/// Names the command of the earlier release for the tests, with its plugin beside it. If it is set already, nothing is built.
+const VARIABLE: &str = "RUSSET_PREVIOUS";
 
 /// What the command line asks for.
 #[derive(Default)]
@@ -36,16 +38,12 @@ pub fn run(options: &Options) -> Result<bool> {
         return Err(Error::Found("nodes in namespaces of their own need root".to_owned()));
     }
     packages::ensure()?;
-    let earlier = release(options.from.as_deref().unwrap_or(PREVIOUS))?;
-    println!("from the release in {}", earlier.display());
-    let mut tests = artifacts::cargo();
-    tests.args(["test", "-p", "russet", "--test", "whole", "--", "--ignored", "--nocapture", TESTS]);
-    match process::run(tests.env(VARIABLE, &earlier)) {
-        Ok(()) => Ok(true),
-        // The tests have said why.
-        Err(Error::Program { .. }) => Ok(false),
-        Err(error) => Err(error),
-    }
+    let earlier = match (std::env::var_os(VARIABLE), &options.from) {
+        (Some(command), None) => PathBuf::from(command),
+        (_, from) => release(from.as_deref().unwrap_or(PREVIOUS))?.join("russet"),
+    };
+    println!("from the release of {}", earlier.display());
+    all_well(whole_tests().arg(TESTS).env(VARIABLE, &earlier))
 }
 
 /// The directory of the executables that `commit` gives, built if they are not there.
@@ -94,5 +92,20 @@ impl Options {
             }
         }
         Ok(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tests_that_need_an_earlier_release_have_a_module_of_their_own() {
+        let tests = artifacts::workspace().join("crates/russet/tests/whole");
+        let module = TESTS.trim_end_matches(':');
+        let text = fs::read_to_string(tests.join("main.rs")).unwrap();
+        assert_eq!(text.lines().filter(|line| line.ends_with(&format!("{module};"))).count(), 1);
+        let text = fs::read_to_string(tests.join(format!("{module}.rs"))).unwrap();
+        assert!(text.contains(VARIABLE) && text.contains("#[test]"), "{module}.rs");
     }
 }

@@ -25,7 +25,9 @@ pub struct File {
     /// Without a leading slash.
     pub path: String,
     pub mode: u32,
+    /// Of a symbolic link, its target.
     pub content: Vec<u8>,
+    pub is_link: bool,
     /// The administrator's changes of it stay.
     pub is_config: bool,
 }
@@ -40,6 +42,8 @@ pub struct Places {
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// The command in the units of packaging/systemd, and in packages.
 const COMMAND: (&str, &str) = ("/usr/local/bin/russet", "/usr/bin/russet");
+/// Where netavark, podman's network backend, looks for drivers, and the command as seen from there: Debian wants links within /usr to be relative.
+const NETAVARK_DRIVER: (&str, &str) = ("usr/libexec/netavark/russet", "../../bin/russet");
 const DOCUMENTATION: &str = "usr/share/doc/russet";
 /// Administrators do not read these.
 const NOT_PACKAGED: [&str; 3] = ["CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md"];
@@ -53,6 +57,7 @@ pub fn packaged(inputs: &Inputs, places: &Places, level: &str) -> Result<Vec<Fil
         File::program("usr/bin/russet", inputs.russet.clone()),
         // Where `russet install` looks for it: it makes plugins links to this file, so that an upgrade changes them, too.
         File::program("usr/libexec/russet/russet-cni", inputs.russet_cni.clone()),
+        File::link(NETAVARK_DRIVER),
         File {
             is_config: true,
             ..File::text(SETTINGS, read(&artifacts::workspace().join("packaging/russet.toml"))?)
@@ -174,10 +179,20 @@ fn files_of(directory: &Path) -> Result<Vec<(String, Vec<u8>)>> {
 
 impl File {
     fn program(path: &str, content: Vec<u8>) -> Self {
-        Self { path: path.to_owned(), mode: 0o755, content, is_config: false }
+        Self { path: path.to_owned(), mode: 0o755, content, is_link: false, is_config: false }
     }
 
     fn text(path: &str, content: Vec<u8>) -> Self {
-        Self { path: path.to_owned(), mode: 0o644, content, is_config: false }
+        Self { path: path.to_owned(), mode: 0o644, content, is_link: false, is_config: false }
+    }
+
+    fn link((path, target): (&str, &str)) -> Self {
+        Self {
+            path: path.to_owned(),
+            mode: 0o777,
+            content: target.as_bytes().to_vec(),
+            is_link: true,
+            is_config: false,
+        }
     }
 }

@@ -21,7 +21,11 @@ pub fn write(release: &Release, inputs: &Inputs, output: &Path) -> Result<String
     let files = contents::packaged(inputs, &PLACES, release.level)?;
     let name = format!("russet_{}-{REVISION}_{}.deb", release.version, release.architecture.deb);
     let control = archive(control(release, inputs, &files)?, release)?;
-    let data = files.into_iter().map(|file| Entry::file(&file.path, file.mode, file.content));
+    let entry = |file: File| match file.is_link {
+        true => Entry::link(&file.path, String::from_utf8_lossy(&file.content).into_owned()),
+        false => Entry::file(&file.path, file.mode, file.content),
+    };
+    let data = files.into_iter().map(entry);
     let data = archive(data.collect(), release)?;
     let members = [("debian-binary", b"2.0\n".to_vec()), ("control.tar.gz", control), ("data.tar.gz", data)];
     save(output, &name, &ar(&members, release.seconds))
@@ -35,7 +39,7 @@ fn archive(entries: Vec<Entry>, release: &Release) -> Result<Vec<u8>> {
 
 fn control(release: &Release, inputs: &Inputs, files: &[File]) -> Result<Vec<Entry>> {
     let mut sums = String::new();
-    for file in files.iter().filter(|file| !file.is_config) {
+    for file in files.iter().filter(|file| !file.is_config && !file.is_link) {
         let sum = process::checksum("md5sum", &file.content)?;
         // Writing to a string cannot fail.
         let _ = writeln!(sums, "{sum}  {}", file.path);

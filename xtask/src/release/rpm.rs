@@ -14,9 +14,10 @@ use header::{Header, Value};
 
 const PLACES: Places =
     Places { zsh: "usr/share/zsh/site-functions", license: "usr/share/licenses/russet/LICENSE" };
-/// The directories that go with the files: Russet's own, and those of shells that may not be installed, which several packages may have.
-const DIRECTORIES: [&str; 9] = [
+/// The directories that go with the files: Russet's own, and those of shells and of netavark, which may not be installed, which several packages may have.
+const DIRECTORIES: [&str; 10] = [
     "etc/russet",
+    "usr/libexec/netavark",
     "usr/libexec/russet",
     "usr/share/doc/russet",
     "usr/share/doc/russet/docs",
@@ -30,7 +31,9 @@ const DIRECTORIES: [&str; 9] = [
 const SCRIPTS: [(&str, u32, u32); 3] = [("post", 1024, 1086), ("preun", 1025, 1087), ("postun", 1026, 1088)];
 const SHELL: &str = "/bin/sh";
 
-/// The types of files in modes.
+/// The types of files in modes, and the bits that have them.
+const TYPE: u32 = 0o170_000;
+const LINK: u32 = 0o120_000;
 const REGULAR: u32 = 0o100_000;
 const DIRECTORY: u32 = 0o040_000;
 /// Flags of files (rpmfiles.h).
@@ -44,10 +47,11 @@ const AT_LEAST: u32 = 4 | EQUAL;
 const OF_RPM: u32 = 1 << 24 | 2 | EQUAL;
 const SHA256: u32 = 8;
 
-/// A file or directory of the package.
+/// A file, link or directory of the package.
 struct Item {
     path: String,
     mode: u32,
+    /// Of a link, its target.
     content: Vec<u8>,
     flags: u32,
 }
@@ -87,7 +91,7 @@ fn items(files: Vec<File>) -> Vec<Item> {
         _ => 0,
     };
     let item = |file: File| Item {
-        mode: REGULAR | file.mode,
+        mode: if file.is_link { LINK } else { REGULAR } | file.mode,
         flags: flags(&file),
         path: file.path,
         content: file.content,
@@ -212,8 +216,12 @@ fn files(header: &mut Header, items: &[Item], time: u64) -> Result<()> {
             .and_then(|at| u32::try_from(at).ok())
             .unwrap_or_default()
     };
-    let digest = |item: &Item| match item.mode & DIRECTORY {
-        0 => process::checksum("sha256sum", &item.content),
+    let target = |item: &Item| match item.mode & TYPE {
+        LINK => String::from_utf8_lossy(&item.content).into_owned(),
+        _ => String::new(),
+    };
+    let digest = |item: &Item| match item.mode & TYPE {
+        REGULAR => process::checksum("sha256sum", &item.content),
         _ => Ok(String::new()),
     };
     header.add(1028, numbers(&|item| u32::try_from(item.content.len()).unwrap_or(u32::MAX)));
@@ -221,7 +229,7 @@ fn files(header: &mut Header, items: &[Item], time: u64) -> Result<()> {
     header.add(1033, short(&|_| 0));
     header.add(1034, numbers(&|_| seconds(time)));
     header.add(1035, Value::Texts(items.iter().map(digest).collect::<Result<_>>()?));
-    header.add(1036, texts(""));
+    header.add(1036, Value::Texts(items.iter().map(target).collect()));
     header.add(1037, numbers(&|item| item.flags));
     header.add(1039, texts("root"));
     header.add(1040, texts("root"));
@@ -267,11 +275,15 @@ mod tests {
             path: path.to_owned(),
             mode: 0o644,
             content: Vec::new(),
+            is_link: false,
             is_config,
         };
         let items = items(vec![file("etc/russet/russet.toml", true), file("usr/bin/russet", false)]);
-        let directories: Vec<&str> =
-            items.iter().filter(|item| item.mode & DIRECTORY != 0).map(|item| item.path.as_str()).collect();
+        let directories: Vec<&str> = items
+            .iter()
+            .filter(|item| item.mode & TYPE == DIRECTORY)
+            .map(|item| item.path.as_str())
+            .collect();
         assert_eq!(directories, DIRECTORIES);
         let settings = items.iter().find(|item| item.path == "etc/russet/russet.toml").unwrap();
         assert_eq!((settings.flags, settings.divided().0.as_str()), (CONFIG_NOREPLACE, "/etc/russet/"));

@@ -14,6 +14,7 @@ use crate::sim;
 use crate::suite::executables::{self, Build, Executable, Kind};
 use crate::suite::report::Tally;
 use crate::suite::supply;
+use crate::upgrade;
 
 /// One kind of test and how to run it.
 pub struct Layer {
@@ -169,7 +170,7 @@ fn program(scope: &Scope, tally: &mut Tally) {
     let Some(build) = scope.build(tally) else { return };
     let programs = build.executables.iter().filter(|executable| is_of_programs(executable));
     for executable in programs.filter(|executable| executable.name != e2e::TESTS) {
-        let others = ALONE.iter().flat_map(|name| ["--skip", *name]);
+        let others = ALONE.iter().chain([&upgrade::TESTS]).flat_map(|name| ["--skip", *name]);
         let others: Vec<&str> = std::iter::once("--ignored").chain(others).collect();
         run_tests(executable, &others, Some(PROGRAM_TEST_THREADS), tally);
         let alone: Vec<&str> = std::iter::once("--ignored").chain(ALONE).collect();

@@ -43,13 +43,16 @@ struct Outcome {
     outcome: &'static str,
 }
 
+const ANSWERED: &str = "answered";
+const LOST: &str = "lost";
+
 // === impl PeerMetrics ===
 
 impl PeerMetrics {
     /// Counts outcomes of probes: the round trip of those that were answered.
     pub fn count(&self, outcomes: &[Option<Duration>]) {
         for outcome in outcomes {
-            let label = Outcome { outcome: if outcome.is_some() { "answered" } else { "lost" } };
+            let label = Outcome { outcome: if outcome.is_some() { ANSWERED } else { LOST } };
             self.probes.get_or_create(&label).inc();
             if let Some(rtt) = outcome {
                 self.seconds.observe(rtt.as_secs_f64());
@@ -125,10 +128,15 @@ impl PeerMetrics {
 
 impl Default for PeerMetrics {
     fn default() -> Self {
+        let probes: Family<Outcome, Counter> = Family::default();
+        // Both are there from the start: a part of lost probes cannot be computed from a series that is missing.
+        for outcome in [ANSWERED, LOST] {
+            probes.get_or_create(&Outcome { outcome }).inc_by(0);
+        }
         Self {
             peers: Family::default(),
             reachable: Family::default(),
-            probes: Family::default(),
+            probes,
             seconds: Histogram::new(STAGE_BUCKETS_S),
             foreign: Counter::default(),
             shown: Arc::default(),

@@ -142,6 +142,14 @@ fn the_dashboard_queries_only_exported_metrics() {
     let names: BTreeSet<String> = expressions.iter().flat_map(|it| names_in(it)).collect();
     let unknown: Vec<_> = names.iter().filter(|name| !is_printed(name, &registered)).collect();
     assert!(expressions.len() >= 15 && unknown.is_empty(), "{unknown:?}");
+    for name in [
+        "russet_peers",
+        "russet_peer_reachable",
+        "russet_peer_round_trip_seconds_bucket",
+        "russet_peer_probes_total",
+    ] {
+        assert!(names.contains(name), "no panel has {name}");
+    }
     // It can be imported into any Grafana: its data source is a variable, and panel IDs are unique.
     let mut sources = Vec::new();
     values_of(&dashboard["panels"], "uid", &mut sources);

@@ -11,11 +11,12 @@ const CALICO_V3: (&str, &str) = ("projectcalico.org", "v3");
 /// Kind, plural, whether objects live in namespaces.
 type Names = (&'static str, &'static str, bool);
 
-const CORE: [Names; 5] = [
+const CORE: [Names; 6] = [
     ("Event", "events", true),
     ("Node", "nodes", false),
     ("Namespace", "namespaces", false),
     ("Pod", "pods", true),
+    ("Service", "services", true),
     ("ServiceAccount", "serviceaccounts", true),
 ];
 const CALICO: [Names; 14] = [
@@ -39,6 +40,8 @@ const COORDINATION: (&str, &str) = ("coordination.k8s.io", "v1");
 const LEASES: [Names; 1] = [("Lease", "leases", true)];
 const APPS: (&str, &str) = ("apps", "v1");
 const WORKLOADS: [Names; 2] = [("Deployment", "deployments", true), ("DaemonSet", "daemonsets", true)];
+const NETWORKING: (&str, &str) = ("networking.k8s.io", "v1");
+const SERVICE_RANGES: [Names; 1] = [("ServiceCIDR", "servicecidrs", false)];
 const REGISTRATION: (&str, &str) = ("apiregistration.k8s.io", "v1");
 const API_SERVICES: [Names; 1] = [("APIService", "apiservices", false)];
 const OPENSHIFT: (&str, &str) = ("network.openshift.io", "v1");
@@ -91,6 +94,7 @@ impl Kind {
             "" => (&CORE, None, ("", "v1")),
             group if group == COORDINATION.0 => (&LEASES, None, COORDINATION),
             group if group == APPS.0 => (&WORKLOADS, None, APPS),
+            group if group == NETWORKING.0 => (&SERVICE_RANGES, None, NETWORKING),
             group if group == REGISTRATION.0 => (&API_SERVICES, None, REGISTRATION),
             group if group == OPENSHIFT.0 => (&SDN, None, OPENSHIFT),
             group if group == CLUSTER_POLICY.0 => (&CLUSTER_POLICIES, None, CLUSTER_POLICY),
@@ -128,7 +132,7 @@ impl Kind {
 
     /// Whether every API server has this group.
     pub(crate) fn is_built_in(group: &str) -> bool {
-        ["", COORDINATION.0, APPS.0, REGISTRATION.0].contains(&group)
+        ["", COORDINATION.0, APPS.0, NETWORKING.0, REGISTRATION.0].contains(&group)
     }
 
     /// Whether it is a custom resource: these have no strategic merge, and every replacement needs

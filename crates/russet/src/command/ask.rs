@@ -18,6 +18,11 @@ pub enum AskError {
     Exchange { socket: String, source: ExchangeError },
     #[error("the agent at {socket} answers: {reason}")]
     Refused { socket: String, reason: String },
+    /// Earlier versions do not have its path.
+    #[error(
+        "the agent at {0} does not know this question, so it is of an earlier version than this command; restart it: systemctl restart russet-agent"
+    )]
+    Earlier(String),
     /// The agent is of another version.
     #[error("the agent's answer is no report: {0}; is it as new as this command?")]
     NoReport(String),
@@ -48,6 +53,7 @@ pub fn ask<A: DeserializeOwned>(
         let said: serde_json::Value = serde_json::from_slice(&answer.body).unwrap_or_default();
         return Err(match said["error"].as_str() {
             Some(error) => AskError::Refused { socket: shown(), reason: output::visible(error) },
+            None if answer.status == 404 => AskError::Earlier(shown()),
             None => AskError::NoReport(format!("status {}", answer.status)),
         });
     }
@@ -57,4 +63,36 @@ pub fn ask<A: DeserializeOwned>(
         return Err(AskError::NoReport(reason));
     }
     serde_json::from_slice(&answer.body).map_err(no_report)
+}
+
+#[cfg(test)]
+pub mod testing {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
+
+    use russet_agent::Paths;
+
+    /// What a question comes to whose body is an empty object, at a node whose agent gives this answer.
+    pub fn asked<T>((status, body): (&str, &str), question: impl FnOnce(&Paths) -> T) -> T {
+        let root = tempfile::tempdir().unwrap();
+        let paths = Paths::new(root.path());
+        std::fs::create_dir_all(paths.cni_socket().parent().unwrap()).unwrap();
+        let listener = UnixListener::bind(paths.cni_socket()).unwrap();
+        let length = body.len();
+        let answer =
+            format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+        let agent = std::thread::spawn(move || {
+            let (mut connection, _) = listener.accept().unwrap();
+            let (mut request, mut bytes) = (Vec::new(), [0; 512]);
+            while !request.ends_with(b"{}") {
+                let read = connection.read(&mut bytes).unwrap();
+                assert!(read > 0, "the question ended early: {}", String::from_utf8_lossy(&request));
+                request.extend_from_slice(&bytes[..read]);
+            }
+            connection.write_all(answer.as_bytes()).unwrap();
+        });
+        let asked = question(&paths);
+        agent.join().unwrap();
+        asked
+    }
 }

@@ -8,6 +8,7 @@ mod needs;
 mod others;
 mod overlap;
 mod rights;
+mod services;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -98,6 +99,7 @@ async fn describe(choice: StoreChoice, report: &mut Findings) -> Option<Describe
         false => None,
     };
     if let Some(place) = &place {
+        services::look(place, report).await;
         others::look(place, records.known.as_ref().map(|known| &known.node_name), report).await;
     }
     let config = match records.known?.config(paths) {

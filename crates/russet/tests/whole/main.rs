@@ -66,6 +66,7 @@ mod pinging;
 mod policy;
 mod policy_memory;
 mod prepared_faults;
+mod previous;
 mod printed;
 mod races;
 mod recommended;

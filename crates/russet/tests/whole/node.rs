@@ -212,6 +212,11 @@ impl TestNode {
         drop(self.agent.take().unwrap());
     }
 
+    /// Sends the agent a signal.
+    pub fn signal_agent(&self, signal: Signal) {
+        self.agent.as_ref().unwrap().signal(signal);
+    }
+
     /// Stops the agent, and waits until it has ended.
     pub fn stop_agent(&mut self) {
         if let Some(agent) = self.agent.take() {

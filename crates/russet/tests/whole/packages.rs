@@ -120,6 +120,8 @@ fn a_debian_package_that_is_purged_leaves_nothing() {
     ] {
         assert_eq!(machine.run(&format!("stat -c '%a %U %G' {path}")).trim(), expected, "{path}");
     }
+    assert_eq!(machine.run("readlink -e /usr/libexec/netavark/russet").trim(), "/usr/bin/russet");
+    assert!(machine.run("/usr/libexec/netavark/russet info").contains("\"api_version\""));
     let units = machine.run("grep -h ^ExecStart /usr/lib/systemd/system/russet-*.service");
     assert!(
         units.lines().count() == 4 && units.lines().all(|line| line.contains("=/usr/bin/russet ")),
@@ -185,9 +187,12 @@ fn rpm_reads_verifies_upgrades_and_erases_its_package() {
     let checked = run("rpm", &["-Kv", &file(VERSION)]);
     assert!(checked.contains("SHA256 digest: OK") && !checked.contains("BAD"), "{checked}");
     let listed = query(&["--list"]);
-    for path in
-        ["/usr/bin/russet", "/usr/share/man/man1/russet-agent.1.gz", "/usr/share/licenses/russet/LICENSE"]
-    {
+    for path in [
+        "/usr/bin/russet",
+        "/usr/libexec/netavark/russet",
+        "/usr/share/man/man1/russet-agent.1.gz",
+        "/usr/share/licenses/russet/LICENSE",
+    ] {
         assert!(listed.lines().any(|line| line == path), "{path}: {listed}");
     }
     assert_eq!(query(&["--configfiles"]).trim(), "/etc/russet/russet.toml");
@@ -205,6 +210,7 @@ fn rpm_reads_verifies_upgrades_and_erases_its_package() {
     assert!(printed.contains("nothing of it was started"), "{printed}");
     assert_eq!(rpm("-V --nodeps russet"), "", "files are as the package says");
     assert_eq!(machine.run("stat -c '%a %U %G' /usr/libexec/russet/russet-cni").trim(), "755 root root");
+    assert_eq!(machine.run("readlink -e /usr/libexec/netavark/russet").trim(), "/usr/bin/russet");
     machine.run("russet --version && echo 'log_level = \"debug\"' >> /etc/russet/russet.toml");
     rpm(&format!("--nodeps -U {}", file(NEXT)));
     assert_eq!(rpm("-q russet").trim(), format!("russet-{NEXT}-1.x86_64"));

@@ -15,6 +15,8 @@ use crate::command::status::{Problem, peer_problems};
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// A comparison of a large node takes a fraction of a second; requests for pods may be before it.
 const DRIFT_TIMEOUT: Duration = Duration::from_secs(30);
+/// This command's version.
+const OWN: &str = env!("CARGO_PKG_VERSION");
 /// The differences that a finding shows.
 const SHOWN: usize = 3;
 
@@ -34,20 +36,14 @@ pub fn look(paths: &Paths, report: &mut Findings) {
                 );
                 return;
             }
+            Err(AskError::Earlier(_)) => return other_version("of an earlier version", report),
             Err(error) => {
                 report.unknown.push(format!("the agent: {error}"));
                 return;
             }
         };
-    let own = env!("CARGO_PKG_VERSION");
-    if status.version != own {
-        let problem = format!("the running agent is {}, and this command is {own}", status.version);
-        report.found(
-            FindingKind::AgentVersion,
-            "agent",
-            problem,
-            "restart it: systemctl restart russet-agent",
-        );
+    if status.version != OWN {
+        other_version(&status.version, report);
     }
     for (name, reason) in status.unmet() {
         // What another look has found already.
@@ -78,6 +74,11 @@ pub fn look(paths: &Paths, report: &mut Findings) {
     }
 }
 
+fn other_version(which: &str, report: &mut Findings) {
+    let problem = format!("the running agent is {which}, and this command is {OWN}");
+    report.found(FindingKind::AgentVersion, "agent", problem, "restart it: systemctl restart russet-agent");
+}
+
 fn differences(drift: &DriftReport, report: &mut Findings) {
     // An unmet condition is among the differences, too.
     let is_new = |line: &&String| !report.findings.iter().any(|known| known.problem.ends_with(line.as_str()));
@@ -96,4 +97,20 @@ fn differences(drift: &DriftReport, report: &mut Findings) {
         );
     }
     report.unknown.extend(drift.unknown.iter().cloned());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::ask::testing::asked;
+
+    #[test]
+    fn an_agent_that_was_not_restarted_after_an_upgrade_is_a_finding_even_if_it_cannot_say_its_version() {
+        let mut report = Findings::default();
+        asked(("404 Not Found", ""), |paths| look(paths, &mut report));
+        assert!(report.unknown.is_empty(), "{report:?}");
+        let kinds: Vec<_> = report.findings.iter().map(|finding| finding.kind).collect();
+        assert_eq!(kinds, [FindingKind::AgentVersion]);
+        assert!(report.findings[0].problem.starts_with("the running agent is of an earlier version, and"));
+    }
 }

@@ -102,7 +102,7 @@ fn is_link_local(net: &IpNet) -> bool {
     }
 }
 
-fn overlap(a: &IpNet, b: &IpNet) -> bool {
+pub(super) fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }
 

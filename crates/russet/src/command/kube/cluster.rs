@@ -128,7 +128,7 @@ async fn handle_names(client: &Client, report: &mut Findings) -> Result<(), Fail
 }
 
 /// An object; none if there is none, or no such resource.
-async fn get(client: &Client, operation: &str, segments: &[&str]) -> Result<Option<Value>, Failure> {
+pub async fn get(client: &Client, operation: &str, segments: &[&str]) -> Result<Option<Value>, Failure> {
     let request = Request {
         operation: format!("{operation} {}", segments.last().unwrap_or(&"")),
         verb: Verb::Read,

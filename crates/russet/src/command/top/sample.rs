@@ -74,8 +74,8 @@ fn status_and_flows(socket: &Path, denied: bool) -> Result<(AgentStatus, Option<
     let request = FlowsRequest { limit: FLOWS_MAX, denied, ..FlowsRequest::default() };
     let flows = match ask(socket, (FLOWS_PATH, FlowsReport::SCHEMA), &request, TIMEOUT) {
         Ok(report) => Some(report),
-        // It enforces no policies; its page says so.
-        Err(AskError::Refused { .. }) => None,
+        // It enforces no policies; its page says so. An earlier one may know no flows.
+        Err(AskError::Refused { .. } | AskError::Earlier(_)) => None,
         Err(error) => return Err(error),
     };
     Ok((status, flows))

@@ -64,8 +64,24 @@ fn an_agent_attaches_pods_and_says_what_of_a_policy_is_not_enforced_with_the_rig
     let is_refusal = |line: &&str| line.contains("forbidden") || line.contains("denied");
     let refusals: Vec<&str> = log.lines().filter(is_refusal).collect();
     assert!(refusals.is_empty(), "{refusals:?}");
+    doctor_names_a_pool_in_the_range_of_services(&cluster, &node);
     doctor_names_a_right_that_is_missing(&cluster, &node);
     doctor_names_an_agent_of_another_version(&cluster, &node);
+}
+
+/// The account may read what says which addresses services have.
+fn doctor_names_a_pool_in_the_range_of_services(cluster: &Cluster, node: &TestNode) {
+    let pools = "/apis/crd.projectcalico.org/v1/ippools";
+    let pool = json!({ "kind": "IPPool", "apiVersion": "crd.projectcalico.org/v1", "metadata": { "name": "of-services" },
+        "spec": { "cidr": "10.96.128.0/20", "disabled": true } });
+    cluster.with(|server| assert_eq!(server.request("POST", pools, &pool).0, 201));
+    let answer = node.russet_inside(&["doctor"]);
+    let wanted =
+        "pool 10.96.128.0/20: it overlaps 10.96.0.0/16, the range of services (ServiceCIDR kubernetes): ";
+    assert!(answer.status == 3 && answer.stdout.contains(wanted), "{answer:?}");
+    cluster.with(|server| {
+        assert_eq!(server.request("DELETE", &format!("{pools}/of-services"), &Value::Null).0, 200)
+    });
 }
 
 /// The account may read the records of other nodes' agents.
@@ -104,7 +120,8 @@ fn doctor_names_a_right_that_is_missing(cluster: &Cluster, node: &TestNode) {
     println!("{report:#}");
     assert_eq!([problem(&report, "rights"), problem(&report, "clock")], [None, None], "{report:#}");
     let unknown = report["unknown"].as_array().unwrap().iter().map(|line| line.as_str().unwrap());
-    let is_of_them = |line: &&str| line.starts_with("the clock: ") || line.starts_with("rights: ");
+    let is_of_them =
+        |line: &&str| ["the clock: ", "rights: ", "services: "].iter().any(|what| line.starts_with(what));
     assert_eq!(unknown.filter(is_of_them).collect::<Vec<_>>(), [""; 0]);
     let role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/russet-agent";
     let mut rules = cluster.with(|server| server.object(role)).unwrap()["rules"].as_array().unwrap().clone();
