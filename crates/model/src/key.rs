@@ -74,6 +74,7 @@ pub enum KeyKind {
 pub enum ResourceKind {
     BlockAffinity,
     ClusterInformation,
+    ClusterNetworkPolicy,
     FelixConfiguration,
     GlobalNetworkPolicy,
     GlobalNetworkSet,
@@ -391,9 +392,10 @@ impl fmt::Debug for Prefix {
 
 impl ResourceKind {
     /// Every kind.
-    pub const ALL: [ResourceKind; 19] = [
+    pub const ALL: [ResourceKind; 20] = [
         Self::BlockAffinity,
         Self::ClusterInformation,
+        Self::ClusterNetworkPolicy,
         Self::FelixConfiguration,
         Self::GlobalNetworkPolicy,
         Self::GlobalNetworkSet,
@@ -439,7 +441,8 @@ impl ResourceKind {
     /// The members `apiVersion` and `kind` of its documents.
     pub const fn document(self) -> (&'static str, &'static str) {
         match self {
-            // Calico has no record of it in etcd; the name of the key is that of its own kind.
+            // Calico has no records of these in etcd; the names of the keys are those of its own kinds.
+            Self::ClusterNetworkPolicy => ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy"),
             Self::KubernetesNetworkPolicy => ("networking.k8s.io/v1", "NetworkPolicy"),
             kind => (API_VERSION, kind.kind()),
         }
@@ -459,6 +462,7 @@ impl ResourceKind {
         match self {
             Self::BlockAffinity => ("BlockAffinity", "blockaffinities"),
             Self::ClusterInformation => ("ClusterInformation", "clusterinformations"),
+            Self::ClusterNetworkPolicy => ("ClusterNetworkPolicy", "kubernetesclusternetworkpolicies"),
             Self::FelixConfiguration => ("FelixConfiguration", "felixconfigurations"),
             Self::GlobalNetworkPolicy => ("GlobalNetworkPolicy", "globalnetworkpolicies"),
             Self::GlobalNetworkSet => ("GlobalNetworkSet", "globalnetworksets"),

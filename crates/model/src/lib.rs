@@ -43,7 +43,7 @@ pub use json::{DecodeError, Extra};
 pub use key::{Key, KeyKind, Prefix, ResourceKind};
 pub use node::{Node, NodeBgp, NodeSpec};
 pub use policy::{
-    CalicoPolicy, GlobalNetworkPolicySpec, GlobalNetworkSetSpec, HostEndpointSpec,
+    CalicoPolicy, ClusterNetworkPolicySpec, GlobalNetworkPolicySpec, GlobalNetworkSetSpec, HostEndpointSpec,
     KubernetesNetworkPolicySpec, NetworkPolicySpec, NetworkSetSpec, StagedGlobalNetworkPolicySpec,
     StagedKubernetesNetworkPolicySpec, StagedNetworkPolicySpec, TierSpec,
 };

@@ -76,6 +76,8 @@ calico_policies! {
 }
 
 plain_specs! {
+    /// The spec of a ClusterNetworkPolicy.
+    ClusterNetworkPolicySpec ClusterNetworkPolicy "cluster network policy";
     /// The spec of a NetworkPolicy of Kubernetes.
     KubernetesNetworkPolicySpec KubernetesNetworkPolicy "Kubernetes network policy";
     /// The spec of a StagedKubernetesNetworkPolicy.

@@ -65,6 +65,7 @@ impl Hosts {
             priority_by_tos: self.priority_by_tos,
             tunnels: tunnels.iter().copied().collect(),
             endpoint_to_host: wanted.endpoint_to_host,
+            failsafe: wanted.failsafe.clone(),
         };
         let wanted = content::elements(wanted);
         let (mut tries, mut in_steps) = (0, true);

@@ -2,8 +2,10 @@
 //! `get`, `apply` and `delete` use this; nothing here accesses a store.
 
 mod check;
+mod cluster_policy;
 mod documents;
 mod endpoint;
+mod felix;
 mod fields;
 mod kind;
 mod kubernetes_policy;

@@ -93,7 +93,7 @@ const NODE: Keep = Keep::Members(&[
 // === impl Collection ===
 
 impl Collection {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 21] = [
         Self::Blocks,
         Self::Affinities,
         Self::Handles,
@@ -107,6 +107,9 @@ impl Collection {
         Self::Custom(ResourceKind::IpReservation),
         Self::Custom(ResourceKind::NetworkPolicy),
         Self::Custom(ResourceKind::NetworkSet),
+        Self::Custom(ResourceKind::StagedGlobalNetworkPolicy),
+        Self::Custom(ResourceKind::StagedKubernetesNetworkPolicy),
+        Self::Custom(ResourceKind::StagedNetworkPolicy),
         Self::Custom(ResourceKind::Tier),
         Self::Nodes,
         Self::Pods,
@@ -245,11 +248,9 @@ impl Place {
             KeyKind::Resource {
                 kind:
                     ResourceKind::BlockAffinity
+                    | ResourceKind::ClusterNetworkPolicy
                     | ResourceKind::IpamConfiguration
-                    | ResourceKind::KubernetesNetworkPolicy
-                    | ResourceKind::StagedGlobalNetworkPolicy
-                    | ResourceKind::StagedKubernetesNetworkPolicy
-                    | ResourceKind::StagedNetworkPolicy,
+                    | ResourceKind::KubernetesNetworkPolicy,
                 ..
             } => return Err(unsupported(key, operation)),
             KeyKind::Other => return network(key, operation),

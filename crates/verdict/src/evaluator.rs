@@ -18,7 +18,7 @@ use crate::ir::{Action, Direction, HostUse, Order, Policy, PolicyId, Profile, Pr
 use crate::snapshot::Snapshot;
 use crate::world::{EgressPeer, Endpoint, EndpointKey, EndpointKind, EndpointToHost};
 
-pub use host::{Failsafe, FailsafePort, HostInterface, Stage, host_endpoint, judge_host};
+pub use host::{HostInterface, Stage, host_endpoint, judge_host, judge_local};
 pub use rule::{Asked, Mismatch, Part, Side, mismatches};
 
 /// The answer for both ends.

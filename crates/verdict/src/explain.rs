@@ -20,7 +20,7 @@ use crate::evaluator::{self, Asked, EndTrace, Mismatch, Reason, Trace, mismatche
 use crate::flow::Flow;
 use crate::ir::{Action, Direction, Policy, Protocol};
 use crate::snapshot::Snapshot;
-use crate::world::EndpointToHost;
+use crate::world::{EndpointKind, EndpointToHost};
 
 pub use decider::{Decider, name_at};
 pub use hosts::OtherPods;
@@ -63,21 +63,31 @@ impl<'a> Explanation<'a> {
         Self::beside(&OtherPods::new(), snapshot, flow)
     }
 
-    /// The same in a cluster with pods that no endpoint describes. Only notes are about these.
+    /// The same in a cluster with pods that no endpoint describes. These say where a flow passes, and nothing else.
     pub fn beside(others: &OtherPods, snapshot: &'a Snapshot, flow: &Flow) -> Self {
-        let trace = evaluator::ask(snapshot, flow);
+        let mut trace = evaluator::ask(snapshot, flow);
+        let judged = hosts::judge(snapshot, others, &mut trace);
         let mut nearest = Vec::new();
         for end in [&trace.egress, &trace.ingress] {
             nearest.extend(nearest_of(snapshot, flow, end));
         }
         nearest.truncate(NEAREST_MAX);
-        let notes = notes::of(snapshot, &trace, others);
+        let notes = notes::of(snapshot, &trace, others, &judged);
         Self { snapshot, trace, nearest, notes }
     }
 
     /// The end that denies: the source's first, as its node judges first.
     pub fn denied_at(&self) -> Option<&EndTrace> {
         [&self.trace.egress, &self.trace.ingress].into_iter().find(|end| !end.allowed)
+    }
+
+    /// What decided at an end, as a clause; of a node it names the host endpoint.
+    fn reason(&self, end: &EndTrace) -> String {
+        let endpoint = end.endpoint.as_ref().and_then(|key| self.snapshot.endpoints.get(key));
+        match endpoint.filter(|endpoint| endpoint.kind != EndpointKind::Workload) {
+            Some(host) => format!("HostEndpoint {}: {}", host.name, reason(end)),
+            None => reason(end),
+        }
     }
 
     /// The address of an end.

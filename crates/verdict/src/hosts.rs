@@ -15,6 +15,7 @@ use std::net::IpAddr;
 
 use russet_addr::{Family, IfName};
 
+use crate::felix::Failsafe;
 use crate::flow::Flow;
 use crate::ir::Direction;
 use crate::table::{Part, Word};
@@ -104,6 +105,8 @@ pub struct HostTable {
     pub sources: BTreeMap<(State, u16, u16), Word>,
     /// What becomes of packets of workloads to the node, besides what policies of workloads say.
     pub endpoint_to_host: EndpointToHost,
+    /// What passes at the node itself whatever policies say.
+    pub failsafe: Failsafe,
 }
 
 /// The table would be larger than the kernel should hold.

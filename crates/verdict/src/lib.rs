@@ -2,7 +2,7 @@
 //!
 //! No I/O, no clock, no threads. The same updates and flushes give the same tables, in the same
 //! order. [`ir`] is the one form into which the policies of every API are translated; [`world`] is
-//! what else decides: endpoints, sets, services, nodes; [`engine`] keeps up to date what the kernel
+//! what else decides: endpoints, sets, services, nodes, and what [`felix`] is configured with; [`engine`] keeps up to date what the kernel
 //! gets, which [`table`] describes, and [`hosts`] for a node's own interfaces; [`flow`] is a question about one packet, which [`evaluator`] answers
 //! from a [`snapshot`] of everything.
 
@@ -13,6 +13,7 @@ pub mod engine;
 pub mod evaluator;
 pub mod expect;
 pub mod explain;
+pub mod felix;
 pub mod flow;
 #[cfg(any(test, feature = "testing"))]
 pub mod generate;

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use russet_addr::NodeName;
 use russet_model::Selector;
 
+use crate::felix::{self, Failsafe, FelixConfigurations};
 use crate::ir::{Policy, PolicyId, Profile, ServiceId, StagedAction, Tier};
 use crate::world::{
     Config, EgressFirewall, Endpoint, EndpointKey, EndpointKind, EndpointToHost, NetworkSet, Node, Service,
-    SetId, Update, endpoint_to_host,
+    SetId, Update,
 };
 
 /// By namespace and name.
@@ -35,8 +36,8 @@ pub struct Snapshot {
     pub nodes: Arc<BTreeMap<NodeName, Arc<Node>>>,
     /// The EgressNetworkPolicies.
     pub egress_firewalls: EgressFirewalls,
-    /// What FelixConfigurations, by their names, say of packets of pods to their own node.
-    pub endpoint_to_host: Arc<BTreeMap<Arc<str>, EndpointToHost>>,
+    /// The FelixConfigurations.
+    pub felix: Arc<FelixConfigurations>,
     /// What the node is configured with.
     pub config: Arc<Config>,
 }
@@ -57,7 +58,7 @@ impl Snapshot {
             Update::EgressFirewall(namespace, name, value) => {
                 put(&mut self.egress_firewalls, (namespace, name), value);
             }
-            Update::EndpointToHost(name, value) => put(&mut self.endpoint_to_host, name, value),
+            Update::Felix(name, value) => put(&mut self.felix, name, value),
             Update::Config(config) => self.config = Arc::new(config),
         }
     }
@@ -84,7 +85,12 @@ impl Snapshot {
 
     /// What becomes of packets of a node's pods to the node itself, and the FelixConfiguration that says it.
     pub fn endpoint_to_host(&self, node: &str) -> Option<(&Arc<str>, EndpointToHost)> {
-        endpoint_to_host(&self.endpoint_to_host, node)
+        felix::endpoint_to_host(&self.felix, node)
+    }
+
+    /// The failsafe ports of a node.
+    pub fn failsafe(&self, node: &str) -> Failsafe {
+        felix::failsafe(&self.felix, node)
     }
 
     /// The network sets that contain an address.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use russet_addr::{IfName, IpNet, NodeName};
 
+use crate::felix::FelixSettings;
 use crate::ir::{Policy, PolicyId, Profile, Protocol, ServiceId, Tier};
 
 /// A change of one object. `None` deletes it.
@@ -27,8 +28,8 @@ pub enum Update {
     Node(NodeName, Option<Arc<Node>>),
     /// The EgressNetworkPolicy of a namespace; the first text is the namespace's name, the second the object's.
     EgressFirewall(Arc<str>, Arc<str>, Option<Arc<EgressFirewall>>),
-    /// What a FelixConfiguration, by its name, says of packets of pods to their own node.
-    EndpointToHost(Arc<str>, Option<EndpointToHost>),
+    /// A FelixConfiguration, by its name.
+    Felix(Arc<str>, Option<Arc<FelixSettings>>),
     /// What the node is configured with.
     Config(Config),
 }
@@ -194,14 +195,4 @@ impl EndpointToHost {
     pub const fn spares(icmpv6_type: u8) -> bool {
         matches!(icmpv6_type, 130..=133 | 135 | 136)
     }
-}
-
-/// What counts on a node, and the FelixConfiguration that says it; that of the node goes before that of the
-/// cluster. `None` if neither does.
-pub fn endpoint_to_host<'a>(
-    all: &'a BTreeMap<Arc<str>, EndpointToHost>,
-    node: &str,
-) -> Option<(&'a Arc<str>, EndpointToHost)> {
-    let of_node = all.get_key_value(format!("node.{node}").as_str());
-    of_node.or_else(|| all.get_key_value("default")).map(|(name, action)| (name, *action))
 }

@@ -38,9 +38,9 @@ pub enum Source {
 
 use Kind::Records;
 use ResourceKind::{
-    FelixConfiguration, GlobalNetworkPolicy, GlobalNetworkSet, HostEndpoint, KubernetesNetworkPolicy,
-    NetworkPolicy, NetworkSet, Profile, StagedGlobalNetworkPolicy, StagedKubernetesNetworkPolicy,
-    StagedNetworkPolicy, Tier, WorkloadEndpoint,
+    ClusterNetworkPolicy, FelixConfiguration, GlobalNetworkPolicy, GlobalNetworkSet, HostEndpoint,
+    KubernetesNetworkPolicy, NetworkPolicy, NetworkSet, Profile, StagedGlobalNetworkPolicy,
+    StagedKubernetesNetworkPolicy, StagedNetworkPolicy, Tier, WorkloadEndpoint,
 };
 
 // === impl Wants ===
@@ -73,7 +73,7 @@ impl Wants {
 // === impl Source ===
 
 impl Source {
-    /// What is watched. A store in the Kubernetes API has no staged policies.
+    /// What is watched.
     pub const fn kinds(self) -> &'static [Kind] {
         match self {
             Self::Kubernetes => &[
@@ -91,11 +91,15 @@ impl Source {
                 Kind::Pods,
                 Kind::Nodes,
                 Kind::EndpointSlices,
+                Records(StagedGlobalNetworkPolicy),
+                Records(StagedNetworkPolicy),
+                Records(StagedKubernetesNetworkPolicy),
             ],
             Self::Records => &[
                 Records(GlobalNetworkPolicy),
                 Records(NetworkPolicy),
                 Records(KubernetesNetworkPolicy),
+                Records(ClusterNetworkPolicy),
                 Records(Tier),
                 Records(GlobalNetworkSet),
                 Records(NetworkSet),
@@ -167,7 +171,25 @@ impl Kind {
             self,
             Self::NetworkPolicies
                 | Self::ClusterNetworkPolicies
-                | Self::Records(GlobalNetworkPolicy | NetworkPolicy | KubernetesNetworkPolicy)
+                | Self::Records(
+                    GlobalNetworkPolicy | NetworkPolicy | KubernetesNetworkPolicy | ClusterNetworkPolicy
+                )
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staged_policies_are_watched_in_every_store_and_no_decision_waits_for_them() {
+        let staged = [StagedGlobalNetworkPolicy, StagedNetworkPolicy, StagedKubernetesNetworkPolicy];
+        for source in [Source::Kubernetes, Source::Records] {
+            for kind in staged.map(Records) {
+                assert!(source.kinds().contains(&kind), "{source:?}, {kind:?}");
+                assert!(kind.is_staged() && !kind.is_always_watched(), "{kind:?}");
+            }
+        }
     }
 }

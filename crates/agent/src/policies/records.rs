@@ -65,7 +65,9 @@ pub fn document(kind: ResourceKind, names: &str, value: Option<&[u8]>) -> Value 
             Map::new()
         }
     };
-    if Kind::Records(kind).is_policy() && !document.get("spec").is_some_and(Value::is_object) {
+    // The subject of a ClusterNetworkPolicy can be all pods, which are not isolated by mistake.
+    let is_closed = Kind::Records(kind).is_policy() && kind != ResourceKind::ClusterNetworkPolicy;
+    if is_closed && !document.get("spec").is_some_and(Value::is_object) {
         let directions = json!(["Ingress", "Egress"]);
         let closed = match kind {
             ResourceKind::KubernetesNetworkPolicy => json!({ "podSelector": {}, "policyTypes": directions }),
@@ -108,6 +110,11 @@ mod tests {
         let selector = "(app == \"db\" && projectcalico.org/namespace == \"shop\")".to_owned();
         let (np, gnp) = (ResourceKind::NetworkPolicy, ResourceKind::GlobalNetworkPolicy);
         assert_eq!(policy(np, "shop/db", good), Some((PolicyKind::NetworkPolicy, selector, 0)));
+        let cluster = br#"{"spec":{"tier":"Admin","priority":7,"subject":{"namespaces":{}},"ingress":[{"action":"Deny","from":[{"namespaces":{}}]}]}}"#;
+        let pods =
+            "(has(projectcalico.org/namespace) && projectcalico.org/orchestrator == \"k8s\")".to_owned();
+        let found = policy(ResourceKind::ClusterNetworkPolicy, "db", cluster);
+        assert_eq!(found, Some((PolicyKind::ClusterNetworkPolicy, pods, 1)));
         let isolated = "projectcalico.org/namespace == \"shop\"".to_owned();
         for bad in [&b"\xff"[..], b"", b"[]", b"{}", br#"{"metadata":1,"spec":[]}"#] {
             assert_eq!(policy(np, "shop/db", bad), Some((PolicyKind::NetworkPolicy, isolated.clone(), 0)));
@@ -116,6 +123,7 @@ mod tests {
             assert_eq!(of_kubernetes, Some((PolicyKind::KubernetesNetworkPolicy, pods, 0)));
             // It could be the whole cluster, which is not isolated by mistake.
             assert_eq!(policy(gnp, "db", bad), None);
+            assert_eq!(policy(ResourceKind::ClusterNetworkPolicy, "db", bad), None);
         }
     }
 }

@@ -376,7 +376,7 @@ impl Worker {
                 Update::Tier(name, None) => self.remove_tier(name),
                 Update::Profile(name, profile) => self.apply_profile(name, profile),
                 other => {
-                    if matches!(other, Update::EndpointToHost(..)) {
+                    if matches!(other, Update::Felix(..)) {
                         self.hosts.renew();
                     }
                     self.engine.apply(other);

@@ -19,7 +19,7 @@ const CORE: [Names; 6] = [
     ("Service", "services", true),
     ("ServiceAccount", "serviceaccounts", true),
 ];
-const CALICO: [Names; 14] = [
+const CALICO: [Names; 17] = [
     ("IPAMBlock", "ipamblocks", false),
     ("BlockAffinity", "blockaffinities", false),
     ("IPAMHandle", "ipamhandles", false),
@@ -32,6 +32,9 @@ const CALICO: [Names; 14] = [
     ("HostEndpoint", "hostendpoints", false),
     ("NetworkPolicy", "networkpolicies", true),
     ("NetworkSet", "networksets", true),
+    ("StagedGlobalNetworkPolicy", "stagedglobalnetworkpolicies", false),
+    ("StagedKubernetesNetworkPolicy", "stagedkubernetesnetworkpolicies", true),
+    ("StagedNetworkPolicy", "stagednetworkpolicies", true),
     ("Tier", "tiers", false),
     ("IPAMConfig", "ipamconfigs", false),
 ];

@@ -1,7 +1,7 @@
 //! Sets, chains and rules of the table; their number does not depend on that of policies. Pure.
 //!
 //! ```text
-//! chain raw-prerouting { type filter hook prerouting priority raw; what passes; meta l4proto @ported meta l4proto . th sport @failsafe-out accept
+//! chain raw-prerouting { type filter hook prerouting priority raw; what passes; meta l4proto @ported meta l4proto . th sport @failsafe-out accept; ...-for4, ...6
 //!                     meta priority set none; meta nfproto ipv4 jump raw-in4; ...6
 //!                     meta priority set none; meta nfproto ipv4 jump untracked-in4; ...6
 //!                     meta priority WORD counter notrack, for the words that allow; meta priority set none }
@@ -15,6 +15,7 @@
 //! chain output      { what passes; tracked; ct state untracked goto output-untracked4, ...6; jump output4, ...6; goto passed4, ...6 }
 //! what passes:
 //!     meta l4proto @ported meta l4proto . th dport @failsafe-in accept
+//!     meta l4proto @ported meta l4proto . th dport . ip saddr @failsafe-in-for4 accept; ...6
 //!     meta l4proto @ported meta l4proto . th dport @tunnels accept; meta l4proto @encapsulations accept
 //!     icmpv6 type 133-136 ip6 hoplimit 255 accept; icmpv6 type { 130, 131, 132, 143 } accept, one rule each
 //! tracked:
@@ -66,12 +67,12 @@
 //! What pods send to the node is decided last: behind the policies of the pods, which are what
 //! `russet flows` shows, and behind IPVS, which takes what is for a Service out of the same hook.
 
-use russet_addr::{Family, IfName};
+use russet_addr::{Family, IfName, IpNet};
 use russet_nft::{
     Chain, ChainKind, Element, Field, Hook, KeyPart, KeyType, L4, Rule, Set, Table, Verdict, ct_state,
     priority,
 };
-use russet_verdict::evaluator::{Failsafe, FailsafePort};
+use russet_verdict::felix::{Failsafe, FailsafePort};
 use russet_verdict::hosts::{Entrance, Side, State};
 use russet_verdict::ir::Direction;
 use russet_verdict::table::Word;
@@ -111,6 +112,8 @@ pub(super) struct Shape {
     pub tunnels: Vec<u16>,
     /// What becomes of what pods send to the node.
     pub endpoint_to_host: EndpointToHost,
+    /// The ports that no policy closes.
+    pub failsafe: Failsafe,
 }
 
 const SIDES: [Side; 2] = [Side::Source, Side::Destination];
@@ -241,9 +244,6 @@ pub(super) fn constants(shape: &Shape) -> Vec<(Set, Vec<Element>)> {
     let protocols =
         |all: &[u8]| all.iter().map(|it| Element::new(KeyPart::protocol(*it))).collect::<Vec<_>>();
     let port = |protocol, port| Element::concatenation([KeyPart::protocol(protocol), KeyPart::port(port)]);
-    let failsafe = |ports: Vec<FailsafePort>| -> Vec<Element> {
-        ports.into_iter().map(|it| port(it.protocol.0, it.port)).collect()
-    };
     let word = |word: Word, verdict| Element::new(KeyPart::class_id(words::number(word))).verdict(verdict);
     let words = vec![
         word(Word::ALLOW, Verdict::Return),
@@ -251,7 +251,6 @@ pub(super) fn constants(shape: &Shape) -> Vec<(Set, Vec<Element>)> {
         word(Word { log: true, ..Word::ALLOW }, Verdict::goto(LOG_ALLOWED)),
         word(Word { log: true, ..Word::DENY }, Verdict::goto(LOG_DENIED)),
     ];
-    let Failsafe { inbound, outbound } = Failsafe::default();
     let set = |name: &str, key: &[KeyType]| Set::new(&table(), name, key);
     let to_port = [KeyType::InetProto, KeyType::InetService];
     let to_node = match shape.endpoint_to_host {
@@ -260,15 +259,39 @@ pub(super) fn constants(shape: &Shape) -> Vec<(Set, Vec<Element>)> {
     };
     let to_node = Element::new(KeyPart::class_id(TO_NODE_KEY)).verdict(Verdict::goto(to_node));
     let tunnels = shape.tunnels.iter().map(|number| port(L4::Udp as u8, *number)).collect();
-    vec![
+    let mut all = vec![
         (set(PORTED, &[KeyType::InetProto]), protocols(&ported)),
         (set(ENCAPSULATIONS, &[KeyType::InetProto]), protocols(&ENCAPSULATED)),
         (set(TUNNELS, &to_port), tunnels),
-        (set(FAILSAFE_IN, &to_port), failsafe(inbound)),
-        (set(FAILSAFE_OUT, &to_port), failsafe(outbound)),
         (Set::verdict_map(&table(), WORDS, [KeyType::ClassId]), words),
         (Set::verdict_map(&table(), ENDPOINT_TO_HOST, [KeyType::ClassId]), vec![to_node]),
-    ]
+    ];
+    let Failsafe { inbound, outbound } = &shape.failsafe;
+    for (name, ports) in [(FAILSAFE_IN, inbound), (FAILSAFE_OUT, outbound)] {
+        let for_all = ports.iter().filter(|it| it.peers.is_none());
+        all.push((set(name, &to_port), for_all.map(|it| port(it.protocol.0, it.port)).collect()));
+        all.extend(Family::BOTH.map(|family| {
+            let key = [KeyType::InetProto, KeyType::InetService, KeyType::address(family)];
+            (set(&for_some(name, family), &key).interval(), ports_for_some(ports, family))
+        }));
+    }
+    all
+}
+
+/// The failsafe ports that are only for peers of this family.
+fn ports_for_some(ports: &[FailsafePort], family: Family) -> Vec<Element> {
+    let of_family = ports.iter().filter_map(|it| Some((it, it.peers?)));
+    let of_family = of_family.filter(|(_, net)| Family::of_net(net) == family);
+    let element = |(it, net): (&FailsafePort, IpNet)| {
+        let peers = KeyPart::addresses(net.network()..=net.broadcast());
+        Element::concatenation([KeyPart::protocol(it.protocol.0), KeyPart::port(it.port), peers])
+    };
+    of_family.map(element).collect()
+}
+
+/// The set beside one of failsafe ports that has those which are only for some peers.
+fn for_some(failsafe: &str, family: Family) -> String {
+    of(&format!("{failsafe}-for"), family)
 }
 
 fn chains() -> Vec<Chain> {
@@ -298,7 +321,7 @@ fn rules(shape: &Shape) -> Vec<Rule> {
     let mut rules = raw("raw-prerouting", Direction::Ingress);
     rules.extend(raw("raw-output", Direction::Egress));
     for (chain, entrance) in [("prerouting", Entrance::PreDnat), ("input", Entrance::Input)] {
-        rules.extend(spared(chain, FAILSAFE_IN));
+        rules.extend(spared(chain, FAILSAFE_IN, Field::Saddr));
         rules.extend(tracked(chain));
         rules.extend(enter_untracked(chain));
         rules.extend(Family::BOTH.map(|family| enter(chain, entrance, family)));
@@ -313,7 +336,7 @@ fn rules(shape: &Shape) -> Vec<Rule> {
     rules.push(rule("postrouting").from_this_machine().goto("output"));
     // A router does not forward these, so they are the node's own.
     rules.push(rule("postrouting").saddr(LINK_LOCAL).goto("output"));
-    rules.extend(spared("output", FAILSAFE_OUT));
+    rules.extend(spared("output", FAILSAFE_OUT, Field::Daddr));
     rules.extend(tracked("output"));
     rules.extend(enter_untracked("output"));
     for family in Family::BOTH {
@@ -340,10 +363,13 @@ fn raw(chain: &str, direction: Direction) -> Vec<Rule> {
         Direction::Ingress => (Entrance::RawIn, Entrance::UntrackedIn, FAILSAFE_IN, FAILSAFE_OUT),
         Direction::Egress => (Entrance::RawOut, Entrance::UntrackedOut, FAILSAFE_OUT, FAILSAFE_IN),
     };
-    let mut rules = spared(chain, requests);
+    let peer = match direction {
+        Direction::Ingress => Field::Saddr,
+        Direction::Egress => Field::Daddr,
+    };
+    let mut rules = spared(chain, requests, peer);
     // Else a half of their connections would not be tracked.
-    let ported = rule(chain).is_in(&[Field::L4Proto], PORTED);
-    rules.push(ported.is_in(&[Field::L4Proto, Field::Sport], replies).accept());
+    rules.extend(failsafe(chain, replies, Field::Sport, peer));
     for entrance in [forbidden, allowed] {
         rules.push(rule(chain).set_priority(0));
         rules.extend(Family::BOTH.map(|family| enter(chain, entrance, family)));
@@ -427,16 +453,27 @@ pub(crate) fn logged(prefix: &str) -> Option<bool> {
 }
 
 /// What passes at the node itself whatever policies say.
-fn spared(chain: &str, failsafe: &str) -> Vec<Rule> {
-    let ported = || rule(chain).is_in(&[Field::L4Proto], PORTED);
-    let mut rules = vec![
-        ported().is_in(&[Field::L4Proto, Field::Dport], failsafe).accept(),
-        ported().is_in(&[Field::L4Proto, Field::Dport], TUNNELS).accept(),
+fn spared(chain: &str, ports: &str, peer: fn(Family) -> Field) -> Vec<Rule> {
+    let mut rules = failsafe(chain, ports, Field::Dport, peer);
+    let ported = rule(chain).is_in(&[Field::L4Proto], PORTED);
+    rules.extend([
+        ported.is_in(&[Field::L4Proto, Field::Dport], TUNNELS).accept(),
         rule(chain).is_in(&[Field::L4Proto], ENCAPSULATIONS).accept(),
         rule(chain).neighbour_discovery().accept(),
-    ];
+    ]);
     rules.extend(LISTENERS.map(|kind| rule(chain).icmpv6_type(kind).accept()));
     rules
+}
+
+/// What passes by failsafe ports: those for all peers, and those for some.
+fn failsafe(chain: &str, ports: &str, port: Field, peer: fn(Family) -> Field) -> Vec<Rule> {
+    let ported = |rule: Rule| rule.is_in(&[Field::L4Proto], PORTED);
+    let for_all = ported(rule(chain)).is_in(&[Field::L4Proto, port], ports).accept();
+    let for_some = Family::BOTH.map(|family| {
+        let key = [Field::L4Proto, port, peer(family)];
+        ported(rule(chain).family(family)).is_in(&key, for_some(ports, family)).accept()
+    });
+    [for_all].into_iter().chain(for_some).collect()
 }
 
 /// What belongs to a connection of which the other direction is judged.

@@ -23,6 +23,7 @@ use crate::log::{flow, logged, next};
 use crate::traffic::in_a_flood_of_denied_packets;
 use crate::world::*;
 
+mod failsafe;
 mod untracked;
 
 const TABLE: &str = "inet russet-hosts";

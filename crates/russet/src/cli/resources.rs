@@ -18,8 +18,9 @@ pub const GET_EXAMPLES: &str = "Examples:
   russet get nodes -o name
 
 Kinds: ippools, ipreservations, nodes, profiles, workloadendpoints; of network policy: globalnetworkpolicies,
-networkpolicies, kubernetesnetworkpolicies (netpol), tiers, globalnetworksets, networksets, hostendpoints,
-stagedglobalnetworkpolicies, stagednetworkpolicies, stagedkubernetesnetworkpolicies.";
+networkpolicies, kubernetesnetworkpolicies (netpol), clusternetworkpolicies (cnp), tiers, globalnetworksets,
+networksets, hostendpoints, felixconfigurations, stagedglobalnetworkpolicies, stagednetworkpolicies,
+stagedkubernetesnetworkpolicies.";
 
 pub const APPLY_EXAMPLES: &str = "Examples:
   russet apply -f pool.yaml

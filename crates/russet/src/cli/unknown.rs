@@ -31,11 +31,7 @@ const VERBS: [(&str, &str); 11] = [
 ];
 
 /// Kinds of Calico and Kubernetes, lower case and singular, with what to use instead.
-const KINDS: [(&str, &str); 8] = [
-    (
-        "clusternetworkpolicy",
-        "`kubectl` applies it: agents with a store in the Kubernetes API enforce it (docs/policy.md)",
-    ),
+const KINDS: [(&str, &str); 6] = [
     (
         "pod",
         "`russet get pods -A` lists pods with their addresses; a pod itself is its runtime's: `kubectl` or `russet sandbox` changes it",
@@ -44,10 +40,6 @@ const KINDS: [(&str, &str); 8] = [
     ("ipamconfig", "`russet ipam show --show-configuration` prints it, `russet ipam configure` changes it"),
     ("bgppeer", "Russet does not speak BGP; it routes directly or by VXLAN"),
     ("bgpconfiguration", "Russet does not speak BGP; it routes directly or by VXLAN"),
-    (
-        "felixconfiguration",
-        "the agent reads the tunnel's settings of it in Calico's place (docs/calico.md), and defaultEndpointToHostAction (docs/policy.md); calicoctl changes it",
-    ),
     ("clusterinformation", "calicoctl prints it; Russet only reads `datastoreReady`"),
 ];
 
@@ -58,10 +50,7 @@ pub fn instead_of_verb(word: &str) -> Option<&'static str> {
 
 /// What to use instead of a kind that Russet does not have.
 pub fn instead_of_kind(word: &str) -> Option<&'static str> {
-    let singular = match word {
-        word if word.ends_with("policies") => &format!("{}y", word.trim_end_matches("ies")),
-        word => word.trim_end_matches('s'),
-    };
+    let singular = word.trim_end_matches('s');
     KINDS.iter().find(|(kind, _)| *kind == singular).map(|(_, instead)| *instead)
 }
 
@@ -75,7 +64,7 @@ mod tests {
         assert_eq!(instead_of_verb("status"), None);
         assert!(instead_of_verb("describe").unwrap().contains("russet get"));
         assert_eq!(instead_of_verb("get"), None);
-        assert!(instead_of_kind("clusternetworkpolicies").unwrap().contains("kubectl"));
+        assert!(instead_of_kind("bgpconfigurations").unwrap().contains("BGP"));
         assert!(instead_of_kind("pods").unwrap().contains("russet get pods"));
         assert_eq!(instead_of_kind("ippools"), None);
     }

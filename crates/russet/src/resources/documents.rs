@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::fields::nearest;
 use super::{Kind, Problems, Refused};
+use crate::cli::unknown::instead_of_kind;
 use crate::output::{progress, visible};
 
 /// One resource as it was written.
@@ -138,6 +139,9 @@ fn resources(
 }
 
 fn unknown_kind(kind: &str) -> String {
+    if let Some(instead) = instead_of_kind(&kind.to_lowercase()) {
+        return format!("kind: {kind:.60?} is not known: {instead}");
+    }
     let known = Kind::ALL.map(|kind| kind.resource().document().1);
     match nearest(kind, known.into_iter()) {
         Some(near) => format!("kind: {kind:.60?} is not known; did you mean {near}?"),
@@ -225,8 +229,9 @@ mod tests {
     fn invalid_resources_are_refused_with_their_position() {
         for (text, problem) in [
             ("kind: IPool", "did you mean IPPool?"),
-            ("kind: BGPConfiguration", "is none of IPPool"),
-            ("kind: BGPPeerList\nitems: []", "is none of"),
+            ("kind: BGPConfiguration", "Russet does not speak BGP"),
+            ("kind: Gadget", "is none of IPPool"),
+            ("kind: BGPPeerList\nitems: []", "Russet does not speak BGP"),
             ("apiVersion: v1\nkind: IPPool", "projectcalico.org/v3 is wanted, not \"v1\""),
             ("hello", "a resource is wanted"),
             ("kind: IPPoolList", "needs items"),

@@ -25,6 +25,7 @@ pub enum Kind {
     NetworkPolicy,
     /// NetworkPolicy of Kubernetes.
     KubernetesNetworkPolicy,
+    ClusterNetworkPolicy,
     StagedGlobalNetworkPolicy,
     StagedNetworkPolicy,
     StagedKubernetesNetworkPolicy,
@@ -32,6 +33,7 @@ pub enum Kind {
     GlobalNetworkSet,
     NetworkSet,
     HostEndpoint,
+    FelixConfiguration,
 }
 
 /// Data for a table besides the stored resource.
@@ -94,6 +96,9 @@ macro_rules! each_kind {
             $crate::resources::Kind::KubernetesNetworkPolicy => {
                 $function::<russet_model::KubernetesNetworkPolicySpec>($($argument),*)
             }
+            $crate::resources::Kind::ClusterNetworkPolicy => {
+                $function::<russet_model::ClusterNetworkPolicySpec>($($argument),*)
+            }
             $crate::resources::Kind::StagedGlobalNetworkPolicy => {
                 $function::<russet_model::StagedGlobalNetworkPolicySpec>($($argument),*)
             }
@@ -115,6 +120,9 @@ macro_rules! each_kind {
             $crate::resources::Kind::HostEndpoint => {
                 $function::<russet_model::HostEndpointSpec>($($argument),*)
             }
+            $crate::resources::Kind::FelixConfiguration => {
+                $function::<russet_model::FelixConfigurationSpec>($($argument),*)
+            }
         }
     };
 }
@@ -133,7 +141,7 @@ impl TableContext {
 // === impl Kind ===
 
 impl Kind {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Pool,
         Self::Reservation,
         Self::Node,
@@ -142,6 +150,7 @@ impl Kind {
         Self::GlobalNetworkPolicy,
         Self::NetworkPolicy,
         Self::KubernetesNetworkPolicy,
+        Self::ClusterNetworkPolicy,
         Self::StagedGlobalNetworkPolicy,
         Self::StagedNetworkPolicy,
         Self::StagedKubernetesNetworkPolicy,
@@ -149,6 +158,7 @@ impl Kind {
         Self::GlobalNetworkSet,
         Self::NetworkSet,
         Self::HostEndpoint,
+        Self::FelixConfiguration,
     ];
 
     /// Its name in keys and files.
@@ -210,6 +220,11 @@ mod tests {
             ("networkPolicy", Kind::NetworkPolicy),
             ("policies", Kind::NetworkPolicy),
             ("netpol", Kind::KubernetesNetworkPolicy),
+            ("clusternetworkpolicy", Kind::ClusterNetworkPolicy),
+            ("clusterNetworkPolicies", Kind::ClusterNetworkPolicy),
+            ("cnp", Kind::ClusterNetworkPolicy),
+            ("felixconfig", Kind::FelixConfiguration),
+            ("felixconfigurations", Kind::FelixConfiguration),
             ("tier", Kind::Tier),
             ("netsets", Kind::NetworkSet),
             ("hep", Kind::HostEndpoint),

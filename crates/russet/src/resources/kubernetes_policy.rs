@@ -8,7 +8,7 @@ use super::fields::Shape::{self, Any, Labels, List, Number, Object, Text, TextOr
 use super::policy::check_meaning;
 use super::{Definition, Problems, TableContext};
 
-const SELECTOR: Shape = Object(&[
+pub(super) const SELECTOR: Shape = Object(&[
     Field("matchLabels", Labels),
     Field(
         "matchExpressions",

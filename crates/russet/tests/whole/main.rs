@@ -15,6 +15,7 @@ mod calico_policies;
 mod calico_v1;
 mod capture;
 mod chaos;
+mod cluster_policies;
 mod cni_command;
 mod concurrency;
 mod configured;

@@ -69,6 +69,13 @@ impl Setup {
         assert_eq!(self.client.reaches(&self.server), client, "{}", self.two.log());
     }
 
+    /// What explain on the first node says of TCP port 80.
+    fn explained(&self, from: &str, to: &str) -> Value {
+        let answer = self.one.russet_inside(&["explain", from, to, "80", "--family", "4", "-o", "json"]);
+        let found: Value = serde_json::from_str(&answer.stdout).unwrap_or_else(|_| panic!("{answer:?}"));
+        found["flows"][0].clone()
+    }
+
     fn has_table(&self) -> bool {
         self.two.netns().with(|| succeeds("nft list table inet russet-decisions")).unwrap()
     }
@@ -250,13 +257,12 @@ fn a_host_endpoint_of_etcd_guards_its_node_and_not_the_nodes_way_to_etcd_or_pods
     let nothing = "HostEndpoint h2 at eth0: no policy selects it; no rule of its profiles allows it";
     eventually(TIMEOUT, || named(&[], nothing));
     // It is named where it counts: for the node, and for pods once a policy is about what is forwarded.
-    let notes = |setup: &Setup, from: &str, to: &str| {
-        let answer = setup.one.russet_inside(&["explain", from, to, "80", "--family", "4", "-o", "json"]);
-        let found: Value = serde_json::from_str(&answer.stdout).unwrap_or_else(|_| panic!("{answer:?}"));
-        found["flows"][0]["notes"].to_string()
-    };
+    let notes = |setup: &Setup, from: &str, to: &str| setup.explained(from, to)["notes"].to_string();
     let named_host = "HostEndpoint h2 of node n2 (all interfaces)";
-    assert!(notes(&setup, "10.77.0.11", "10.77.0.12").contains(named_host));
+    let to_node = setup.explained("10.77.0.11", "10.77.0.12");
+    let end = nothing.replace(" at eth0", "");
+    assert_eq!((&to_node["verdict"], &to_node["directions"][1]["end"]), (&"denied".into(), &end.into()));
+    assert!(!to_node["notes"].to_string().contains(named_host), "{to_node:#}");
     assert!(!notes(&setup, &setup.client.address, &setup.server.address).contains(named_host));
     let forwarded = resource(
         "GlobalNetworkPolicy",

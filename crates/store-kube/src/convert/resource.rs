@@ -170,6 +170,8 @@ pub(crate) fn other_name(kind: ResourceKind, group: Group, object: &Value) -> Op
     Some(name.strip_prefix(OLD_POLICY).map_or_else(|| format!("{OLD_POLICY}{name}"), str::to_owned))
 }
 
+/// Whether it is a policy in a tier, whose object had its tier's name in its own.
 fn is_policy(kind: ResourceKind) -> bool {
-    matches!(kind, ResourceKind::GlobalNetworkPolicy | ResourceKind::NetworkPolicy)
+    use ResourceKind::{GlobalNetworkPolicy, NetworkPolicy, StagedGlobalNetworkPolicy, StagedNetworkPolicy};
+    matches!(kind, GlobalNetworkPolicy | NetworkPolicy | StagedGlobalNetworkPolicy | StagedNetworkPolicy)
 }

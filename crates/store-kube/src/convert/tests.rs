@@ -276,6 +276,23 @@ fn policies_are_read_under_their_names_and_not_written_to_the_older_group() {
     assert!(key.ends_with("/globalnetworkpolicies/allow"), "{key}");
     let error = object(&Key::from_stored(key), &value, None, Group::V1).unwrap_err();
     assert!(error.to_string().contains("not written"), "{error}");
+    let (key, _) = record(Collection::Custom(ResourceKind::StagedGlobalNetworkPolicy), Group::V1, &policy);
+    assert!(key.ends_with("/stagedglobalnetworkpolicies/allow"), "{key}");
+}
+
+#[test]
+fn a_staged_policy_of_kubernetes_keeps_its_name_and_the_form_that_etcd_has() {
+    // policy.md section 1.9
+    let policy = json!({ "apiVersion": "crd.projectcalico.org/v1", "kind": "StagedKubernetesNetworkPolicy",
+        "metadata": { "name": "default.allow", "namespace": "shop", "resourceVersion": "9", "creationTimestamp": null },
+        "spec": { "stagedAction": "Set", "podSelector": {} } });
+    let collection = Collection::Custom(ResourceKind::StagedKubernetesNetworkPolicy);
+    for group in [Group::V1, Group::V3] {
+        let (key, value) = record(collection, group, &policy);
+        assert!(key.ends_with("/stagedkubernetesnetworkpolicies/shop/default.allow"), "{key}");
+        assert_eq!((&value["kind"], &value["spec"]), (&policy["kind"], &policy["spec"]));
+        object(&Key::from_stored(key), &value, None, group).unwrap();
+    }
 }
 
 fn node() -> Value {

@@ -362,6 +362,19 @@ async fn a_resource_that_older_definitions_lack_is_empty() {
     assert!(!bench.store.holds(&Prefix::reservations()).await.unwrap());
     let mut watch = bench.store.watch(&Prefix::reservations()).await.unwrap();
     assert!(matches!(next(&mut watch).await, Event::Snapshot(snapshot) if snapshot.records.is_empty()));
+    // policy.md section 1.7: releases of Calico before 3.30 have no staged policies.
+    for kind in [
+        ResourceKind::StagedGlobalNetworkPolicy,
+        ResourceKind::StagedKubernetesNetworkPolicy,
+        ResourceKind::StagedNetworkPolicy,
+    ] {
+        let prefix = Prefix::resources(kind);
+        assert!(bench.store.list(&prefix).await.unwrap().records.is_empty());
+        bench.server.undefine(kind.plural());
+        assert!(bench.store.list(&prefix).await.unwrap().records.is_empty());
+        let mut watch = bench.store.watch(&prefix).await.unwrap();
+        assert!(matches!(next(&mut watch).await, Event::Snapshot(snapshot) if snapshot.records.is_empty()));
+    }
     bench.server.undefine("ippools");
     let error = bench.store.list(&Prefix::pools()).await.unwrap_err();
     assert!(error.to_string().contains("does not serve"), "pools are needed: {error}");

@@ -43,7 +43,7 @@ impl Engine {
             services: Arc::new(found(at().flat_map(|at| &at.services), |id| store.services.get(id))),
             nodes: Arc::new(found(at().flat_map(|at| &at.nodes), |name| store.nodes.get(name))),
             egress_firewalls: Arc::new(firewalls(store, endpoints.values())),
-            endpoint_to_host: Arc::new(store.to_host.clone()),
+            felix: Arc::new(store.felix.clone()),
             config: Arc::new(store.config().cloned().unwrap_or_default()),
             network_sets: Arc::new(sets),
             endpoints: Arc::new(endpoints),

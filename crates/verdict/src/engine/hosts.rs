@@ -22,6 +22,7 @@ use super::row::Row;
 use super::sources::ALLOW_ALL_PROFILE;
 use super::store::Store;
 use super::stored::StoredEndpoint;
+use crate::felix::Failsafe;
 use crate::hosts::{Entrance, HostTable, Next, Side, Span, State, TooLarge, Way};
 use crate::ir::{Direction, Entity, HostUse, Order, Policy, Port, Protocol, Rule, TierDefault};
 use crate::table::Part;
@@ -67,7 +68,11 @@ impl Engine {
             questions: BTreeMap::new(),
             answers: BTreeMap::new(),
             numbers: BTreeMap::new(),
-            table: HostTable { endpoint_to_host: self.endpoint_to_host(), ..HostTable::default() },
+            table: HostTable {
+                endpoint_to_host: self.endpoint_to_host(),
+                failsafe: self.failsafe(),
+                ..HostTable::default()
+            },
         };
         for (interface, endpoint) in guarded(&self.store, interfaces) {
             builder.add(interface.as_ref(), endpoint)?;
@@ -78,6 +83,11 @@ impl Engine {
     /// What becomes of packets of this node's workloads to the node, once their policies allow them.
     pub fn endpoint_to_host(&self) -> EndpointToHost {
         self.store.endpoint_to_host()
+    }
+
+    /// The ports of this node that no policy of a host endpoint closes.
+    pub fn failsafe(&self) -> Failsafe {
+        self.store.failsafe()
     }
 }
 

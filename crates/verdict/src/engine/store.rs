@@ -11,10 +11,11 @@ use russet_model::{Restriction, Selector};
 use super::labels::{Labels, Map};
 use super::packed::PackedPolicy;
 use super::stored::{StoredEndpoint, Texts};
+use crate::felix::{self, Failsafe, FelixConfigurations};
 use crate::ir::{PolicyId, Profile, ServiceId, Tier};
 use crate::world::{
     Config, EgressFirewall, EndpointKey, EndpointKind, EndpointToHost, NetworkSet, Node, Service, SetId,
-    Update, endpoint_to_host,
+    Update,
 };
 
 /// The namespace and the name of an EgressNetworkPolicy.
@@ -39,8 +40,8 @@ pub(super) struct Store {
     pub(super) nodes: Objects<NodeName, Arc<Node>>,
     pub(super) firewalls: Objects<FirewallKey, Arc<EgressFirewall>>,
     pub(super) config: Objects<(), Config>,
-    /// By the names of FelixConfigurations. Only the table of host endpoints depends on it.
-    pub(super) to_host: BTreeMap<Arc<str>, EndpointToHost>,
+    /// Only the table of host endpoints depends on them.
+    pub(super) felix: FelixConfigurations,
     /// The texts of endpoints and of the names of policies.
     texts: Texts,
     /// The endpoints that inherit from a profile.
@@ -127,8 +128,8 @@ impl Store {
             Update::Service(key, value) => self.services.put(key, value),
             Update::Node(key, value) => self.nodes.put(key, value),
             Update::EgressFirewall(namespace, name, value) => self.firewalls.put((namespace, name), value),
-            Update::EndpointToHost(name, Some(value)) => _ = self.to_host.insert(name, value),
-            Update::EndpointToHost(name, None) => _ = self.to_host.remove(&name),
+            Update::Felix(name, Some(value)) => _ = self.felix.insert(name, value),
+            Update::Felix(name, None) => _ = self.felix.remove(&name),
             Update::Config(config) => self.config.put((), Some(config)),
         }
     }
@@ -140,8 +141,16 @@ impl Store {
 
     /// What becomes of packets of this node's workloads to the node itself.
     pub(super) fn endpoint_to_host(&self) -> EndpointToHost {
-        let node = self.config().map(|config| Arc::clone(&config.node)).unwrap_or_default();
-        endpoint_to_host(&self.to_host, &node).map(|(_, action)| action).unwrap_or_default()
+        felix::endpoint_to_host(&self.felix, &self.node()).map(|(_, action)| action).unwrap_or_default()
+    }
+
+    /// This node's failsafe ports.
+    pub(super) fn failsafe(&self) -> Failsafe {
+        felix::failsafe(&self.felix, &self.node())
+    }
+
+    fn node(&self) -> Arc<str> {
+        self.config().map(|config| Arc::clone(&config.node)).unwrap_or_default()
     }
 
     /// Brings the indexes up to date with an endpoint that was `old`.

@@ -236,7 +236,7 @@ fn removal(update: &Update) -> Update {
         Update::Service(key, _) => Update::Service(key, None),
         Update::Node(key, _) => Update::Node(key, None),
         Update::EgressFirewall(namespace, name, _) => Update::EgressFirewall(namespace, name, None),
-        Update::EndpointToHost(name, _) => Update::EndpointToHost(name, None),
+        Update::Felix(name, _) => Update::Felix(name, None),
         Update::Config(_) => Update::Config(Config::default()),
     }
 }

@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use russet_addr::IpNet;
-
 use super::{Asked, EndTrace, Reason, Walk, by_profiles, by_tiers};
+use crate::felix::{Failsafe, FailsafePort};
 use crate::flow::Flow;
-use crate::ir::{Direction, HostUse, Protocol};
+use crate::ir::{Direction, HostUse};
 use crate::snapshot::Snapshot;
 use crate::world::{Endpoint, EndpointKey, EndpointKind};
 
@@ -33,26 +32,6 @@ pub struct HostInterface<'a> {
     pub name: &'a str,
     /// Its addresses.
     pub addresses: &'a BTreeSet<IpAddr>,
-}
-
-/// Ports of nodes that no policy closes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failsafe {
-    /// Destination ports of packets to the node.
-    pub inbound: Vec<FailsafePort>,
-    /// Destination ports of packets from it.
-    pub outbound: Vec<FailsafePort>,
-}
-
-/// A port that no policy closes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FailsafePort {
-    /// Its protocol.
-    pub protocol: Protocol,
-    /// Its number.
-    pub port: u16,
-    /// Only for these peers; `None` is all.
-    pub peers: Option<IpNet>,
 }
 
 /// The host endpoint of an interface: of those that name it, or of those that are expected to have
@@ -81,9 +60,37 @@ pub fn judge_host(
     direction: Direction,
     flow: &Flow,
 ) -> EndTrace {
-    let Some((key, endpoint)) = host_endpoint(snapshot, interface) else {
-        return EndTrace::new(None, direction).decided(true, Reason::NoEndpoint);
-    };
+    match host_endpoint(snapshot, interface) {
+        Some(host) => judge_at(snapshot, host, failsafe, (stage, direction), flow),
+        None => EndTrace::new(None, direction).decided(true, Reason::NoEndpoint),
+    }
+}
+
+/// Judges a packet of a node's own process on its whole way through an interface with this host endpoint.
+pub fn judge_local(
+    snapshot: &Snapshot,
+    host: (&EndpointKey, &Endpoint),
+    direction: Direction,
+    flow: &Flow,
+) -> EndTrace {
+    let failsafe = snapshot.failsafe(&host.1.node);
+    let at = |stage| judge_at(snapshot, host, &failsafe, (stage, direction), flow);
+    let untracked = at(Stage::Untracked);
+    // What a rule allows there is not asked about behind.
+    if !untracked.allowed || matches!(untracked.reason, Reason::Rule { .. }) {
+        return untracked;
+    }
+    let translated = (direction == Direction::Ingress).then(|| at(Stage::PreDnat));
+    translated.filter(|trace| !trace.allowed).unwrap_or_else(|| at(Stage::Local))
+}
+
+fn judge_at(
+    snapshot: &Snapshot,
+    (key, endpoint): (&EndpointKey, &Endpoint),
+    failsafe: &Failsafe,
+    (stage, direction): (Stage, Direction),
+    flow: &Flow,
+) -> EndTrace {
     let trace = EndTrace::new(Some(key.clone()), direction);
     if stage != Stage::Forward && failsafe.admits(stage, direction, flow) {
         return trace.decided(true, Reason::Failsafe);
@@ -128,27 +135,5 @@ impl Failsafe {
         let has = |ports: &[FailsafePort], port| ports.iter().any(|it| it.is(flow.protocol, port, peer));
         // Without connection tracking, the reply of an admitted flow is a packet of its own.
         has(requests, flow.destination_port) || (stage == Stage::Untracked && has(replies, flow.source_port))
-    }
-}
-
-impl Default for Failsafe {
-    /// Felix' defaults.
-    fn default() -> Self {
-        let of = |protocol, ports: &[u16]| -> Vec<FailsafePort> {
-            ports.iter().map(|&port| FailsafePort { protocol, port, peers: None }).collect()
-        };
-        let cluster = of(Protocol::TCP, &[179, 2379, 2380, 5473, 6443, 6666, 6667]);
-        Self {
-            inbound: [of(Protocol::TCP, &[22]), cluster.clone(), of(Protocol::UDP, &[68])].concat(),
-            outbound: [cluster, of(Protocol::UDP, &[53, 67])].concat(),
-        }
-    }
-}
-
-// === impl FailsafePort ===
-
-impl FailsafePort {
-    fn is(&self, protocol: Protocol, port: u16, peer: IpAddr) -> bool {
-        self.protocol == protocol && self.port == port && self.peers.is_none_or(|net| net.contains(&peer))
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::*;
+use crate::felix::{Failsafe, FelixSettings};
 use crate::ir::{Directions, Entity, Icmp, PolicyKind, Port, StagedAction};
 use crate::world::{Config, EgressFirewall, EndpointKind, NamedPort, NetworkSet, Node, SetId, Update};
 use russet_model::Selector;
@@ -536,7 +537,8 @@ mod hosts {
     }
 
     fn to_host(configuration: &str, action: EndpointToHost) -> Update {
-        Update::EndpointToHost(text(configuration), Some(action))
+        let settings = FelixSettings { endpoint_to_host: Some(action), ..FelixSettings::default() };
+        Update::Felix(text(configuration), Some(Arc::new(settings)))
     }
 
     // policy.md P86

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::screen::side;
-use super::{Explanation, names, protocol_name, reason, why};
+use super::{Explanation, names, protocol_name, why};
 use crate::evaluator::EndTrace;
 use crate::ir::PolicyId;
 
@@ -45,7 +45,7 @@ impl Explanation<'_> {
             "endpoint": names::at(self.snapshot, self.address(end.direction)),
             "verdict": verdict(end.allowed),
             "steps": self.steps(end),
-            "end": reason(end),
+            "end": self.reason(end),
             "logged": end.logged,
         })
     }

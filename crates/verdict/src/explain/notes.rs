@@ -6,7 +6,7 @@ use crate::ir::{Policy, Rule};
 use crate::snapshot::Snapshot;
 
 /// All notes about a flow.
-pub(super) fn of(snapshot: &Snapshot, trace: &Trace, others: &OtherPods) -> Vec<String> {
+pub(super) fn of(snapshot: &Snapshot, trace: &Trace, others: &OtherPods, judged: &[String]) -> Vec<String> {
     let mut notes = Vec::new();
     if trace.flow.source == trace.flow.destination && trace.egress.endpoint.is_some() {
         notes.push(
@@ -15,7 +15,7 @@ pub(super) fn of(snapshot: &Snapshot, trace: &Trace, others: &OtherPods) -> Vec<
                 .to_owned(),
         );
     }
-    if is_judged_by_address(trace) {
+    if is_judged_by_address(snapshot, trace) {
         notes.push(
             "the rules for ingress ask for addresses: a connection through a NodePort or load balancer of another node \
              than the pod's has the address of that node here and not the client's, unless externalTrafficPolicy of the \
@@ -24,8 +24,10 @@ pub(super) fn of(snapshot: &Snapshot, trace: &Trace, others: &OtherPods) -> Vec<
         );
     }
     if snapshot.policies.values().any(|policy| policy.staged.is_some()) {
-        let pending = evaluator::ask(&snapshot.with_staged(), &trace.flow);
-        if pending.allowed() != trace.allowed() {
+        let with = snapshot.with_staged();
+        let mut pending = evaluator::ask(&with, &trace.flow);
+        let is_comparable = hosts::judge(&with, others, &mut pending) == judged;
+        if is_comparable && pending.allowed() != trace.allowed() {
             let verdict = if pending.allowed() { "allowed" } else { "denied" };
             notes.push(format!("with the staged policies in force it would be {verdict}"));
         }
@@ -34,16 +36,19 @@ pub(super) fn of(snapshot: &Snapshot, trace: &Trace, others: &OtherPods) -> Vec<
         notes.extend(decided_without_http(snapshot, end));
         notes.extend(problems(end));
     }
-    notes.extend(hosts::note(snapshot, &trace.flow, others));
+    notes.extend(hosts::note(snapshot, &trace.flow, others, judged));
     notes.dedup();
     notes
 }
 
 /// Whether the addresses that rules for ingress name may be hidden by a node: the source is no pod.
-fn is_judged_by_address(trace: &Trace) -> bool {
+fn is_judged_by_address(snapshot: &Snapshot, trace: &Trace) -> bool {
     let asks = |rule: &Rule| rule.source.nets.is_some() || !rule.source.not_nets.is_empty();
     let mut policies = trace.ingress.tiers.iter().flat_map(|tier| &tier.policies);
-    trace.egress.endpoint.is_none() && policies.any(|asked| asked.policy.ingress.iter().any(asks))
+    let is_of_pods = snapshot.workload_at(trace.flow.destination).is_some();
+    is_of_pods
+        && snapshot.workload_at(trace.flow.source).is_none()
+        && policies.any(|asked| asked.policy.ingress.iter().any(asks))
 }
 
 /// The rule with `http` that decided, and the name of what has it.

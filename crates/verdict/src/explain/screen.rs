@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 
-use super::{Explanation, Nearest, Probe, names, reason, why};
+use super::{Explanation, Nearest, Probe, names, why};
 use crate::evaluator::{EndTrace, Mismatch, PolicyTrace};
 use crate::ir::{Direction, TierDefault};
 
@@ -31,7 +31,7 @@ impl fmt::Display for Explanation<'_> {
             let verdict = if end.allowed { "ALLOWED" } else { "DENIED" };
             let side = format!("{} of {}", side(end.direction), self.name(end.direction));
             let logged = if end.logged { "; logged" } else { "" };
-            line(f, format_args!("  {side:<32}  {verdict:<7}  {}{logged}", reason(end)))?;
+            line(f, format_args!("  {side:<32}  {verdict:<7}  {}{logged}", self.reason(end)))?;
             if !end.allowed {
                 self.write_tiers(f, end)?;
             }

@@ -14,7 +14,7 @@ use super::read::Metadata;
 use crate::ir::Problem;
 
 pub(super) use objects::{
-    endpoint_to_host, host_endpoint, network_set, profile, set_id, tier, workload_endpoint,
+    felix_settings, host_endpoint, network_set, profile, set_id, tier, workload_endpoint,
 };
 pub(super) use policy::{policy, read as converted_policy, staged_action};
 

@@ -208,7 +208,7 @@ impl Translator {
             Kind::NetworkSet | Kind::GlobalNetworkSet => {
                 vec![Update::NetworkSet(calico::set_id(&metadata, kind == Kind::GlobalNetworkSet)?, None)]
             }
-            Kind::FelixConfiguration => vec![Update::EndpointToHost(metadata.name.into(), None)],
+            Kind::FelixConfiguration => vec![Update::Felix(metadata.name.into(), None)],
             Kind::Node => vec![Update::Node(metadata.node_name()?, None)],
         })
     }
@@ -292,7 +292,8 @@ fn object(
             Update::NetworkSet(calico::set_id(metadata, global)?, Some(Arc::new(set)))
         }
         Kind::FelixConfiguration => {
-            Update::EndpointToHost(metadata.name.into(), calico::endpoint_to_host(document, problems))
+            let settings = calico::felix_settings(document, problems);
+            Update::Felix(metadata.name.into(), Some(Arc::new(settings)))
         }
         Kind::Node => Update::Node(metadata.node_name()?, Some(Arc::new(kubernetes::node(document)?))),
         _ => {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use russet_verdict::evaluator::{Failsafe, HostInterface, Reason, Stage, judge, judge_host};
+use russet_verdict::evaluator::{HostInterface, Reason, Stage, judge, judge_host};
+use russet_verdict::felix::Failsafe;
 use russet_verdict::snapshot::Snapshot;
 use russet_verdict::translate::{Translator, built_in_tiers};
 use russet_verdict::world::{Config, EndpointKey, EndpointKind, Update};

@@ -29,6 +29,7 @@ enum Group {
 enum Purpose {
     Addresses,
     Policies,
+    StagedPolicies,
     Annotations,
     NodeStatus,
     SignOfLife,
@@ -70,7 +71,7 @@ const READ: &[&str] = &["get", "list", "watch"];
 const CORE: Group = Group::Named("");
 /// Of the manifests' rules those are left out that a cluster may lack: ClusterNetworkPolicies, EndpointSlices, events, and the
 /// objects that the first agent of a cluster makes.
-const NEEDS: [Need; 10] = [
+const NEEDS: [Need; 11] = [
     Need::of(CORE, &["nodes", "pods", "namespaces", "serviceaccounts"], READ, Purpose::Addresses),
     Need::of(
         Group::Calico,
@@ -100,6 +101,12 @@ const NEEDS: [Need; 10] = [
         Purpose::Policies,
     ),
     Need::of(Group::Named("networking.k8s.io"), &["networkpolicies"], READ, Purpose::Policies),
+    Need::of(
+        Group::Calico,
+        &["stagednetworkpolicies", "stagedglobalnetworkpolicies", "stagedkubernetesnetworkpolicies"],
+        READ,
+        Purpose::StagedPolicies,
+    ),
     Need::of(CORE, &["pods/status"], &["patch"], Purpose::Annotations),
     Need::of(CORE, &["nodes/status"], &["patch"], Purpose::NodeStatus),
     Need::of(
@@ -223,12 +230,18 @@ impl Need {
 // === impl Purpose ===
 
 impl Purpose {
-    const ALL: [Self; 5] =
-        [Self::Addresses, Self::Policies, Self::Annotations, Self::NodeStatus, Self::SignOfLife];
+    const ALL: [Self; 6] = [
+        Self::Addresses,
+        Self::Policies,
+        Self::StagedPolicies,
+        Self::Annotations,
+        Self::NodeStatus,
+        Self::SignOfLife,
+    ];
 
     fn is_wanted(self, wanted: Wanted) -> bool {
         match self {
-            Self::Policies => wanted.policies,
+            Self::Policies | Self::StagedPolicies => wanted.policies,
             Self::Annotations => wanted.annotations,
             Self::Addresses | Self::NodeStatus | Self::SignOfLife => true,
         }
@@ -238,6 +251,7 @@ impl Purpose {
         match self {
             Self::Addresses => "pods get no addresses, or routes do not follow the cluster",
             Self::Policies => "policies are not enforced as they are written",
+            Self::StagedPolicies => "`russet flows` does not say what staged policies would do",
             Self::Annotations => "programs that read pods' annotations do not find their addresses",
             Self::NodeStatus => "the node does not say whether its network is ready",
             Self::SignOfLife => "the controller may free the addresses of this node's pods",
@@ -311,7 +325,7 @@ mod tests {
         let all = judged(&[], V1, ALL);
         assert_eq!(all.len(), Purpose::ALL.len(), "{all:#?}");
         let some = judged(&[], V1, Wanted { policies: false, annotations: false });
-        assert_eq!(some.len(), Purpose::ALL.len() - 2, "{some:#?}");
+        assert_eq!(some.len(), Purpose::ALL.len() - 3, "{some:#?}");
         assert!(all[0].contains("; and 1 more: "), "{all:#?}");
     }
 

@@ -82,22 +82,23 @@ const COLLECTIONS: [Collection; 7] = [
     collection(SLICES, "discovery.k8s.io/v1", "EndpointSlice", false),
 ];
 /// Calico's resources on which policies depend, in every datastore.
-const RECORDS: [ResourceKind; 7] = [
+const RECORDS: [ResourceKind; 10] = [
     ResourceKind::FelixConfiguration,
     ResourceKind::GlobalNetworkPolicy,
     ResourceKind::GlobalNetworkSet,
     ResourceKind::HostEndpoint,
     ResourceKind::NetworkPolicy,
     ResourceKind::NetworkSet,
-    ResourceKind::Tier,
-];
-/// Those that the Kubernetes API has in other forms, or not at all.
-const OTHER_RECORDS: [ResourceKind; 6] = [
-    ResourceKind::KubernetesNetworkPolicy,
-    ResourceKind::Profile,
     ResourceKind::StagedGlobalNetworkPolicy,
     ResourceKind::StagedKubernetesNetworkPolicy,
     ResourceKind::StagedNetworkPolicy,
+    ResourceKind::Tier,
+];
+/// Those that the Kubernetes API has in other forms.
+const OTHER_RECORDS: [ResourceKind; 4] = [
+    ResourceKind::ClusterNetworkPolicy,
+    ResourceKind::KubernetesNetworkPolicy,
+    ResourceKind::Profile,
     ResourceKind::WorkloadEndpoint,
 ];
 /// The plugins whose routed interfaces policies are about.

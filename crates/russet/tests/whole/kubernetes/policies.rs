@@ -14,6 +14,8 @@ const RESTORED: Duration = Duration::from_secs(2);
 pub const POLICIES: &str = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies";
 /// Succeeds where decisions are in the kernel.
 const LIST: &str = "nft list table inet russet-decisions";
+const STAGED: &str = "stagedglobalnetworkpolicies";
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 /// The object of a pod with a role, bound to a node.
 pub fn create_role(cluster: &Cluster, node: &str, name: &str, role: &str) {
@@ -51,7 +53,8 @@ pub fn policy(name: &str, role: &str, from: &[&str]) -> Value {
 
 /// The definitions of Calico's policies are served a moment after they are made.
 fn create_of_calico(cluster: &Cluster, plural: &str, name: &str, spec: Value) {
-    let object = json!({ "apiVersion": "crd.projectcalico.org/v1", "kind": "GlobalNetworkPolicy",
+    let kind = if plural == STAGED { "StagedGlobalNetworkPolicy" } else { "GlobalNetworkPolicy" };
+    let object = json!({ "apiVersion": "crd.projectcalico.org/v1", "kind": kind,
         "metadata": { "name": name }, "spec": spec });
     eventually(TIMEOUT, || {
         cluster.with(|server| server.request("POST", &format!("{GROUP}/{plural}"), &object)).0 == 201
@@ -178,4 +181,57 @@ fn calicos_policies_in_the_kubernetes_api_are_in_force_and_know_services() {
     cluster.with(|server| server.delete(&format!("{GROUP}/{plural}/default.by-service")));
     eventually(TIMEOUT, || reaches(&client, &server[..1]));
     assert!(is_cut_off(&other, &server));
+}
+
+/// What a verb prints as JSON.
+fn json_of(node: &TestNode, verb: &[&str]) -> Value {
+    let answer = node.russet_inside(&[verb, &["-o", "json"]].concat());
+    serde_json::from_str(&answer.stdout).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, nfnetlink_log; tool: kube-apiserver, etcd, etcdctl, curl, openssl, ping, nft"]
+fn staged_policies_of_the_kubernetes_api_are_pending_and_a_cluster_may_lack_their_definitions() {
+    // policy.md section 1.7, P93
+    let mut cluster = Cluster::new();
+    let lacking = "stagedkubernetesnetworkpolicies";
+    cluster.with(|server| server.delete(&format!("{DEFINITIONS}/{lacking}.crd.projectcalico.org")));
+    eventually(TIMEOUT, || {
+        cluster.with(|server| server.request("GET", &format!("{GROUP}/{lacking}"), &Value::Null)).0 == 404
+    });
+    let mut node = cluster.node("n1", &[]);
+    let (client, _) = pod(&cluster, (&mut node, "n1"), "client", "client");
+    let (_server, server) = pod(&cluster, (&mut node, "n1"), "server", "server");
+    eventually(TIMEOUT, || reaches(&client, &server));
+    let allow = |action: &str| {
+        json!({ "order": 1, "selector": "role == 'server'", "types": ["Ingress"],
+        "stagedAction": action, "ingress": [{ "action": "Allow" }] })
+    };
+    // Before the first policy in force, which begins the watches of all others; releases before 3.32 named it so.
+    create_of_calico(&cluster, STAGED, "default.soon", allow("Set"));
+    create_policy(&cluster, &policy("deny", "server", &[]));
+    eventually(TIMEOUT, || is_cut_off(&client, &server));
+    let pending = || {
+        assert!(is_cut_off(&client, &server));
+        let flows = json_of(&node, &["flows", "--denied", "--last", "1"]);
+        flows["flows"][0]["pending"].clone()
+    };
+    let soon = json!([{ "kind": "StagedGlobalNetworkPolicy", "namespace": null, "name": "soon" }]);
+    eventually(TIMEOUT, || {
+        let pending = pending();
+        pending["verdict"] == "allowed" && pending["policies"] == soon
+    });
+    let policies = json_of(&node, &["policy", "ls"]);
+    let staged = policies["policies"].as_array().unwrap().iter().find(|policy| policy["name"] == "soon");
+    assert_eq!(staged.unwrap()["enforced"], "staged", "{policies:#}");
+    let listed = node.russet_inside(&["policy", "ls"]);
+    assert!(listed.status == 0 && !listed.stderr.contains("could not be read"), "{listed:?}");
+    let explained = json_of(&node, &["explain", "default/client", "default/server", "80", "--family", "4"]);
+    let notes = explained["flows"][0]["notes"].to_string();
+    assert!(notes.contains("with the staged policies in force it would be allowed"), "{explained:#}");
+
+    // It is deleted while the agent watches.
+    cluster.with(|server| server.delete(&format!("{GROUP}/{STAGED}/default.soon")));
+    eventually(TIMEOUT, || pending().is_null());
+    assert!(!node.log().contains("policies may be old"), "{}", node.log());
 }

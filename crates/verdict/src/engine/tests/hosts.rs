@@ -6,7 +6,8 @@ use russet_addr::IfName;
 use russet_model::Selector;
 
 use super::*;
-use crate::evaluator::{Failsafe, HostInterface, Reason, Stage, judge_host};
+use crate::evaluator::{HostInterface, Reason, Stage, judge_host};
+use crate::felix::Failsafe;
 use crate::hosts::{Entrance, HostTable, TooLarge};
 use crate::ir::{Action, Directions, Entity, HostUse, Order, Policy, PolicyKind, Rule};
 use crate::table::Word;

@@ -5,11 +5,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::rule::{Scope, rules};
+use crate::felix::{FailsafePort, FelixSettings};
 use crate::ir::{Direction, Order, Problem, Profile, Protocol, Tier, TierDefault};
 use crate::translate::read::{At, Metadata, Problems};
 use crate::translate::{labels, ports};
 use crate::world::{Endpoint, EndpointKind, EndpointToHost, NamedPort, NetworkSet, SetId};
 
+/// The largest number of failsafe ports in a list: each is an element of the kernel's table.
+const FAILSAFE_MAX: usize = 256;
 /// The interface of a host endpoint that is all interfaces which are not of workloads.
 const ALL_INTERFACES: &str = "*";
 
@@ -31,13 +34,18 @@ pub(in crate::translate) fn tier(document: &At<'_>, problems: &mut Problems) -> 
     Ok(Tier { order, default_action })
 }
 
-/// Reads what a FelixConfiguration says of packets of pods to their own node; nothing if it lacks the
-/// member. A value that is none of Felix's drops them.
-pub(in crate::translate) fn endpoint_to_host(
-    document: &At<'_>,
-    problems: &mut Problems,
-) -> Option<EndpointToHost> {
-    let spec = document.member("spec")?;
+/// Reads what counts of a FelixConfiguration; the rest, and a document without settings, say nothing.
+pub(in crate::translate) fn felix_settings(document: &At<'_>, problems: &mut Problems) -> FelixSettings {
+    let Some(spec) = document.member("spec") else { return FelixSettings::default() };
+    FelixSettings {
+        endpoint_to_host: endpoint_to_host(&spec, problems),
+        failsafe_inbound: failsafe_ports(&spec, FelixSettings::FAILSAFE_INBOUND, problems),
+        failsafe_outbound: failsafe_ports(&spec, FelixSettings::FAILSAFE_OUTBOUND, problems),
+    }
+}
+
+/// What becomes of packets of pods to their own node. A value that is none of Felix's drops them.
+fn endpoint_to_host(spec: &At<'_>, problems: &mut Problems) -> Option<EndpointToHost> {
     let action = match spec.opt_text(EndpointToHost::MEMBER) {
         Ok(None) => return None,
         Ok(Some(name)) => EndpointToHost::named(name),
@@ -47,6 +55,41 @@ pub(in crate::translate) fn endpoint_to_host(
         problems.push(spec.problem_of(EndpointToHost::MEMBER, "Accept, Drop or Return is wanted; it drops"));
     }
     Some(action.unwrap_or(EndpointToHost::Drop))
+}
+
+/// A list of failsafe ports. One of which anything cannot be read counts as missing, as with Felix: without its ports
+/// the node may be cut off from its datastore.
+fn failsafe_ports(spec: &At<'_>, name: &str, problems: &mut Problems) -> Option<Vec<FailsafePort>> {
+    let at = spec.member(name)?;
+    let read = || -> Result<Vec<FailsafePort>, Problem> {
+        let items = at.items()?;
+        if items.len() > FAILSAFE_MAX {
+            return Err(at.problem(format!("more than {FAILSAFE_MAX} ports")));
+        }
+        items.iter().map(failsafe_port).collect()
+    };
+    match read() {
+        Ok(ports) => Some(ports),
+        Err(Problem { path, text }) => {
+            let text = format!("{text}; the list counts as missing");
+            problems.push(Problem { path, text: text.into() });
+            None
+        }
+    }
+}
+
+fn failsafe_port(at: &At<'_>) -> Result<FailsafePort, Problem> {
+    at.only(&["protocol", "port", "net"])?;
+    let protocol = match at.opt_text("protocol")?.unwrap_or("TCP").to_ascii_uppercase().as_str() {
+        "TCP" => Protocol::TCP,
+        "UDP" => Protocol::UDP,
+        "SCTP" => Protocol::SCTP,
+        _ => return Err(at.problem_of("protocol", "tcp, udp or sctp is wanted")),
+    };
+    let port = at.member("port").ok_or_else(|| at.problem_of("port", "it is missing"))?;
+    let net = at.member("net").filter(|_| !matches!(at.opt_text("net"), Ok(None)));
+    let peers = net.map(|net| net.net_or_address()).transpose()?;
+    Ok(FailsafePort { protocol, port: ports::number(&port)?, peers })
 }
 
 /// Reads a profile.

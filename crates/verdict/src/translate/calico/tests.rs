@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use russet_addr::Family;
 use serde_json::{Value, json};
 
+use crate::felix::{FailsafePort, FelixSettings};
 use crate::ir::{
     Action, Directions, Entity, HostUse, Icmp, Order, Policy, PolicyKind, Port, Protocol, Rule, StagedAction,
     TierDefault,
@@ -468,19 +469,71 @@ fn host_and_workload_endpoints_are_read() {
     assert!(document(&wrapped("HostEndpoint", json!({}), json!({}))).is_err(), "no node");
 }
 
+/// What a FelixConfiguration of the node n1 says, and what is wrong with it.
+fn felix(spec: Value) -> (FelixSettings, Vec<String>) {
+    let object = json!({"apiVersion": "crd.projectcalico.org/v1", "kind": "FelixConfiguration",
+        "metadata": {"name": "node.n1"}, "spec": spec});
+    let translated = Translator::default().put(&object);
+    let problems = translated.problems.iter().map(|it| format!("{}: {}", it.path, it.text)).collect();
+    match translated.updates.as_slice() {
+        [Update::Felix(name, Some(settings))] if &**name == "node.n1" => {
+            (FelixSettings::clone(settings), problems)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn failsafe_ports_are_read_as_felix_reads_them_and_a_list_that_cannot_be_read_counts_as_missing() {
+    // policy.md section 1.8
+    let read = |list: Value| {
+        let (settings, problems) = felix(json!({"failsafeInboundHostPorts": list}));
+        assert_eq!(settings.failsafe_outbound, None);
+        (settings.failsafe_inbound, problems)
+    };
+    let port = |protocol, port, net: Option<&str>| FailsafePort {
+        protocol,
+        port,
+        peers: net.map(|net| net.parse().unwrap()),
+    };
+    let list = json!([{"protocol": "tcp", "port": 22}, {"protocol": "UDP", "port": 68, "net": ""},
+        {"port": 10250, "net": "10.1.2.3/8"}, {"protocol": "Sctp", "port": 1, "net": "fd00::1"}]);
+    let wanted = vec![
+        port(Protocol::TCP, 22, None),
+        port(Protocol::UDP, 68, None),
+        port(Protocol::TCP, 10250, Some("10.0.0.0/8")),
+        port(Protocol::SCTP, 1, Some("fd00::1/128")),
+    ];
+    assert_eq!(read(list), (Some(wanted), Vec::new()));
+    assert_eq!(read(json!([])), (Some(Vec::new()), Vec::new()));
+    assert_eq!(read(json!(null)), (None, Vec::new()));
+    for wrong in [
+        json!("none"),
+        json!({}),
+        json!([22]),
+        json!([{"port": 22}, {"protocol": "tcp"}]),
+        json!([{"port": 0}]),
+        json!([{"port": 65_536}]),
+        json!([{"port": "22"}]),
+        json!([{"port": 22, "protocol": 6}]),
+        json!([{"port": 22, "protocol": "icmp"}]),
+        json!([{"port": 22, "net": "10.0.0.0/33"}]),
+        json!([{"port": 22, "net": 10}]),
+        json!([{"port": 22, "ports": [23]}]),
+        json!(vec![json!({"port": 22}); 257]),
+    ] {
+        let (ports, problems) = read(wrong.clone());
+        assert_eq!((ports, problems.len()), (None, 1), "{wrong}");
+        assert!(problems[0].starts_with("spec.failsafeInboundHostPorts"), "{problems:?}");
+        assert!(problems[0].ends_with("; the list counts as missing"), "{problems:?}");
+    }
+}
+
 #[test]
 fn a_felix_configuration_says_what_becomes_of_packets_of_pods_to_their_node() {
     let read = |spec: Value| {
-        let metadata = json!({"name": "node.n1"});
-        let object = json!({"apiVersion": "crd.projectcalico.org/v1", "kind": "FelixConfiguration",
-            "metadata": metadata, "spec": spec});
-        let translated = Translator::default().put(&object);
-        match translated.updates.as_slice() {
-            [Update::EndpointToHost(name, action)] if &**name == "node.n1" => {
-                (*action, translated.problems.len())
-            }
-            other => panic!("{other:?}"),
-        }
+        let (settings, problems) = felix(spec);
+        (settings.endpoint_to_host, problems.len())
     };
     let of = |value: Value| read(json!({"vxlanVNI": "no number", "defaultEndpointToHostAction": value}));
     for (name, action) in [

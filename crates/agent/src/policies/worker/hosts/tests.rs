@@ -114,6 +114,42 @@ fn p86_the_table_is_there_while_pods_may_not_reach_this_node() {
 
 #[test]
 #[ignore = "kernel: nf_tables, root; tools: nft"]
+fn failsafe_ports_follow_the_felix_configurations_of_node_and_cluster() {
+    // policy.md section 1.8
+    in_netns_with_loopback(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let inbound = || run("nft", &["list set inet russet-hosts failsafe-in"]);
+        let put = |name: &str, ports: Value| {
+            let spec = json!({ "failsafeInboundHostPorts": ports });
+            Change::Put(FELIX, json!({ "metadata": { "name": name }, "spec": spec }))
+        };
+        let mut worker = worker(dir.path());
+        worker.take(Change::Put(HOSTS, host("n1")));
+        list(&mut worker, |kind| kind.is_always_watched() && *kind != HOSTS);
+        worker.take(Change::Complete(HOSTS));
+        list(&mut worker, |kind| !kind.is_always_watched());
+        assert!(inbound().contains("6443"));
+        worker.take(put("default", json!([{ "port": 2222 }])));
+        step(&mut worker);
+        assert!(inbound().contains("2222") && !inbound().contains("6443"));
+        assert!(worker.is_in_force());
+        // One that cannot be read does not close the node, and one of another node is not about it.
+        worker.take(put("node.n1", json!("none")));
+        worker.take(put("node.n2", json!([])));
+        step(&mut worker);
+        assert!(inbound().contains("2222"));
+        worker.take(put("node.n1", json!([])));
+        step(&mut worker);
+        assert!(!inbound().contains("elements"), "{}", inbound());
+        worker.take(Change::Deleted(FELIX, json!({ "metadata": { "name": "node.n1" } })));
+        worker.take(Change::Deleted(FELIX, json!({ "metadata": { "name": "default" } })));
+        step(&mut worker);
+        assert!(inbound().contains("6443"));
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, root; tools: nft"]
 fn the_table_is_there_while_a_host_endpoint_names_this_node_and_felix_is_away() {
     in_netns_with_loopback(|| {
         let dir = tempfile::tempdir().unwrap();

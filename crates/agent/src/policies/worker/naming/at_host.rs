@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use russet_addr::IfName;
 use russet_netlink::{NetlinkError, Socket};
 use russet_policy::LoggedFlow;
-use russet_verdict::evaluator::{EndTrace, Failsafe, HostInterface, Stage, host_endpoint, judge_host};
+use russet_verdict::evaluator::{EndTrace, HostInterface, Stage, host_endpoint, judge_host};
 use russet_verdict::explain::Decider;
 use russet_verdict::hosts::Entrance;
 use russet_verdict::snapshot::Snapshot;
@@ -77,7 +77,8 @@ impl Worker {
             None => name.to_string(),
         };
         let (stage, direction) = (stage(entrance), entrance.direction());
-        (judge_host(snapshot, &interface, &Failsafe::default(), stage, direction, &logged.flow), place)
+        let failsafe = self.engine.failsafe();
+        (judge_host(snapshot, &interface, &failsafe, stage, direction, &logged.flow), place)
     }
 }
 
