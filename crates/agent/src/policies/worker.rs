@@ -419,20 +419,20 @@ impl Worker {
         if self.calico.takes_retry() {
             self.ends_changed();
         }
-        // Where nothing decides, each ADD and DEL would cost a look at all pods of the node.
-        let decides = self.felix != Felix::Filtering && !(is_idle && self.phase == Phase::Open);
-        if self.is_stale && decides {
-            self.read_wiring();
-        }
         if self.felix == Felix::Filtering {
             self.unguard_hosts();
             return self.stop(Phase::Aside);
         }
-        let is_listed = |kind: &Kind| self.known.get(kind).is_some_and(|known| known.is_listed);
         let kinds = self.shared.source.kinds();
         let has_pods = self.shared.openshift.listed().is_some();
-        if !has_pods || !kinds.iter().filter(|kind| kind.is_always_watched()).all(is_listed) {
+        let mut always = kinds.iter().filter(|kind| kind.is_always_watched());
+        if !has_pods || !always.all(|kind| self.is_listed(*kind)) {
             return self.keep();
+        }
+        // The endpoint table is complete before the first list. Requests may come earlier, and what the table lacks then
+        // would count as not wired. Where nothing decides, each ADD and DEL would cost a look at all pods of the node.
+        if self.is_stale && !(is_idle && self.phase == Phase::Open) {
+            self.read_wiring();
         }
         if is_idle && self.phase != Phase::Enforcing {
             self.guard_hosts();
@@ -440,7 +440,7 @@ impl Worker {
         }
         self.wants.peers = true;
         let decides = |kind: &&Kind| self.wants.covers(**kind) && !kind.is_staged();
-        let is_complete = kinds.iter().filter(decides).all(is_listed);
+        let is_complete = kinds.iter().filter(decides).all(|kind| self.is_listed(*kind));
         self.marker.set(true);
         if !self.shared.holds.swap(true, Ordering::AcqRel) {
             // What became of interfaces was not reported until now.
@@ -458,6 +458,10 @@ impl Worker {
             // The last one is gone, and so is what it denied.
             self.stop(Phase::Open);
         }
+    }
+
+    fn is_listed(&self, kind: Kind) -> bool {
+        self.known.get(&kind).is_some_and(|known| known.is_listed)
     }
 
     /// Felix was started, or has ended.

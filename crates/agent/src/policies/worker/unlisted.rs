@@ -41,7 +41,7 @@ impl Worker {
 
     /// What policies may ask about and is not known.
     fn unknown(&self) -> Wants {
-        let is_unknown = |kind| !self.known.get(&kind).is_some_and(|known| known.is_listed);
+        let is_unknown = |kind| !self.is_listed(kind);
         Wants { nodes: is_unknown(Kind::Nodes), services: is_unknown(Kind::EndpointSlices), peers: false }
     }
 }

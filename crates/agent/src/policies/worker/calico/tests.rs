@@ -130,3 +130,14 @@ fn a_hold_takes_back_what_is_said_of_an_address() {
     worker.withhold(&[ip(ADDRESS)].into());
     assert!(!seen.has_changed().unwrap());
 }
+
+#[test]
+fn what_is_wired_is_not_read_before_the_first_lists_because_the_endpoint_table_may_not_be_complete() {
+    let mut worker = worker(Source::Records, EndpointTable::default());
+    worker.phase = Phase::Waiting;
+    // The thread that follows host ends may ask before the agent has read its journal.
+    worker.shared.requests.lock().unwrap().push_back(crate::policies::Request::Ends);
+    worker.serve_requests();
+    worker.decide();
+    assert!(worker.is_stale, "it is read once everything is listed");
+}
