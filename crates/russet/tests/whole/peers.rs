@@ -239,7 +239,9 @@ fn a_node_whose_probes_are_off_sends_none() {
     nodes[0].agent_args.extend(["--peer-probes".to_owned(), "off".to_owned()]);
     nodes.iter_mut().for_each(TestNode::start_agent);
     eventually(TIMEOUT, || reaches(&nodes[1], "node-a") == Some(true));
-    assert!(!nodes[0].get("/metrics").contains("russet_peer_probes_total{"));
+    let metrics = nodes[0].get("/metrics");
+    let mut sent = metrics.lines().filter(|line| line.starts_with("russet_peer_probes_total{"));
+    assert!(sent.all(|line| line.ends_with(" 0")), "{metrics}");
     let thread = |node: &TestNode| {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", node.agent_pid())).unwrap().flatten();
         tasks

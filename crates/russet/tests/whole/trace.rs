@@ -150,9 +150,10 @@ fn tables() -> String {
     run("nft", &["list", "tables"])
 }
 
+/// The last stage in a table: earlier ones of its chains have nothing to decide.
 fn stage<'a>(packet: &'a Value, table: &str) -> &'a Value {
     let stages = packet["stages"].as_array().unwrap();
-    stages.iter().find(|stage| stage["table"] == table).unwrap_or_else(|| panic!("{packet:#}"))
+    stages.iter().rfind(|stage| stage["table"] == table).unwrap_or_else(|| panic!("{packet:#}"))
 }
 
 #[test]
