@@ -56,9 +56,9 @@ fn cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
             "set if { type ifname; elements = { \"eth0\" }; }",
         ),
         (
-            set("index", &[IfIndex]),
+            set("links", &[IfIndex]),
             vec![Element::new(KeyPart::if_index(1)), Element::new(KeyPart::if_index(7007))],
-            "set index { type iface_index; elements = { \"lo\", 7007 }; }",
+            "set links { type iface_index; elements = { \"lo\", 7007 }; }",
         ),
         (
             set("proto", &[InetProto]),
