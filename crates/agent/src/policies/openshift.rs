@@ -42,10 +42,12 @@ impl Pods {
         Self(Mutex::new(Reported { are_listed: !are_expected, pods: BTreeMap::new() }))
     }
 
-    /// All pods; none before they are listed.
-    pub fn listed(&self) -> Option<Vec<PolicedPod>> {
-        let reported = self.lock();
-        reported.are_listed.then(|| reported.pods.values().cloned().collect())
+    pub fn are_listed(&self) -> bool {
+        self.lock().are_listed
+    }
+
+    pub fn all(&self) -> Vec<PolicedPod> {
+        self.lock().pods.values().cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Reported> {

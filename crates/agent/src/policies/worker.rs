@@ -424,7 +424,7 @@ impl Worker {
             return self.stop(Phase::Aside);
         }
         let kinds = self.shared.source.kinds();
-        let has_pods = self.shared.openshift.listed().is_some();
+        let has_pods = self.shared.openshift.are_listed();
         let mut always = kinds.iter().filter(|kind| kind.is_always_watched());
         if !has_pods || !always.all(|kind| self.is_listed(*kind)) {
             return self.keep();

@@ -109,7 +109,10 @@ async fn gather(
     tokio::select! {
         event = watch.next() => pending.take(view, event?),
         // Before the first list of the store the view is not current, whatever objects there are.
-        () = objects.notified(), if is_listed => (pending.egress, pending.everybody) = (true, true),
+        () = objects.notified(), if is_listed => {
+            pending.egress = true;
+            pending.everybody |= view.borrow_mut().takes_change_of_all();
+        }
         () = sleep(limit.unwrap_or_default()), if limit.is_some() => return Ok(()),
     }
     for _ in 1..GATHER_MAX {

@@ -36,6 +36,8 @@ pub struct View {
     network: Option<ClusterNetwork>,
     /// Whether NetworkPolicies are enforced on this node's pods; none while that is not known.
     enforces_policies: Option<bool>,
+    /// That is new, and what it changes is not applied yet.
+    changes_all: bool,
 }
 
 /// The EgressNetworkPolicies of the Kubernetes API.
@@ -83,7 +85,12 @@ impl View {
 
     /// NetworkPolicies are enforced on this node's pods, or never will be.
     pub fn set_policies(&mut self, are_enforced: bool) {
-        self.enforces_policies = Some(are_enforced);
+        self.changes_all |= self.enforces_policies.replace(are_enforced) != Some(are_enforced);
+    }
+
+    /// Whether what every namespace gives its pods may have changed since the last call.
+    pub fn takes_change_of_all(&mut self) -> bool {
+        std::mem::take(&mut self.changes_all)
     }
 
     /// How the cluster isolates; by tenants, unless the network's record says otherwise.
@@ -220,7 +227,7 @@ impl View {
                 let before = std::mem::take(self);
                 (self.is_listed, self.objects) = (true, before.objects);
                 (self.resolved, self.names_are_tried) = (before.resolved, before.names_are_tried);
-                self.enforces_policies = before.enforces_policies;
+                (self.enforces_policies, self.changes_all) = (before.enforces_policies, before.changes_all);
                 for record in snapshot.records {
                     self.put(&record.key, Some(&record.value), &mut changed);
                 }

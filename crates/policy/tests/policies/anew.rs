@@ -1,5 +1,5 @@
 //! Random policy sets and random batches of their changes: what the kernel holds after each is what an engine
-//! decides that learns of everything at once (issue: state from scratch; policy.md P100 to P103, here through the kernel).
+//! decides that learns of everything at once (policy.md P102, here through the kernel).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

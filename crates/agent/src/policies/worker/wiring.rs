@@ -115,7 +115,7 @@ impl Worker {
             }
         }
         unnamed.extend(self.calico.unlisted(&known));
-        for pod in self.shared.openshift.listed().unwrap_or_default() {
+        for pod in self.shared.openshift.all() {
             let local = LocalPod::of_openshift(&pod);
             match pod.name {
                 Some((namespace, name)) => _ = wired.insert(format!("{namespace}/{name}"), local),
