@@ -143,7 +143,7 @@ pub fn processor(triple: &str) -> &str {
     triple.split('-').next().unwrap_or(triple)
 }
 
-fn host_triple() -> Result<String> {
+pub fn host_triple() -> Result<String> {
     let text = process::output(Command::new("rustc").arg("-vV"))?;
     let text = String::from_utf8_lossy(&text);
     let host = text.lines().find_map(|line| line.strip_prefix("host: "));

@@ -3,6 +3,7 @@
 //! The image has nothing but the executables `russet` and `russet-cni`, which need no dynamic linker. The same executables give the same bytes: entries are sorted and have one
 //! time (SOURCE_DATE_EPOCH, or 1970) and one owner.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,8 +27,8 @@ pub struct Options {
     executables: Option<PathBuf>,
 }
 
-/// What the image is made from.
-struct Contents {
+/// What the image of one architecture is made from.
+pub struct Contents {
     entries: Vec<Entry>,
     /// As OCI calls it.
     architecture: &'static str,
@@ -53,7 +54,8 @@ const LIMIT_BYTES: usize = 20_000_000;
 pub fn run(options: &Options) -> Result<bool> {
     let contents = options.contents()?;
     let name = options.name.clone().unwrap_or_else(|| format!("{REPOSITORY}:{VERSION}"));
-    let (archive, digest) = archive(contents, &name, time()?, if options.debug { "-1" } else { "-9" })?;
+    let level = if options.debug { "-1" } else { "-9" };
+    let (archive, digest) = archive(vec![contents], &name, VERSION, time()?, level)?;
     let output =
         options.output.clone().unwrap_or_else(|| artifacts::target_dir().join("dist/russet-image.tar"));
     let failed = || Error::io(format!("write {}", output.display()));
@@ -67,8 +69,69 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(keeps)
 }
 
-/// The archive, and the digest by which registries and containerd know the image.
-fn archive(contents: Contents, name: &str, seconds: u64, level: &str) -> Result<(Vec<u8>, String)> {
+/// The image of a release under its own name: one file for all architectures, of which a runtime takes its own.
+pub fn release(
+    contents: Vec<Contents>,
+    version: &str,
+    seconds: u64,
+    level: &str,
+) -> Result<(Vec<u8>, String)> {
+    archive(contents, &format!("{REPOSITORY}:{}", tag(version)), version, seconds, level)
+}
+
+/// A version as a tag, which may have no `+` and no `~`.
+fn tag(version: &str) -> String {
+    version.replace(['+', '~'], "-")
+}
+
+/// The archive, and the digest by which registries and containerd know the image. With several architectures that is the digest of their index.
+fn archive(
+    architectures: Vec<Contents>,
+    name: &str,
+    version: &str,
+    seconds: u64,
+    level: &str,
+) -> Result<(Vec<u8>, String)> {
+    let mut blobs = BTreeMap::new();
+    let mut manifests = Vec::new();
+    for contents in architectures {
+        let architecture = contents.architecture;
+        let [layer, config, manifest] = image(contents, version, seconds, level)?;
+        let mut described = manifest.descriptor();
+        described["platform"] = json!({ "architecture": architecture, "os": "linux" });
+        manifests.push(described);
+        blobs.extend([layer, config, manifest].map(|blob| (blob.digest.clone(), blob)));
+    }
+    let mut top = match manifests.as_slice() {
+        [one] => one.clone(),
+        _ => {
+            let index = Blob::of(Blob::INDEX, &index(&manifests))?;
+            let described = index.descriptor();
+            blobs.insert(index.digest.clone(), index);
+            described
+        }
+    };
+    let digest = top["digest"].as_str().unwrap_or_default().to_owned();
+    let tag = name.rsplit_once(':').map_or(VERSION, |(_, tag)| tag);
+    // containerd reads the first, and other tools the second.
+    top["annotations"] =
+        json!({ "io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag });
+    let mut entries = vec![
+        Entry::directory("blobs"),
+        Entry::directory("blobs/sha256"),
+        Entry::file("index.json", 0o644, text(&index(&[top]))),
+        Entry::file("oci-layout", 0o644, text(&json!({ "imageLayoutVersion": "1.0.0" }))),
+    ];
+    entries.extend(blobs.into_values().map(Blob::into_entry));
+    Ok((tar::archive(entries, seconds)?, digest))
+}
+
+fn index(manifests: &[Value]) -> Value {
+    json!({ "schemaVersion": 2, "mediaType": Blob::INDEX, "manifests": manifests })
+}
+
+/// The layer, the configuration and the manifest of one architecture.
+fn image(contents: Contents, version: &str, seconds: u64, level: &str) -> Result<[Blob; 3]> {
     let plain = tar::archive(contents.entries, seconds)?;
     let diff_id = digest(&plain)?;
     // Without a name and a time in its header.
@@ -77,7 +140,7 @@ fn archive(contents: Contents, name: &str, seconds: u64, level: &str) -> Result<
     let labels = json!({
         "org.opencontainers.image.title": "russet",
         "org.opencontainers.image.description": "Container networking: node agent, CNI plugins, flannel's daemon, controller",
-        "org.opencontainers.image.version": VERSION,
+        "org.opencontainers.image.version": version,
         "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
         "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
     });
@@ -92,26 +155,11 @@ fn archive(contents: Contents, name: &str, seconds: u64, level: &str) -> Result<
         "config": config.descriptor(), "layers": [layer.descriptor()], "annotations": labels,
     });
     let manifest = Blob::of(Blob::MANIFEST, &manifest)?;
-    let mut described = manifest.descriptor();
-    let tag = name.rsplit_once(':').map_or(VERSION, |(_, tag)| tag);
-    // containerd reads the first, and other tools the second.
-    described["annotations"] =
-        json!({ "io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag });
-    described["platform"] = json!({ "architecture": contents.architecture, "os": "linux" });
-    let index = json!({ "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [described] });
-    let mut entries = vec![
-        Entry::directory("blobs"),
-        Entry::directory("blobs/sha256"),
-        Entry::file("index.json", 0o644, text(&index)),
-        Entry::file("oci-layout", 0o644, text(&json!({ "imageLayoutVersion": "1.0.0" }))),
-    ];
-    let digest = manifest.digest.clone();
-    entries.extend([layer, config, manifest].map(Blob::into_entry));
-    Ok((tar::archive(entries, seconds)?, digest))
+    Ok([layer, config, manifest])
 }
 
 /// The executables, and the directories that lead to them. `/tmp` is missing on purpose: nothing of Russet writes there.
-fn contents(executables: [PathBuf; 2], libraries: bool) -> Result<Contents> {
+fn contents(executables: &[PathBuf; 2], libraries: bool) -> Result<Contents> {
     let mut entries = Vec::new();
     let mut architecture = None;
     for (path, name) in executables.iter().zip(EXECUTABLES) {
@@ -127,13 +175,12 @@ fn contents(executables: [PathBuf; 2], libraries: bool) -> Result<Contents> {
         entries.push(Entry::file(&format!("{DIRECTORY}/{name}"), 0o755, content));
     }
     if libraries {
-        for library in shared_libraries(&executables)? {
+        for library in shared_libraries(executables)? {
             let path = library.to_string_lossy().trim_start_matches('/').to_owned();
             entries.push(Entry::file(&path, 0o755, read(&library)?));
         }
     }
-    let parents: std::collections::BTreeSet<String> =
-        entries.iter().flat_map(|entry| parents(&entry.path)).collect();
+    let parents: BTreeSet<String> = entries.iter().flat_map(|entry| parents(&entry.path)).collect();
     entries.extend(parents.iter().map(|path| Entry::directory(path)));
     Ok(Contents { entries, architecture: architecture.unwrap_or("amd64") })
 }
@@ -179,6 +226,7 @@ fn digest(bytes: &[u8]) -> Result<String> {
 
 impl Blob {
     const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+    const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
     fn new(media_type: &'static str, bytes: Vec<u8>) -> Result<Self> {
         Ok(Self { media_type, digest: digest(&bytes)?, bytes })
@@ -219,17 +267,31 @@ impl Options {
     fn contents(&self) -> Result<Contents> {
         let given =
             self.executables.clone().or_else(|| self.debug.then(|| artifacts::target_dir().join("debug")));
-        let executables = match given {
-            Some(directory) => EXECUTABLES.map(|name| directory.join(name)),
+        match given {
+            Some(directory) => Contents::of(&directory, self.debug),
             None => {
                 let [russet, plugin] = EXECUTABLES;
-                [artifacts::statically(russet, Profile::Dist)?, artifacts::statically(plugin, Profile::Dist)?]
+                let executables = [
+                    artifacts::statically(russet, Profile::Dist)?,
+                    artifacts::statically(plugin, Profile::Dist)?,
+                ];
+                contents(&executables, false)
             }
-        };
-        if !self.debug {
-            return contents(executables, false);
+        }
+    }
+}
+
+// === impl Contents ===
+
+impl Contents {
+    /// From a directory with both executables; of a debug build with the shared libraries that these need.
+    pub fn of(directory: &Path, is_debug: bool) -> Result<Self> {
+        let executables = EXECUTABLES.map(|name| directory.join(name));
+        if !is_debug {
+            return contents(&executables, false);
         }
         let directory = artifacts::target_dir().join("tmp");
+        fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
         let mut stripped = Vec::new();
         for (executable, name) in executables.iter().zip(EXECUTABLES) {
             // Two thirds of a debug build are for debuggers.
@@ -239,7 +301,7 @@ impl Options {
         }
         let made = <[PathBuf; 2]>::try_from(stripped.clone())
             .map_err(|_| Error::Found("not two executables".to_owned()))
-            .and_then(|stripped| contents(stripped, true));
+            .and_then(|stripped| contents(&stripped, true));
         stripped.iter().for_each(|path| drop(fs::remove_file(path)));
         made
     }
@@ -249,9 +311,13 @@ impl Options {
 mod tests {
     use super::*;
 
-    fn image(seconds: u64) -> (Vec<u8>, String) {
+    fn own() -> Contents {
         let own = std::env::current_exe().unwrap();
-        archive(contents([own.clone(), own], true).unwrap(), "localhost/russet:1", seconds, "-1").unwrap()
+        contents(&[own.clone(), own], true).unwrap()
+    }
+
+    fn image(seconds: u64) -> (Vec<u8>, String) {
+        archive(vec![own()], "localhost/russet:1", "1", seconds, "-1").unwrap()
     }
 
     #[test]
@@ -262,12 +328,33 @@ mod tests {
         assert!(digest.starts_with("sha256:") && digest.len() == 71, "{digest}");
     }
 
+    /// The JSON of a file in an archive, found by its path.
+    fn json_of(archive: &[u8], path: &str) -> Value {
+        let at = archive.chunks(512).position(|block| block.starts_with(path.as_bytes())).unwrap();
+        let mut values = serde_json::Deserializer::from_slice(&archive[(at + 1) * 512..]).into_iter();
+        values.next().unwrap().unwrap()
+    }
+
+    #[test]
+    fn one_archive_has_the_images_of_several_architectures_behind_one_name() {
+        let other = Contents { architecture: "other", ..own() };
+        let (archive, digest) = release(vec![own(), other], "0.2.0~rc1", 0, "-1").unwrap();
+        let top = json_of(&archive, "index.json");
+        let [named] = top["manifests"].as_array().unwrap().as_slice() else { panic!("{top}") };
+        assert_eq!(named["annotations"]["io.containerd.image.name"], "localhost/russet:0.2.0-rc1");
+        assert_eq!((&named["mediaType"], &named["digest"]), (&json!(Blob::INDEX), &json!(digest)));
+        let index = json_of(&archive, &format!("blobs/{}", digest.replacen(':', "/", 1)));
+        let platforms: Vec<&Value> =
+            index["manifests"].as_array().unwrap().iter().map(|it| &it["platform"]["architecture"]).collect();
+        assert_eq!(platforms, [own().architecture, "other"]);
+    }
+
     #[test]
     fn an_executable_that_needs_a_dynamic_linker_is_refused_without_its_libraries() {
         let own = std::env::current_exe().unwrap();
-        let error = contents([own.clone(), own.clone()], false).err().unwrap().to_string();
+        let error = contents(&[own.clone(), own], false).err().unwrap().to_string();
         assert!(error.contains("needs a dynamic linker"), "{error}");
-        let entries = contents([own.clone(), own], true).unwrap().entries;
+        let entries = self::own().entries;
         let has = |name: &str| entries.iter().any(|entry| entry.path.contains(name));
         assert!(has("usr/local/bin/russet-cni") && has("libc.so") && has("ld-linux"));
     }

@@ -41,8 +41,8 @@ usage: cargo xtask COMMAND
   gen                                    writes what is generated: docs/compatibility.md, packaging/kubernetes/*.yaml
   gen bpf                                compiles the BPF programs, crates/linux/bpf/*.o; installs clang-19 if it is missing
   dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
-  dist --packages [--only deb|rpm|archive|sbom]... [--output DIR] [--version V] [--executables DIR] [--debug-executables] [--target TRIPLE]
-                                         .deb, .rpm, static archive, SBOM and checksums in target/dist/packages
+  dist --packages [--only deb|rpm|archive|image|sbom]... [--output DIR] [--version V] [--executables DIR] [--debug-executables] [--target TRIPLE]...
+                                         .deb, .rpm and static archive of each target, a container image for all of them, SBOM and checksums in target/dist/packages
   image [--output FILE] [--name NAME:TAG] [--executables DIR] [--debug-executables]   a container image as an OCI archive
   install [ARGUMENTS OF russet install]  builds the release files and installs them on this machine
   kubernetes [MODULE/PROGRAM]...         builds the programs of tests/kubernetes that are not in ~/.cache/russet; needs Go

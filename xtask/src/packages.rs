@@ -32,6 +32,7 @@ const PACKAGES: &[Package] = &[
     },
     Package { name: "tcpdump", proof: "tcpdump", reason: "the second opinion on files of `russet capture`" },
     Package { name: "ethtool", proof: "ethtool", reason: "takes a wire's offloads away" },
+    Package { name: "bpftool", proof: "bpftool", reason: "detaches a program as another one would" },
     Package {
         name: "curl",
         proof: "curl",

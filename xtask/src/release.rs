@@ -1,5 +1,5 @@
-//! `cargo xtask dist --packages`: what users download, in target/dist/packages: a .deb, an .rpm, a tar archive of static executables, an
-//! SBOM, and their checksums. The same executables and the same commit give the same bytes.
+//! `cargo xtask dist --packages`: what users download, in target/dist/packages: for each architecture a .deb, an .rpm and a tar archive of
+//! static executables; a container image for all of them, an SBOM, and their checksums. The same executables and the same commit give the same bytes.
 //!
 //! The packages are written here, and not by cargo-deb and cargo-generate-rpm: these would have to be compiled on each machine that tests
 //! packages, in whatever version is there that day, and a .deb and an .rpm are short headers around an archive. dpkg and rpm read both in tests.
@@ -12,6 +12,7 @@ mod rpm;
 mod sbom;
 mod tarball;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +22,7 @@ use lexopt::ValueExt as _;
 use crate::artifacts::{self, Profile};
 use crate::error::{Error, Result};
 use crate::tar::{self, Entry};
-use crate::{dist, elf, process};
+use crate::{dist, elf, image, process};
 use contents::Inputs;
 
 /// What the command line asks for.
@@ -33,7 +34,8 @@ pub struct Options {
     debug: bool,
     output: Option<PathBuf>,
     version: Option<String>,
-    target: Option<String>,
+    /// Those of packages, archives and the image; none is this machine's.
+    targets: Vec<String>,
     only: Vec<String>,
 }
 
@@ -56,7 +58,7 @@ struct Architecture {
     rpm_number: u16,
 }
 
-const KINDS: [&str; 4] = ["deb", "rpm", "archive", "sbom"];
+const KINDS: [&str; 5] = ["deb", "rpm", "archive", "image", "sbom"];
 /// The revision of the packaging: the executables of one version may be packaged again.
 const REVISION: &str = "1";
 const SUMMARY: &str = "Container networking: node agent and CNI plugins";
@@ -70,20 +72,16 @@ pub fn run(options: &Options) -> Result<bool> {
     let output = options.output.clone().unwrap_or_else(|| artifacts::target_dir().join("dist/packages"));
     fs::create_dir_all(&output).map_err(Error::io(format!("create {}", output.display())))?;
     let mut made = Vec::new();
-    if options.wants("deb") || options.wants("rpm") {
-        let inputs = Inputs::of(&options.executables(false)?, options.debug)?;
-        let release = options.release(&inputs)?;
-        if options.wants("deb") {
-            made.push(deb::write(&release, &inputs, &output)?);
-        }
-        if options.wants("rpm") {
-            made.push(rpm::write(&release, &inputs, &output)?);
+    let mut images = Vec::new();
+    for target in options.targets() {
+        made.extend(write(options, target, &output)?);
+        if options.wants("image") {
+            images.push(image::Contents::of(&options.executables(true, target)?, options.debug)?);
         }
     }
-    if options.wants("archive") {
-        let inputs = Inputs::of(&options.executables(true)?, options.debug)?;
-        let release = options.release(&inputs)?;
-        made.push(tarball::write(&release, &inputs, &output, options.debug)?);
+    if !images.is_empty() {
+        let (archive, _) = image::release(images, &options.version(), epoch()?, options.level())?;
+        made.push(save(&output, &format!("russet-{}-image.tar", options.version()), &archive)?);
     }
     if options.wants("sbom") {
         made.push(sbom::write(&options.version(), epoch()?, &output)?);
@@ -98,6 +96,27 @@ pub fn run(options: &Options) -> Result<bool> {
         println!("{}: {bytes} bytes", output.join(name).display());
     }
     Ok(true)
+}
+
+/// Writes packages and the archive of one architecture; gives their names.
+fn write(options: &Options, target: Option<&str>, output: &Path) -> Result<Vec<String>> {
+    let mut made = Vec::new();
+    if options.wants("deb") || options.wants("rpm") {
+        let inputs = Inputs::of(&options.executables(false, target)?, options.debug)?;
+        let release = options.release(&inputs)?;
+        if options.wants("deb") {
+            made.push(deb::write(&release, &inputs, output)?);
+        }
+        if options.wants("rpm") {
+            made.push(rpm::write(&release, &inputs, output)?);
+        }
+    }
+    if options.wants("archive") {
+        let inputs = Inputs::of(&options.executables(true, target)?, options.debug)?;
+        let release = options.release(&inputs)?;
+        made.push(tarball::write(&release, &inputs, output, options.debug)?);
+    }
+    Ok(made)
 }
 
 /// Writes a file of the release; gives its name.
@@ -142,6 +161,11 @@ fn epoch() -> Result<u64> {
     seconds.map_err(|_| Error::Usage(format!("SOURCE_DATE_EPOCH is no number of seconds: {set}")))
 }
 
+/// Packages for another architecture have the static executables, too: which glibc is there is not known here.
+fn is_foreign(target: Option<&str>) -> Result<bool> {
+    target.map_or(Ok(false), artifacts::is_foreign)
+}
+
 // === impl Options ===
 
 impl Options {
@@ -152,7 +176,7 @@ impl Options {
             "debug-executables" => self.debug = true,
             "output" => self.output = Some(parser.value()?.into()),
             "version" => self.version = Some(parser.value()?.string()?),
-            "target" => self.target = Some(parser.value()?.string()?),
+            "target" => self.targets.push(parser.value()?.string()?),
             "only" => self.only.push(parser.value()?.string()?),
             _ => return Ok(false),
         }
@@ -171,13 +195,37 @@ impl Options {
                 "--version {version}: a digit first, then digits, letters, `.`, `~` and `+`"
             )));
         }
-        match &self.target {
-            Some(_) if self.debug => Err(Error::Usage(
+        if !self.targets.is_empty() && self.debug {
+            return Err(Error::Usage(
                 "--debug-executables are those of this machine: without --target".to_owned(),
-            )),
-            Some(target) => foreign::check(target, self.executables.is_none()),
-            None => Ok(()),
+            ));
         }
+        if self.targets.len() > 1 && self.executables.is_some() {
+            return Err(Error::Usage("--executables are those of one --target".to_owned()));
+        }
+        let mut processors = BTreeSet::new();
+        for target in &self.targets {
+            foreign::check(target, self.executables.is_none())?;
+            if !processors.insert(artifacts::processor(target)) {
+                return Err(Error::Usage(format!(
+                    "--target {target}: there is another target of this architecture, and packages have one name for both"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// None is this machine's.
+    fn targets(&self) -> Vec<Option<&str>> {
+        match self.targets.as_slice() {
+            [] => vec![None],
+            targets => targets.iter().map(|target| Some(target.as_str())).collect(),
+        }
+    }
+
+    /// Of gzip.
+    fn level(&self) -> &'static str {
+        if self.debug { "-1" } else { "-9" }
     }
 
     fn wants(&self, kind: &str) -> bool {
@@ -189,25 +237,20 @@ impl Options {
     }
 
     /// The directory of `russet` and `russet-cni`, which are built if none is given.
-    fn executables(&self, is_static: bool) -> Result<PathBuf> {
+    fn executables(&self, is_static: bool, target: Option<&str>) -> Result<PathBuf> {
         match (&self.executables, self.debug) {
             (Some(directory), true) => Ok(directory.clone()),
             (None, true) => Ok(artifacts::target_dir().join("debug")),
             (Some(directory), false) if is_static => Ok(directory.join("static")),
             (Some(directory), false) => Ok(directory.clone()),
-            (None, false) if is_static || self.is_foreign()? => {
-                let target = self.target.clone().map_or_else(artifacts::static_triple, Ok)?;
+            (None, false) if is_static || is_foreign(target)? => {
+                let target = target.map_or_else(artifacts::static_triple, |target| Ok(target.to_owned()))?;
                 artifacts::statically_for("russet-cni", Profile::Dist, &target)?;
                 let russet = artifacts::statically_for("russet", Profile::Dist, &target)?;
                 Ok(russet.parent().unwrap_or(&russet).to_owned())
             }
             (None, false) => dist::build(),
         }
-    }
-
-    /// Packages for another architecture have the static executables, too: which glibc is there is not known here.
-    fn is_foreign(&self) -> Result<bool> {
-        self.target.as_deref().map_or(Ok(false), artifacts::is_foreign)
     }
 
     fn release(&self, inputs: &Inputs) -> Result<Release> {
@@ -217,7 +260,7 @@ impl Options {
             version: self.version(),
             seconds: epoch()?,
             architecture: Architecture::of(architecture),
-            level: if self.debug { "-1" } else { "-9" },
+            level: self.level(),
         })
     }
 }
@@ -240,9 +283,18 @@ mod tests {
 
     #[test]
     fn executables_of_this_machine_are_not_packaged_for_another() {
-        let target = Some("aarch64-unknown-linux-musl".to_owned());
-        let options = Options { target, debug: true, ..Options::default() };
+        let targets = vec!["aarch64-unknown-linux-musl".to_owned()];
+        let options = Options { targets, debug: true, ..Options::default() };
         assert!(options.check().unwrap_err().to_string().contains("--debug-executables"));
+    }
+
+    #[test]
+    fn a_second_target_of_one_architecture_is_refused() {
+        let targets = ["x86_64-unknown-linux-gnu", "x86_64-unknown-linux-musl"].map(str::to_owned).to_vec();
+        let options = Options { targets, executables: Some("elsewhere".into()), ..Options::default() };
+        assert!(options.check().unwrap_err().to_string().contains("those of one --target"));
+        let options = Options { targets: vec![artifacts::host_triple().unwrap(); 2], ..Options::default() };
+        assert!(options.check().unwrap_err().to_string().contains("another target of this architecture"));
     }
 
     #[test]

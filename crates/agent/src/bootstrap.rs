@@ -185,7 +185,8 @@ pub async fn register(
         let kept = found.filter(|net| known == Known::Keep && own(net.addr()).is_some());
         kept.or(internal.and_then(own)).or(choice.address(family)).or(found)
     };
-    update_node(store, name, |spec| {
+    update_node(store, name, |node| {
+        let spec = &mut node.spec;
         let internal = Family::BOTH.map(|family| spec.internal_ip(family));
         let entry = spec.bgp.get_or_insert_with(NodeBgp::default);
         entry.ipv4_address = address(Family::V4, entry.ipv4_address, internal[0]);
@@ -225,16 +226,18 @@ pub async fn ensure_tunnels(
             Err(error) => failed = failed.or(Some(error)),
         }
     }
-    update_node(store, name, |spec| tunnels.iter().for_each(|address| spec.set_vxlan_tunnel(*address)))
-        .await?;
+    update_node(store, name, |node| {
+        tunnels.iter().for_each(|address| node.spec.set_vxlan_tunnel(*address));
+    })
+    .await?;
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Reads this node's record, changes it, and writes it if it differs.
-async fn update_node(
+pub async fn update_node(
     store: &dyn Store,
     name: &NodeName,
-    change: impl Fn(&mut NodeSpec),
+    change: impl Fn(&mut Node),
 ) -> Result<(), BootstrapError> {
     let key = Key::node(name);
     let mut last = None;
@@ -258,18 +261,18 @@ fn node_step(
     key: &Key,
     name: &NodeName,
     found: Option<Record>,
-    change: &impl Fn(&mut NodeSpec),
+    change: &impl Fn(&mut Node),
 ) -> Result<Option<Step>, BootstrapError> {
     let Some(record) = found else {
         let mut node: Node = Resource::new(name.as_str(), NodeSpec::default());
         stamp(&mut node);
-        change(&mut node.spec);
+        change(&mut node);
         return Ok(Some(Step::create(key.clone(), node.encode())));
     };
     let decoded = Node::decode(&record.value);
     let mut node = decoded.map_err(|source| BootstrapError::Corrupt { key: key.clone(), source })?;
     let before = node.clone();
-    change(&mut node.spec);
+    change(&mut node);
     Ok((node != before).then(|| Step::update(key.clone(), node.encode(), record.revision)))
 }
 

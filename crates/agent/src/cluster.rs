@@ -94,7 +94,7 @@ impl Cluster {
         let Some(known) = self.nodes.get(&name) else { return false };
         Node::decode(&record.value).is_ok_and(|node| match name == self.name {
             true => self.own.as_ref() == Some(&node),
-            false => russet_overlay::Node::from(&node.spec) == *known,
+            false => russet_overlay::Node::from(&node) == *known,
         })
     }
 
@@ -109,7 +109,7 @@ impl Cluster {
         self.note(&record.key);
         let read = match record.key.kind() {
             KeyKind::Node(name) => Node::decode(&record.value).map(|node| {
-                self.nodes.insert(name.clone(), (&node.spec).into());
+                self.nodes.insert(name.clone(), (&node).into());
                 if name == self.name {
                     self.own = Some(node);
                 }

@@ -10,11 +10,12 @@ use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
 use russet_http::health::Address as HealthAddress;
 use russet_model::{EncapMode, IpPoolSpec};
+use russet_overlay::fast_path::FastPathMode;
 use russet_store_etcd::{LOCATION_SCHEME, Settings as EtcdSettings};
 use russet_store_kube::Location as KubeLocation;
 
 use crate::announce::Annotate;
-use crate::fast_path::FastPathMode;
+use crate::big_tcp::BigTcpMode;
 use crate::peers::PeerSettings;
 
 #[derive(Debug, Clone)]
@@ -51,6 +52,8 @@ pub struct Config {
     pub policies: PolicyMode,
     /// Whether packets of known flows take the fast path. Never in Calico's place.
     pub fast_path: FastPathMode,
+    /// Whether packets of pods may be larger than 64 KiB inside the kernel. Never in Calico's place.
+    pub big_tcp: BigTcpMode,
     /// The conflist that a ready agent installs for the runtime, with a store in the Kubernetes API.
     pub conflist: Option<PathBuf>,
     /// The kubeconfig of Calico's plugins, which an agent in Calico's place keeps.

@@ -3,12 +3,15 @@
 //! rules or routes. The thread `policies` raises it for decisions, before and after they take effect.
 //!
 //! [`Signal`] is called by the thread `drift`, which listens to the kernel's events. The work is done
-//! by a thread of its own, so that ADDs and repairs do not wait for it.
+//! by a thread of its own, so that ADDs and repairs do not wait for it. What it does is shown by [`View`].
+
+mod accounts;
+mod pauses;
+mod served;
+mod view;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
-use std::str::FromStr;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,28 +23,23 @@ use russet_netlink::{
     Change, Event, FdbTable, NeighbourState, NetlinkError, Route, RouteKind, RouteLookup, Socket,
 };
 use russet_overlay::ROUTE_PROTOCOL;
-use russet_overlay::fast_path::{Applied, FastPath, FlowEpoch, KernelPath, content};
+use russet_overlay::fast_path::{Applied, FastPath, FastPathMode, FlowEpoch, KernelPath, content};
 
-use crate::config::SettingError;
 use crate::health::{Condition, Readiness};
 use crate::metrics::FastPathMetrics;
 
-/// Whether packets of known flows take the fast path.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum FastPathMode {
-    #[default]
-    Off,
-    /// Where the kernel can.
-    Auto,
-    /// The node is not ready without it.
-    Require,
-}
+pub(crate) use accounts::{Accounts, Origin, Share};
+pub use pauses::{PAUSE_MAX, PAUSE_PATH, PauseReport, PauseRequest};
+pub use served::{ASKED_MAX, FAST_PATH_PATH, FastPathReport, FastPathRequest, InterfaceTraffic};
+pub(crate) use view::View;
+pub use view::{Ends, Packets, Path, Taken};
 
 /// What the thread is notified of. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Signal {
     epoch: FlowEpoch,
     shared: Arc<(Mutex<Dirty>, Condvar)>,
+    view: View,
 }
 
 /// What may have changed since the maps were written.
@@ -137,18 +135,22 @@ pub fn start(
     metrics: FastPathMetrics,
     readiness: &Readiness,
 ) -> std::io::Result<()> {
+    let view = signal.view.clone();
+    view.begin(mode, None);
+    metrics.show_from(view.clone());
     if mode == FastPathMode::Off {
         return Ok(());
     }
     let is_required = mode == FastPathMode::Require;
     let opened = FastPath::load(&signal.epoch).map_err(FastPathError::from).and_then(|fast_path| {
-        metrics.count_by(fast_path.counter()?);
+        view.begin(mode, Some(fast_path.observer()?));
         Ok((fast_path, Socket::route()?))
     });
     let (fast_path, socket) = match opened {
         Ok(opened) => opened,
         Err(error) => {
             tracing::warn!(%error, "the kernel's path carries all packets: the fast path cannot be loaded");
+            view.show_off(&error.to_string());
             show_off(readiness, is_required, &error.to_string());
             return Ok(());
         }
@@ -179,35 +181,6 @@ fn show_off(readiness: &Readiness, is_required: bool, reason: &str) {
     }
 }
 
-// === impl FastPathMode ===
-
-impl FromStr for FastPathMode {
-    type Err = SettingError;
-
-    fn from_str(text: &str) -> Result<Self, SettingError> {
-        match text {
-            "off" => Ok(Self::Off),
-            "auto" => Ok(Self::Auto),
-            "require" => Ok(Self::Require),
-            _ => Err(SettingError::Value {
-                setting: "fast path",
-                value: text.to_owned(),
-                allowed: "`off`, `auto` or `require`",
-            }),
-        }
-    }
-}
-
-impl fmt::Display for FastPathMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Off => "off",
-            Self::Auto => "auto",
-            Self::Require => "require",
-        })
-    }
-}
-
 // === impl Signal ===
 
 impl Signal {
@@ -215,6 +188,16 @@ impl Signal {
     /// which something may be allowed no longer.
     pub fn raise(&self) {
         self.or_break(self.epoch.raise());
+    }
+
+    /// What is seen of the fast path.
+    pub(crate) const fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// What is wanted of pods' interfaces has changed.
+    fn pods_changed(&self) {
+        self.mark(Dirty::PODS);
     }
 
     /// Whether pods' interfaces may have the fast path's programs.
@@ -405,6 +388,11 @@ impl Follower {
                 }
             };
             let now = Instant::now();
+            // The end of a pause is followed at once.
+            let latest = match self.signal.view.pauses().next_end() {
+                Some(end) => latest.min(end.saturating_duration_since(now)),
+                None => latest,
+            };
             (dirty, suspensions) = self.signal.wait(now + earliest, now + latest.max(earliest));
             if dirty.pods {
                 self.waiting.changed = Some(Instant::now());
@@ -414,13 +402,16 @@ impl Follower {
 
     fn follow(&mut self, suspensions: u64) -> Result<Next, FastPathError> {
         let kernel = KernelPath::read(&mut self.socket, &mut self.underlay)?;
-        let content = content(&kernel, HOST_PREFIX, ROUTE_PROTOCOL);
+        let mut content = content(&kernel, HOST_PREFIX, ROUTE_PROTOCOL);
+        let (paused, version) = self.signal.view.pauses().wanted(Instant::now());
+        content.pause(&paused);
         let is_tracked = content.endpoints.is_empty() || keep_connections()?;
         let quiet_in = self.waiting.quiet_in(Instant::now());
         let attached_max = if quiet_in.is_zero() { ATTACHED_AT_ONCE } else { 0 };
         let applied = self.fast_path.apply(content, attached_max)?;
         self.signal.epoch.resume(suspensions)?;
         self.report(&applied);
+        self.signal.view.pauses().followed(version);
         self.waiting.since =
             (applied.unattached > 0).then(|| self.waiting.since.unwrap_or_else(Instant::now));
         Ok(match (applied.unattached, is_tracked) {
@@ -433,6 +424,7 @@ impl Follower {
 
     fn stand_still(&self, reason: &str) {
         show_off(&self.readiness, self.is_required, reason);
+        self.signal.view.show_off(reason);
         self.metrics.show(None);
     }
 
@@ -460,6 +452,7 @@ impl Follower {
         };
         self.readiness.remark(SUBJECT, remark);
         self.metrics.show(Some(content));
+        self.signal.view.show(content, applied);
     }
 }
 

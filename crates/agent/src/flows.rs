@@ -15,6 +15,8 @@ use russet_verdict::flow::Flow;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, watch};
 
+use crate::fast_path::{Ends, Packets as Carried, Path, View};
+
 pub(crate) use served::serve;
 
 /// Path on the agent's socket.
@@ -86,6 +88,12 @@ pub struct FlowRecord {
     pub packets: u64,
     /// `denied` or `allowed`.
     pub verdict: String,
+    /// The path that its packets take now.
+    #[serde(default)]
+    pub path: Path,
+    /// What the fast path has carried of all flows between these ends and to this port, in both directions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carried: Option<Carried>,
     #[serde(flatten)]
     pub decision: Decision,
 }
@@ -150,6 +158,8 @@ struct Shared {
     waiting: Semaphore,
     /// Until when connections that pass are wanted, too.
     sampled: watch::Sender<Option<Instant>>,
+    /// Says which path they take.
+    fast_path: View,
 }
 
 #[derive(Debug, Default)]
@@ -213,6 +223,23 @@ pub const fn verdict(allowed: bool) -> &'static str {
     if allowed { ALLOWED } else { DENIED }
 }
 
+// === impl FlowRecord ===
+
+impl FlowRecord {
+    /// What the fast path may carry of it.
+    fn ends(&self) -> Option<Ends> {
+        let Decision { source, destination, proto, port, .. } = &self.decision;
+        let protocol = match proto.as_str() {
+            "tcp" => 6,
+            "udp" => 17,
+            _ => return None,
+        };
+        let is_allowed = self.verdict == ALLOWED;
+        let ends = |port| Ends { source: source.address, destination: destination.address, protocol, port };
+        port.filter(|_| is_allowed).map(ends)
+    }
+}
+
 // === impl Decision ===
 
 impl Decision {
@@ -249,6 +276,26 @@ impl std::fmt::Display for PolicyName {
 // === impl FlowLog ===
 
 impl FlowLog {
+    /// An empty one, of a node with this fast path.
+    pub(crate) fn beside(fast_path: View) -> Self {
+        Self(Arc::new(Shared { fast_path, ..Shared::default() }))
+    }
+
+    /// Says which path the packets of each flow take. Blocks for some milliseconds.
+    fn find_paths(&self, flows: &mut [FlowRecord]) {
+        let ends: Vec<_> = flows.iter().map(FlowRecord::ends).collect();
+        if self.0.fast_path.off().is_some() || ends.iter().all(Option::is_none) {
+            return;
+        }
+        let carrying = self.0.fast_path.carrying();
+        for (flow, ends) in flows.iter_mut().zip(ends) {
+            let Some(ends) = ends else { continue };
+            let taken = self.0.fast_path.of(&carrying, ends);
+            let carried = taken.there.plus(taken.back);
+            (flow.path, flow.carried) = (taken.path, (carried.packets > 0).then_some(carried));
+        }
+    }
+
     /// Adds a packet. Returns whether it is the first of its flow within a minute.
     pub fn add(&self, allowed: bool, flow: &Flow, decision: Decision, now: Instant) -> bool {
         let mut kept = self.kept();
@@ -296,7 +343,8 @@ impl FlowLog {
 impl Default for Shared {
     fn default() -> Self {
         let (kept, waiting) = (Mutex::default(), Semaphore::new(WAITING_MAX));
-        Self { kept, last: watch::Sender::new(0), waiting, sampled: watch::Sender::new(None) }
+        let (last, sampled) = (watch::Sender::new(0), watch::Sender::new(None));
+        Self { kept, last, waiting, sampled, fast_path: View::default() }
     }
 }
 
@@ -325,7 +373,8 @@ impl Kept {
         }
         self.last += 1;
         let (first, last, verdict) = (time.clone(), time, verdict(allowed).to_owned());
-        let record = FlowRecord { id: self.last, first, last, packets: 1, verdict, decision };
+        let (path, carried) = (Path::Kernel, None);
+        let record = FlowRecord { id: self.last, first, last, packets: 1, verdict, path, carried, decision };
         self.index.insert(key.clone(), self.last);
         self.flows.push_back((key, now, record));
         if self.flows.len() > FLOWS_MAX

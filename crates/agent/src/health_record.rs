@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use russet_addr::NodeName;
+use russet_kube::{Client, HEARTBEAT_NAMESPACE, Heartbeat, KubeError, Lease, ListQuery};
 use russet_model::{Key, Prefix, time};
 use russet_plugins::Node;
 use russet_store::{CommitError, LeaseId, Step, Store, StoreError};
@@ -14,7 +15,7 @@ use russet_sync::Rng;
 use russet_view::map::{NodeFacts, NodeState};
 use serde::{Deserialize, Serialize};
 
-use crate::peers::{PeerState, Traffic, tunnel_traffic};
+use crate::peers::{Encapsulated, PeerState, Traffic, tunnel_traffic};
 use crate::status::{AgentStatus, StatusSource};
 
 /// What the other nodes' operators see of an agent.
@@ -42,9 +43,23 @@ pub struct HealthRecord {
     /// Nodes that only small packets reach, of the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub small_packets_only: Vec<String>,
+    /// Encapsulated packets that were counted between this node and those in `unreachable`; at most one for each family of each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub encapsulated: Vec<CountedNode>,
     /// Packets that each tunnel device has sent and received since it was made.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tunnels: BTreeMap<String, Traffic>,
+}
+
+/// Encapsulated packets between a node and another one that it does not reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CountedNode {
+    /// The place of the other node in [`HealthRecord::unreachable`], whose names may be long.
+    pub at: usize,
+    /// `4` or `6`.
+    pub ip_version: u8,
+    #[serde(flatten)]
+    pub packets: Encapsulated,
 }
 
 /// Writes the record into a store with leases.
@@ -98,6 +113,11 @@ impl HealthRecord {
             names.truncate(Self::UNREACHABLE_MAX);
             names
         };
+        let unreachable = of(PeerState::Unreachable);
+        let counted = status.peers.peers.iter().filter_map(|peer| {
+            let at = unreachable.iter().position(|name| *name == peer.node)?;
+            Some(CountedNode { at, ip_version: peer.ip_version, packets: peer.encapsulated? })
+        });
         Self {
             schema: Self::SCHEMA,
             node: status.node.clone(),
@@ -108,7 +128,8 @@ impl HealthRecord {
             reasons: reasons.into_iter().take(Self::REASONS_MAX).collect(),
             endpoints: status.endpoints,
             reachable: status.peers.counts.reachable,
-            unreachable: of(PeerState::Unreachable),
+            encapsulated: counted.collect(),
+            unreachable,
             small_packets_only: of(PeerState::SmallPacketsOnly),
             tunnels: BTreeMap::new(),
         }
@@ -159,6 +180,25 @@ impl HealthRecord {
         }
     }
 
+    /// The record in the lease of an agent in the Kubernetes API, if it has one.
+    pub fn of_lease(lease: &Lease) -> Option<Self> {
+        Self::decode(lease.annotation(Self::ANNOTATION)?.as_bytes())
+    }
+
+    /// The records in the leases of all agents.
+    pub async fn of_leases(client: &Client) -> Result<Vec<Self>, KubeError> {
+        let segments = ["apis", "coordination.k8s.io", "v1", "namespaces", HEARTBEAT_NAMESPACE, "leases"];
+        let query = ListQuery {
+            operation: "list agents' leases",
+            segments: &segments,
+            labels: Some(Heartbeat::SELECTOR),
+        };
+        let mut records = Vec::new();
+        let take = |object| records.extend(Self::of_lease(&Lease::of_object(object)));
+        client.list(&query, take).await.map_err(|failure| failure.error)?;
+        Ok(records)
+    }
+
     /// All records of a store with leases.
     pub fn prefix() -> Prefix {
         Prefix::from_stored(ROOT)
@@ -169,10 +209,23 @@ impl HealthRecord {
         Key::from_stored(format!("{ROOT}{node}"))
     }
 
+    /// What it has counted between its node and one that it does not reach, by family.
+    pub fn counted_of(&self, node: &str) -> impl Iterator<Item = (u8, Encapsulated)> {
+        let at = self.unreachable.iter().position(|name| name == node);
+        let of_node = self.encapsulated.iter().filter(move |it| Some(it.at) == at);
+        of_node.map(|it| (it.ip_version, it.packets))
+    }
+
     /// Whether a reader would see another state.
     fn differs(&self, other: &Self) -> bool {
-        let state =
-            |it: &Self| (it.ready, it.reasons.len(), it.unreachable.clone(), it.small_packets_only.clone());
+        let counted = |it: &CountedNode| {
+            let Encapsulated { sent, received, decapsulated, .. } = it.packets;
+            (it.at, it.ip_version, [sent, received, decapsulated].map(|count| count > 0))
+        };
+        let state = |it: &Self| {
+            let counted: Vec<_> = it.encapsulated.iter().map(counted).collect();
+            (it.ready, it.reasons.len(), it.unreachable.clone(), it.small_packets_only.clone(), counted)
+        };
         state(self) != state(other)
     }
 }
@@ -268,8 +321,9 @@ mod tests {
     #[test]
     fn a_record_is_small_whatever_an_agent_has_to_say() {
         let peer = |n: u32| {
-            serde_json::json!({"node": format!("{n}-{}", "x".repeat(200)), "ip_version": 4, "path": "tunnel", "probed": "10.0.0.1",
-            "state": "unreachable", "lost": 3, "lost_of": 3, "reason": "y".repeat(5000), "age_s": 1})
+            serde_json::json!({"node": format!("{n}-{}", "x".repeat(250)), "ip_version": 4, "path": "tunnel", "probed": "10.0.0.1",
+            "state": if n < 32 { "unreachable" } else { "small-packets-only" }, "lost": 3, "lost_of": 3, "reason": "y".repeat(5000), "age_s": 1,
+            "encapsulated": {"sent": u64::MAX, "received": u64::MAX, "decapsulated": u64::MAX, "for_s": u64::MAX}})
         };
         let counts =
             serde_json::json!({"reachable": 0, "unreachable": 64, "small_packets_only": 0, "unknown": 0});
@@ -282,7 +336,38 @@ mod tests {
         let bytes = serde_json::to_vec(&record).unwrap();
         assert!(bytes.len() < HealthRecord::MAX_BYTES, "{}", bytes.len());
         assert_eq!((record.ready, record.unreachable.len(), record.reasons.len()), (false, 16, 4));
+        assert_eq!((record.small_packets_only.len(), record.encapsulated.len()), (16, 16));
         assert_eq!(HealthRecord::decode(&bytes), Some(record));
+    }
+
+    #[test]
+    fn counters_are_of_nodes_by_their_places_and_a_record_may_have_none_or_others() {
+        let peer = |node: &str, ip_version: u8, sent: u64| {
+            serde_json::json!({"node": node, "ip_version": ip_version, "path": "tunnel", "probed": "10.0.0.1", "state": "unreachable", "lost": 3,
+            "lost_of": 3, "age_s": 1, "encapsulated": {"sent": sent, "received": 0, "decapsulated": 0, "for_s": 20}})
+        };
+        let counts =
+            serde_json::json!({"reachable": 0, "unreachable": 3, "small_packets_only": 0, "unknown": 0});
+        let of = |sent: u64| {
+            let peers = serde_json::json!({"known": 2, "at_a_time": 16, "interval_ms": 5000, "counts": counts,
+                "peers": [peer("n2", 4, sent), peer("n2", 6, 7), peer("n3", 4, 9)]});
+            let status = status(serde_json::json!({ "peers": peers }));
+            HealthRecord::new(&status, INTERVAL, SystemTime::UNIX_EPOCH)
+        };
+        let record = of(5);
+        let sent =
+            |node: &str| record.counted_of(node).map(|(version, it)| (version, it.sent)).collect::<Vec<_>>();
+        assert_eq!((sent("n2"), sent("n3"), sent("n4")), (vec![(4, 5), (6, 7)], vec![(4, 9)], vec![]));
+        // Only what has begun or ended is worth a record.
+        assert!(!record.differs(&of(6)) && record.differs(&of(0)));
+        // Of an older agent, and of a client that writes what it likes.
+        let mut json = serde_json::to_value(&record).unwrap();
+        json["encapsulated"][0]["at"] = 99.into();
+        let other = HealthRecord::decode(json.to_string().as_bytes()).unwrap();
+        assert_eq!(other.counted_of("n2").count(), 1);
+        json.as_object_mut().unwrap().remove("encapsulated");
+        let older = HealthRecord::decode(json.to_string().as_bytes()).unwrap();
+        assert_eq!(older.counted_of("n2").count(), 0);
     }
 
     #[test]

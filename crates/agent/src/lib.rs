@@ -5,6 +5,8 @@
 #![expect(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
 mod announce;
+mod between;
+mod big_tcp;
 pub mod bootstrap;
 mod cluster;
 mod cni_kubeconfig;
@@ -15,7 +17,7 @@ mod datastores;
 mod direct;
 pub mod drift;
 mod endpoint_status;
-mod fast_path;
+pub mod fast_path;
 mod fill;
 pub mod flows;
 mod guards;
@@ -33,6 +35,7 @@ pub mod page;
 pub mod peers;
 mod pods;
 mod policies;
+mod probe_addresses;
 mod reaper;
 mod reconcile;
 mod recovery;
@@ -65,20 +68,22 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 
 pub use announce::Annotate;
+pub use between::{Loss, LossPlace};
+pub use big_tcp::BigTcpMode;
 pub use config::{
     Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, IpamMode, Paths, PolicyMode, SettingError,
     StoreLocation,
 };
 pub use direct::{Direct, direct};
-pub use fast_path::FastPathMode;
 pub use health::{Condition, Readiness};
-pub use health_record::HealthRecord;
+pub use health_record::{CountedNode, HealthRecord};
 pub use node_lock::Taken;
 pub use peers::{PeerSettings, ProbeSettings};
 pub use policies::{enforced_from_records, record_document, unjudged_on_bridges, wired_endpoint};
 pub use reconcile::{LoopError as OverlayInputsError, overlay_inputs};
 pub use route_daemons::has_felix;
 pub use russet_http::health::Address as HealthAddress;
+pub use russet_overlay::fast_path::FastPathMode;
 pub use russet_plugins::{RequestLog, Stages};
 pub use russet_store_etcd::{Secret, Settings as EtcdSettings, SettingsError as EtcdSettingsError};
 pub use stores::{Opened, open as open_store, own as own_store};
@@ -189,7 +194,8 @@ pub async fn run(
     local
         .run_until(async {
             reaper::delete_precreated(&node).await;
-            let kernel = recovery::KernelState::look(&node, &journal).await;
+            let history = config.paths.history_file();
+            let kernel = recovery::KernelState::look(&node, &journal, &history).await;
             // The endpoint table is complete now.
             let controllers = start_controllers(&config, &journal, &node, (&metrics, &readiness), &flows)?;
             let status = start_status(&config, &controllers, &journal, &metrics, &readiness)?;
@@ -204,9 +210,10 @@ pub async fn run(
             let client = pods.as_ref().map(Pods::client);
             policies.iter().for_each(|policies| policies.watch(&mut background, &node.store, client.as_ref()));
             start_kubernetes(&mut background, &config, pods, (&readiness, &status), &operations).map_err(io("read the boot's ID"))?;
-            let pages = start_shown(&mut background, &node, (&status, &controllers, journal.table(), operations.recent()), policies.as_ref().map(Policies::flows));
+            let pages = start_shown(&mut background, (&node, client.clone()), (&status, &controllers, journal.table(), operations.recent()), policies.as_ref().map(Policies::flows));
             let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, controllers.clone(), store.kubernetes);
             start_for_calicos_pods(&mut background, &keep, policies.as_ref(), client.as_ref());
+            background.spawn_local(big_tcp::Keeper::new(&keep, journal.table()).run());
             background.spawn_local(keep.run());
             store.service.into_iter().for_each(|service| _ = background.spawn_local(service));
             recovery::run(&operations, found, &kernel).await;
@@ -214,7 +221,7 @@ pub async fn run(
             let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(controllers.clone())));
             let drift = (controllers, unheld_queue, readiness.clone());
             start_health(&config, readiness, (registry, &listeners), &pages, stop_requested(stopped.clone()))?;
-            let shown = Shown { repairs: repair_queue, drift, flow_log: policies.as_ref().map(Policies::flows), status };
+            let shown = Shown { repairs: repair_queue, drift, flow_log: policies.as_ref().map(Policies::flows), fast_path: flows, status };
             let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, shown, stop_requested(stopped)));
             notify_service_manager(&mut background);
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
@@ -237,7 +244,7 @@ fn measured(config: &Config, store: &Opened, metrics: &Metrics) -> (Rc<dyn Store
 /// Starts what shows this node to people elsewhere: its record in the store, and its page.
 fn start_shown(
     background: &mut JoinSet<()>,
-    node: &Node,
+    (node, kubernetes): (&Node, Option<Client>),
     (status, controllers, endpoints, operations): (
         &StatusSource,
         &Controllers,
@@ -248,7 +255,7 @@ fn start_shown(
 ) -> Pages {
     background.spawn_local(Publisher::new(node, status).run());
     let cluster = ClusterView::default();
-    background.spawn_local(cluster.clone().run(node.clone()));
+    background.spawn_local(cluster.clone().run(node.clone(), kubernetes));
     let (status, controllers, endpoints) = (status.clone(), controllers.clone(), endpoints.clone());
     Pages::new(Sources { status, controllers, endpoints, flows, operations, cluster })
 }
@@ -518,6 +525,7 @@ fn start_controllers(
 ) -> Result<Controllers, AgentError> {
     let verdicts = node.host.wiring.verdicts();
     let controllers = Controllers::start(metrics.clone(), journal.table().clone(), verdicts, flows.clone())?;
+    metrics.fast_path.name_by(journal.table().clone());
     let mode = if config.calico { FastPathMode::Off } else { config.fast_path };
     fast_path::start(mode, flows, metrics.fast_path.clone(), readiness)
         .map_err(io("start the thread of the fast path"))?;
@@ -597,6 +605,7 @@ fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &R
         allocator,
         store,
         mtu_bytes: Rc::new(Cell::new(config.mtu_bytes.unwrap_or(MTU_UNTIL_KNOWN_BYTES))),
+        packet_sizes: Default::default(),
         host: CalicoNode {
             teardown,
             not_ready: Rc::new(move || readiness.not_ready(false)),

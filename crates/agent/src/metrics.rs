@@ -27,7 +27,7 @@ pub use drift::DriftMetrics;
 pub use fast_path::FastPathMetrics;
 pub use listeners::Listeners;
 pub use peers::PeerMetrics;
-pub use policies::PolicyMetrics;
+pub use policies::{Policed, PolicyMetrics};
 pub use pools::{Claims, Fill, PoolMetrics};
 pub use store::StoreMetrics;
 

@@ -512,6 +512,7 @@ mod tests {
             annotate: Default::default(),
             policies: Default::default(),
             fast_path: Default::default(),
+            big_tcp: Default::default(),
             conflist: None,
             calico_kubeconfig: None,
             peers: Default::default(),

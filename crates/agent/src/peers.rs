@@ -4,8 +4,10 @@
 //! that is wished, a condition of readiness.
 //!
 //! What a node sends does not grow with the cluster: at most [`ProbeSettings::at_a_time`] nodes are
-//! probed at a time ([`rotation`]). [`targets`], [`rotation`], [`prober`] and [`reason`] decide, and `thread` works.
+//! probed at a time ([`rotation`]). [`targets`], [`rotation`], [`prober`] and [`reason`] decide, `thread` works, and
+//! [`encapsulated`] counts packets of peers that do not answer.
 
+mod encapsulated;
 mod prober;
 mod reason;
 mod report;
@@ -26,6 +28,7 @@ use crate::health::Readiness;
 use crate::metrics::PeerMetrics;
 use prober::Prober;
 
+pub use encapsulated::Encapsulated;
 pub use reason::Traffic;
 pub use report::{PeerCounts, PeerReport, PeerState, PeersReport};
 pub use targets::{Path, Targets};

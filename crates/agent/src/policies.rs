@@ -8,6 +8,7 @@
 //! kernel has no table of decisions. What was decided stays in force while the agent or the API server is away.
 
 pub mod alone;
+mod carried;
 mod closed;
 mod conditions;
 mod drift;
@@ -34,13 +35,14 @@ use russet_addr::{EndpointId, NodeName};
 use russet_attach::Wired;
 use russet_journal::EndpointTable;
 use russet_kube::Client;
+use russet_overlay::fast_path::Carried;
 use russet_policy::LoggedFlow;
 use russet_store::Store;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::fast_path::Signal;
+use crate::fast_path::{Share, Signal, View};
 use crate::flows::FlowLog;
 use crate::health::Readiness;
 use crate::metrics::PolicyMetrics;
@@ -78,6 +80,9 @@ struct Shared {
     wants: watch::Sender<Wants>,
     /// Packets that the kernel has logged, to be named.
     logged: Mutex<VecDeque<LoggedFlow>>,
+    /// What the fast path has carried, to be counted.
+    carried: Mutex<VecDeque<Share>>,
+    fast_path: View,
     flows: FlowLog,
     /// Whether decisions about all pods of Calico's plugins are in force, or there are none to make.
     calico_decided: AtomicBool,
@@ -134,6 +139,8 @@ enum Request {
 const QUEUE_MAX: usize = 1024;
 /// Limit of logged packets that wait to be named.
 const LOGGED_MAX: usize = 1024;
+/// Limit of what the fast path has carried that waits to be counted: some readings.
+const CARRIED_MAX: usize = 4096;
 /// How long a source waits before it tries again to queue a change.
 const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// How long an ADD waits until its addresses are held. A start with thousands of policies takes a
@@ -174,7 +181,8 @@ impl Policies {
     ) -> std::io::Result<Self> {
         let (changes, receiver) = sync_channel(QUEUE_MAX);
         let openshift = openshift::Pods::new(has_openshift);
-        let shared = Shared { openshift, ..Shared::new(source) };
+        let (fast_path, log) = (flows.view().clone(), FlowLog::beside(flows.view().clone()));
+        let shared = Shared { openshift, fast_path, flows: log, ..Shared::new(source) };
         let policies = Self { shared: Arc::new(shared), changes };
         let shared = Arc::clone(&policies.shared);
         let worker = worker::Worker::new(
@@ -218,6 +226,25 @@ impl Policies {
         u64::try_from(refused).unwrap_or(u64::MAX)
     }
 
+    /// Has what the fast path has carried counted for the policies that let it pass. What there is no room for is counted
+    /// as of no known policy.
+    fn count_carried(&self, shares: Vec<Share>) {
+        if shares.is_empty() {
+            return;
+        }
+        let mut carried = self.shared.carried.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = CARRIED_MAX.saturating_sub(carried.len());
+        let mut shares = shares.into_iter();
+        carried.extend(shares.by_ref().take(room));
+        if let (Some(last), Some(rest)) =
+            (carried.back_mut(), shares.map(|share| share.carried).reduce(Carried::plus))
+        {
+            (last.flow, last.carried) = (None, last.carried.plus(rest));
+        }
+        drop(carried);
+        let _ = self.changes.try_send(Change::Wake);
+    }
+
     /// Starts the watches. The endpoint table has to be complete.
     pub fn watch(&self, background: &mut JoinSet<()>, store: &Rc<dyn Store>, client: Option<&Client>) {
         source::start(background, store, client, self);
@@ -227,6 +254,7 @@ impl Policies {
                 policies.request(Request::Sampled);
             }
         });
+        background.spawn_local(carried::run(self.clone(), self.shared.fast_path.clone()));
     }
 
     /// Queues a change once there is room.
@@ -293,6 +321,8 @@ impl Shared {
             requests: Mutex::default(),
             wants: watch::Sender::new(Wants::default()),
             logged: Mutex::default(),
+            carried: Mutex::default(),
+            fast_path: View::default(),
             flows: FlowLog::default(),
             calico_decided: AtomicBool::new(false),
             decided_ends: watch::Sender::default(),
@@ -311,7 +341,16 @@ impl Shared {
         logged.drain(..count).collect()
     }
 
-    fn has_logged(&self) -> bool {
+    /// At most `max` of what the fast path has carried.
+    fn take_carried(&self, max: usize) -> Vec<Share> {
+        let mut carried = self.carried.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = carried.len().min(max);
+        carried.drain(..count).collect()
+    }
+
+    /// Whether packets or flows wait to be named.
+    fn has_unnamed(&self) -> bool {
         !self.logged.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+            || !self.carried.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 }

@@ -3,23 +3,25 @@
 //! An event only changes the copy of the inputs; then everything is compared with the kernel.
 //! Start, resync and change use the same code path.
 
+mod inputs;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use russet_addr::{Family, IpNet, NodeName, host_net};
-use russet_model::{EncapMode, FelixConfigurationSpec, IpPool, Key, Prefix, ResourceKind};
+use russet_addr::Family;
+use russet_model::{EncapMode, IpPool, Key, Prefix, ResourceKind};
 use russet_overlay::underlay::{self, Choice, UnderlayError};
-use russet_overlay::{
-    Affinity, Borrowed, Dialect, Inputs, Pool, Reason, ReconcileReport, Tunnel, TunnelSenders,
-};
+use russet_overlay::{Inputs, Reason, ReconcileReport};
 use russet_plugins::Node;
 use russet_store::{Event, Store, StoreError, Watch};
 use russet_store_kube::KubeStore;
 use russet_sync::Backoff;
+use tokio::sync::watch;
 
+use crate::big_tcp::Paths;
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::cluster::{Cluster, POLICIES};
 use crate::config::{Config, IpamMode, PolicyMode, StoreLocation};
@@ -29,8 +31,10 @@ use crate::health::{Condition, Readiness};
 use crate::isolation;
 use crate::metrics::{Kind, Metrics};
 use crate::policies::unenforced::UnenforcedPolicies;
+use crate::probe_addresses::ProbeAddresses;
 use crate::route_daemons::{self, RouteDaemonDetector};
 use crate::{spread, unsupported};
+use inputs::{inputs, pod_mtu};
 
 /// Interval of full comparisons without an event.
 const RESYNC: Duration = Duration::from_secs(60);
@@ -59,18 +63,11 @@ const FIRST_ANSWER: Duration = Duration::from_millis(2500);
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
-/// What VXLAN adds to a packet over IPv4 and over IPv6 (calico-cni.md section 4.7).
-const VXLAN_V4_OVERHEAD_BYTES: u32 = 50;
-const VXLAN_V6_OVERHEAD_BYTES: u32 = 70;
-
 /// Limit of logged refusals of the kernel in one pass. Their number depends on what is stored.
 const LOGGED_MAX: usize = 10;
 
 /// The subject of the remark that the store is away.
 const STORE_REMARK: &str = "store";
-
-/// VXLAN network identifiers have 24 bits.
-const VNI_END: u32 = 1 << 24;
 
 pub struct Loop {
     pub config: Config,
@@ -86,6 +83,8 @@ pub struct Loop {
     pub route_daemons: Rc<RouteDaemonDetector>,
     /// The policies that this node does not enforce in Calico's place.
     pub unenforced: Rc<UnenforcedPolicies>,
+    /// By which paths pods reach others. None until that is known.
+    pub paths: watch::Sender<Option<Paths>>,
 }
 
 /// What ends a pass of the loop; the next one starts from the beginning.
@@ -172,21 +171,25 @@ impl Loop {
         kubernetes: Option<KubeStore>,
     ) -> Self {
         let unenforced = UnenforcedPolicies::new(readiness.clone());
-        let route_daemons = Rc::default();
-        Self { config, node, readiness, metrics, controllers, kubernetes, route_daemons, unenforced }
+        let (route_daemons, paths) = (Rc::default(), watch::Sender::new(None));
+        Self { config, node, readiness, metrics, controllers, kubernetes, route_daemons, unenforced, paths }
     }
 
     /// Never returns. Errors are logged, published by readiness, and retried.
     pub async fn run(self) {
         let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_MAX);
         let mut first = true;
+        let mut probes = ProbeAddresses::default();
         if let Some(kubernetes) = &self.kubernetes {
             spread::pause(kubernetes).await;
         }
         loop {
             let started = Instant::now();
-            let Err(error) =
-                if std::mem::take(&mut first) { self.follow_watched().await } else { self.follow().await };
+            let Err(error) = if std::mem::take(&mut first) {
+                self.follow_watched(&mut probes).await
+            } else {
+                self.follow(&mut probes).await
+            };
             if started.elapsed() > BACKOFF_MAX {
                 backoff.reset();
             }
@@ -200,8 +203,11 @@ impl Loop {
 
     /// The first pass. If the store does not answer, this is logged long before its requests time
     /// out: an operator who has just started the agent waits for that line.
-    async fn follow_watched(&self) -> Result<std::convert::Infallible, LoopError> {
-        let pass = self.follow();
+    async fn follow_watched(
+        &self,
+        probes: &mut ProbeAddresses,
+    ) -> Result<std::convert::Infallible, LoopError> {
+        let pass = self.follow(probes);
         tokio::pin!(pass);
         if let Ok(ended) = tokio::time::timeout(FIRST_ANSWER, &mut pass).await {
             return ended;
@@ -215,7 +221,7 @@ impl Loop {
         pass.await
     }
 
-    async fn follow(&self) -> Result<std::convert::Infallible, LoopError> {
+    async fn follow(&self, probes: &mut ProbeAddresses) -> Result<std::convert::Infallible, LoopError> {
         let store = &*self.node.store;
         if !self.config.calico && self.config.ipam == IpamMode::Pools {
             let apply = self.config.paths.command("apply");
@@ -240,16 +246,18 @@ impl Loop {
             if self.config.calico {
                 isolation::guard_calico_ends(&self.node, !aside).await?;
             }
+            let is_due = self.has_to_register(&cluster, registered.as_ref(), &choice);
             if aside {
                 // The program that keeps the routes has registered the node and its tunnels.
                 self.met(Condition::Node);
-            } else if self.has_to_register(&cluster, registered.as_ref(), &choice)
-                && self.register_node(&cluster, &choice, registered.is_some()).await?
-            {
+            } else if is_due && self.register_node(&cluster, &choice, registered.is_some()).await? {
                 registered = Some(Registration::now(&cluster, &choice));
             }
+            if aside || is_due || probes.is_incomplete(&cluster) {
+                self.settle_probe_addresses(probes, &cluster, &choice, aside).await;
+            }
             let pools = cluster.pools.clone();
-            self.keep(&mut cluster, &mut watches, &choice, &pools, aside).await?;
+            self.keep(&mut cluster, &mut watches, (&choice, probes), &pools, aside).await?;
             choice = choose(&self.config, &cluster).await?;
         }
     }
@@ -324,12 +332,13 @@ impl Loop {
 
     /// Compares and corrects whenever something changes. Returns when the node itself has to be
     /// checked again: after [`RESYNC`], when the pools differ from `pools`, for which there are
-    /// tunnels, when this node's record was deleted, and when another route daemon starts or ends.
+    /// tunnels, when an address for probes is to be claimed, when this node's record was deleted, and
+    /// when another route daemon starts or ends.
     async fn keep(
         &self,
         cluster: &mut Cluster,
         watches: &mut Watches,
-        choice: &Choice,
+        (choice, probes): (&Choice, &mut ProbeAddresses),
         pools: &BTreeMap<String, IpPool>,
         aside: bool,
     ) -> Result<(), LoopError> {
@@ -374,18 +383,19 @@ impl Loop {
                 self.publish_mtu(&inputs(&self.config, cluster, choice));
                 self.controllers.set_forwarded([]);
                 self.met(Condition::Programmed);
-            } else if self.reconcile(cluster, choice).await? {
+            } else if self.reconcile(cluster, choice, probes).await? {
                 self.programmed(cluster);
                 retry.reset();
             } else {
                 until = until.min(tokio::time::Instant::now() + retry.pause());
             }
+            let is_incomplete = self.finish_probe_addresses(probes, cluster).await?;
             // Not for each event, because there may be many foreign rules.
             if underlay_checked.is_none_or(|at: Instant| at.elapsed() >= PROBE) {
                 self.check_underlay(cluster).await?;
                 underlay_checked = Some(Instant::now());
             }
-            if cluster.pools != *pools || tokio::time::Instant::now() >= resync {
+            if is_incomplete || cluster.pools != *pools || tokio::time::Instant::now() >= resync {
                 return Ok(());
             }
             if self.wait(cluster, watches, until, aside).await? {
@@ -502,10 +512,16 @@ impl Loop {
     }
 
     /// Compares and corrects. False if some of it failed.
-    async fn reconcile(&self, cluster: &Cluster, choice: &Choice) -> Result<bool, LoopError> {
+    async fn reconcile(
+        &self,
+        cluster: &Cluster,
+        choice: &Choice,
+        probes: &ProbeAddresses,
+    ) -> Result<bool, LoopError> {
         let started = Instant::now();
-        let inputs = inputs(&self.config, cluster, choice);
+        let inputs = Inputs { probes: probes.own(), ..inputs(&self.config, cluster, choice) };
         self.publish_mtu(&inputs);
+        Paths::of(&inputs).show(&self.paths);
         self.controllers.set_forwarded(inputs.pools.iter().map(|pool| pool.cidr));
         let (controllers, mtu) = (self.controllers.clone(), pod_mtu(&self.config, &inputs));
         let report = tokio::task::spawn_blocking(move || controllers.reconcile_overlay(inputs, mtu)).await?;
@@ -583,45 +599,14 @@ fn is_registered(cluster: &Cluster, choice: &Choice) -> bool {
     })
 }
 
-/// Felix's settings for this node.
-fn felix(node: &NodeName, cluster: &Cluster) -> FelixConfigurationSpec {
-    let of = |name: &str| cluster.felix.get(name).cloned().unwrap_or_default();
-    of(&FelixConfigurationSpec::name_for(node)).or(&of(FelixConfigurationSpec::CLUSTER))
-}
-
-/// Who may send encapsulated packets besides the nodes. An entry of the list that is neither an address nor a prefix admits no machine.
-fn senders(felix: &FelixConfigurationSpec) -> TunnelSenders {
-    let net = |text: &String| match text.parse::<IpNet>() {
-        Ok(net) => Some(net.trunc()),
-        Err(_) => text.parse().ok().map(host_net),
-    };
-    TunnelSenders {
-        pods_vxlan: felix.allow_vxlan_packets_from_workloads.unwrap_or(false),
-        pods_ipip: felix.allow_ipip_packets_from_workloads.unwrap_or(false),
-        external: felix.external_nodes_list.iter().flatten().filter_map(net).collect(),
-    }
-}
-
-/// What the cluster's settings say about tunnels; values that no device can have count as not set.
-fn tunnel(felix: &FelixConfigurationSpec) -> Tunnel {
-    let default = Tunnel::default();
-    let vni =
-        felix.vxlan_vni.and_then(|vni| u32::try_from(vni).ok()).filter(|vni| (1..VNI_END).contains(vni));
-    let port = felix.vxlan_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0);
-    let mtu = |set: Option<u64>| set.and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu != 0);
-    Tunnel {
-        vni: vni.unwrap_or(default.vni),
-        port: port.unwrap_or(default.port),
-        mtu: [mtu(felix.vxlan_mtu), mtu(felix.vxlan_mtu_v6)],
-    }
-}
-
 /// The inputs of the overlay and the MTU of pods in bytes, by one look at the store and at the host.
 pub async fn overlay_inputs(config: &Config, store: &dyn Store) -> Result<(Inputs, u32), LoopError> {
     let mut cluster = Cluster::of(&config.node_name);
     Watches::open(store, config, &mut cluster).await?;
     let choice = choose(config, &cluster).await?;
-    let inputs = inputs(config, &cluster, &choice);
+    let published = |family| cluster.own.as_ref()?.probe_address(family);
+    let probes = Family::BOTH.map(published);
+    let inputs = Inputs { probes, ..inputs(config, &cluster, &choice) };
     let mtu_bytes = pod_mtu(config, &inputs);
     Ok((inputs, mtu_bytes))
 }
@@ -632,53 +617,6 @@ async fn choose(config: &Config, cluster: &Cluster) -> Result<Choice, LoopError>
     let address = |family| own.and_then(|node| node.spec.address(family)).map(|net| net.addr());
     let known = address(Family::V4).or_else(|| address(Family::V6));
     Ok(tokio::task::spawn_blocking(move || underlay::choose(wanted.as_ref(), known)).await??)
-}
-
-/// The inputs of the overlay.
-fn inputs(config: &Config, cluster: &Cluster, choice: &Choice) -> Inputs {
-    let felix = felix(&config.node_name, cluster);
-    Inputs {
-        node: config.node_name.clone(),
-        underlay: choice.underlay.clone(),
-        nodes: cluster.nodes.clone(),
-        pools: cluster.pools.values().filter_map(|pool| Pool::from_model(&pool.spec)).collect(),
-        affinities: cluster
-            .affinities
-            .iter()
-            .filter_map(|((node, block), claim)| Affinity::from_model(node, *block, claim))
-            .collect(),
-        borrowed: borrowed(cluster),
-        dialect: if config.calico { Dialect::Calico } else { Dialect::Native },
-        tunnel: tunnel(&felix),
-        senders: senders(&felix),
-        own_pods: Default::default(),
-        protected: choice.gateways.iter().copied().collect(),
-    }
-}
-
-/// Pods' addresses that are routed differently from their blocks.
-fn borrowed(cluster: &Cluster) -> Vec<Borrowed> {
-    let strays = cluster.strays.values().flat_map(|strays| &strays.borrowed);
-    strays.map(|(address, node)| Borrowed { address: *address, node: node.clone() }).collect()
-}
-
-/// The MTU of pods: the configured one, or the one that fits the path of every pool to other nodes.
-fn pod_mtu(config: &Config, inputs: &Inputs) -> u32 {
-    if let Some(mtu_bytes) = config.mtu_bytes {
-        return mtu_bytes;
-    }
-    let tunnelled = |family| {
-        inputs
-            .pools
-            .iter()
-            .any(|pool| Family::of_net(&pool.cidr) == family && pool.encapsulation.needs_tunnel())
-    };
-    let overhead = match (tunnelled(Family::V4), tunnelled(Family::V6)) {
-        (_, true) => VXLAN_V6_OVERHEAD_BYTES,
-        (true, false) => VXLAN_V4_OVERHEAD_BYTES,
-        (false, false) => 0,
-    };
-    inputs.underlay.mtu.saturating_sub(overhead)
 }
 
 /// Whether the cluster has pods of Calico's plugin: each has an endpoint.

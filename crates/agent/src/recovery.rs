@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -78,7 +79,7 @@ impl fmt::Display for Decision {
 
 impl KernelState {
     /// Reads the kernel, and compares the endpoint table with it.
-    pub async fn look(node: &Node, journal: &Journal) -> Self {
+    pub async fn look(node: &Node, journal: &Journal, history: &Path) -> Self {
         let (linked, wired) = match (node.host.wiring.list().await, node.host.wiring.adopt().await) {
             (Ok(linked), Ok(wired)) => (linked, wired),
             (Err(error), _) | (_, Err(error)) => {
@@ -91,7 +92,8 @@ impl KernelState {
         let owners: BTreeSet<String> =
             linked.iter().filter(|link| !link.doomed).map(|link| link.owner.to_string()).collect();
         let has_link = |wired: &Wired| owners.contains(&wired.owner().to_string());
-        journal.fill(has_link, wired.into_iter().filter_map(|it| it.attachment).collect());
+        let found = wired.into_iter().filter_map(|it| it.attachment).collect();
+        journal.fill(has_link, found, history);
         Self { wired: Some(complete) }
     }
 

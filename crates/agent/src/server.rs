@@ -1,4 +1,4 @@
-//! The CNI socket: `POST /v1/cni`, and `POST /v1/repair`, `/v1/drift` and `/v1/flows` for operators. For root only.
+//! The CNI socket: `POST /v1/cni`, and `POST /v1/repair`, `/v1/drift`, `/v1/flows` and `/v1/fast-path` for operators. For root only.
 
 use std::io;
 use std::path::Path;
@@ -18,12 +18,14 @@ use russet_cni_spec::{CniError, base64};
 use russet_http::listener::{Admission, Allowed, Limits};
 use russet_http::server::{self, Requests};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::controllers::Controllers;
 use crate::drift::DRIFT_PATH;
+use crate::fast_path::{FAST_PATH_PATH, PAUSE_PATH, Signal};
 use crate::flows::{self, FLOWS_PATH, FlowLog};
 use crate::health::{Condition, Readiness};
 use crate::repair::{REPAIR_PATH, RepairQueue, UnheldQueue};
@@ -70,6 +72,7 @@ pub struct Shown {
     pub drift: (Controllers, UnheldQueue, Readiness),
     /// None where the agent enforces no policies.
     pub flow_log: Option<FlowLog>,
+    pub fast_path: Signal,
     pub status: StatusSource,
 }
 
@@ -98,6 +101,7 @@ pub async fn serve(
         .merge(Router::new().route(REPAIR_PATH, post(repair)).with_state(shown.repairs))
         .merge(Router::new().route(DRIFT_PATH, post(differ)).with_state(shown.drift))
         .merge(Router::new().route(FLOWS_PATH, post(flows::serve)).with_state(shown.flow_log))
+        .merge(fast_path(shown.fast_path))
         .merge(Router::new().route(STATUS_PATH, post(show)).with_state(shown.status))
         .layer(DefaultBodyLimit::max(RelayRequest::MAX_BYTES));
     server::serve(listener, admission, REQUESTS, router, stop).await;
@@ -133,6 +137,31 @@ async fn repair(State(queue): State<RepairQueue>, body: Bytes) -> (StatusCode, V
         Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string())),
     };
     written(done)
+}
+
+fn fast_path(signal: Signal) -> Router {
+    Router::new().route(FAST_PATH_PATH, post(carried)).route(PAUSE_PATH, post(pause)).with_state(signal)
+}
+
+/// What the fast path does with flows, or an object with the error.
+async fn carried(State(signal): State<Signal>, body: Bytes) -> (StatusCode, Vec<u8>) {
+    written(asked(&body, move |request| signal.report(&request)).await)
+}
+
+/// Whether the fast path is paused, or an object with the error.
+async fn pause(State(signal): State<Signal>, body: Bytes) -> (StatusCode, Vec<u8>) {
+    written(asked(&body, move |request| signal.pause(&request)).await)
+}
+
+/// Answers a question by a call that blocks.
+async fn asked<Q: DeserializeOwned + Send + 'static, A: Send + 'static>(
+    body: &[u8],
+    answer: impl FnOnce(Q) -> Result<A, (StatusCode, String)> + Send + 'static,
+) -> Result<A, (StatusCode, String)> {
+    let request =
+        serde_json::from_slice(body).map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))?;
+    let answered = tokio::task::spawn_blocking(move || answer(request)).await;
+    answered.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?
 }
 
 /// The agent's state.

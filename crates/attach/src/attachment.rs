@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use russet_addr::{EndpointId, Family, IfName, IpNet, Mac};
+use russet_netlink::PacketSizes;
 use serde::{Deserialize, Serialize};
 
 use crate::naming;
@@ -34,6 +35,10 @@ pub struct Attachment {
     /// Delete an interface in the way at once instead of leaving it to [`reap`](crate::reap): for
     /// callers without an agent.
     pub sync_delete: bool,
+    /// The largest packets of both ends inside the kernel; the kernel's default otherwise. Not recorded and not compared:
+    /// a setting of the node decides, and the agent has interfaces follow it.
+    #[serde(skip)]
+    pub sizes: Option<PacketSizes>,
 }
 
 /// A Kubernetes pod.
@@ -134,6 +139,7 @@ impl Attachment {
             routes: PodRoutes::Default,
             route_metric: None,
             sync_delete: false,
+            sizes: None,
         };
         Self { route_metric: new.is_secondary().then_some(SECONDARY_METRIC), ..new }
     }

@@ -23,6 +23,7 @@ pub mod marked;
 pub mod naming;
 pub mod nat;
 mod owner;
+pub mod packet_sizes;
 mod plan;
 mod port;
 mod precreate;

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use russet_addr::Family;
-use russet_netlink::{Batch, FdbEntry, Link, Neighbour, NeighbourState, NetlinkError, Route, Socket};
+use russet_netlink::{
+    Address, Batch, FdbEntry, Link, Neighbour, NeighbourState, NetlinkError, Route, Socket,
+};
 use russet_nft::{Nft, Table, Transaction};
 
 use crate::nat::NatError;
@@ -23,6 +25,8 @@ pub struct MarkedObjects {
     pub link_names: BTreeMap<u32, String>,
     /// nf_tables tables with Russet's names.
     pub tables: Vec<Table>,
+    /// Addresses with Russet's protocol: those at which other nodes probe this one.
+    pub addresses: Vec<Address>,
 }
 
 /// A link of Russet.
@@ -91,7 +95,8 @@ pub fn read(host: &mut Socket) -> Result<MarkedObjects, NetlinkError> {
         tables => tables?,
     };
     let tables = tables.into_iter().map(|info| info.table).filter(|table| is_our_table(&table.name));
-    Ok(MarkedObjects { links, routes, link_names, tables: tables.collect() })
+    let addresses = host.addresses()?.into_iter().filter(|found| found.protocol == ROUTE_PROTOCOL).collect();
+    Ok(MarkedObjects { links, routes, link_names, tables: tables.collect(), addresses })
 }
 
 fn marked(host: &mut Socket, link: Link, mark: Mark) -> Result<MarkedLink, NetlinkError> {
@@ -139,6 +144,13 @@ pub fn remove_named(host: &mut Socket, ifindex: u32, name: &str) -> Result<(), N
 pub fn remove_route(host: &mut Socket, route: &Route) -> Result<(), NetlinkError> {
     let mut batch = Batch::new();
     batch.delete_route(route);
+    inspect::present(host.execute(&batch).map_err(NetlinkError::from)).map(drop)
+}
+
+/// Deletes an address.
+pub fn remove_address(host: &mut Socket, address: &Address) -> Result<(), NetlinkError> {
+    let mut batch = Batch::new();
+    batch.delete_address(address);
     inspect::present(host.execute(&batch).map_err(NetlinkError::from)).map(drop)
 }
 

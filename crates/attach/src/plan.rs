@@ -12,7 +12,7 @@ mod text;
 use std::net::IpAddr;
 
 use russet_addr::{Family, IfName, IpNet, Mac, host_net};
-use russet_netlink::{BridgePort, Route, Scope};
+use russet_netlink::{BridgePort, PacketSizes, Route, Scope};
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::{Attachment, AttachmentError, Dialect};
@@ -42,6 +42,8 @@ pub struct Plan {
     pub protocol: u8,
     /// Delete an old sandbox's link at once instead of leaving it to `reap`.
     pub sync_delete: bool,
+    /// The largest packets of both ends inside the kernel, if it is created; the kernel's default otherwise.
+    pub sizes: Option<PacketSizes>,
     /// The steps.
     pub steps: Vec<Step>,
 }
@@ -215,6 +217,7 @@ pub fn plan(attachment: &Attachment) -> Result<Plan, AttachmentError> {
             Dialect::Calico => PROTOCOL_BOOT,
         },
         sync_delete: attachment.sync_delete,
+        sizes: attachment.sizes,
         steps,
     })
 }

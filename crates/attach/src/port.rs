@@ -157,6 +157,7 @@ pub fn plan_port(port: &Port) -> Result<Plan, AttachmentError> {
         derived_mac: port.mac.is_none(),
         protocol: ROUTE_PROTOCOL,
         sync_delete: port.sync_delete,
+        sizes: None,
         steps,
     })
 }

@@ -12,8 +12,9 @@ mod cpu;
 mod fast;
 mod flanneld;
 pub(crate) mod load;
+mod metadata;
 mod naive;
-mod node;
+pub(crate) mod node;
 pub(crate) mod stage;
 
 use serde_json::json;

@@ -4,6 +4,7 @@
 //!
 //! * `engine`, `kernel`: the times of single changes, without and with their transactions
 //! * `load COUNT`: the first load of so many decisions
+//! * `flip COUNT`: the time of one transaction that changes one of so many decisions
 //! * `churn KIND SECONDS`: changes at a fixed rate; `policies`, `active` policies or `pods`
 //! * `recheck COUNT`: changes that forbid something, with so many connections in progress
 //! * `memory`, `elements COUNT`: of this process, which has to be a new one, and of the kernel's maps
@@ -12,7 +13,7 @@
 //! * `packets WAY`, `connect WAY`: the cost of packets and of connections
 //! * `peer PROGRAM`: the load of a chain for each of 10,000 policies, and of one more
 
-mod packets;
+pub(crate) mod packets;
 mod peer;
 mod table;
 
@@ -48,6 +49,7 @@ pub fn run() -> Result<()> {
             ["engine"] => Ok(costs(&engine())),
             ["kernel"] => table::changes().map(|found| costs(&found)),
             ["load", count] => table::load(count.parse()?),
+            ["flip", count] => table::flip(count.parse()?),
             ["churn", kind, seconds] => table::churn(kind.parse()?, Duration::from_secs(seconds.parse()?)),
             ["recheck", count] => table::recheck(count.parse()?),
             ["memory"] => table::memory(),

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use russet_lease::Lease;
 use russet_model::flannel::{NetworkConfig, SubnetKey};
 use russet_overlay::ReconcileReport;
+use russet_overlay::fast_path::FastPathMode;
 use russet_overlay::flannel::ExistingDevice;
 
 use crate::backend::{Backend, BackendError};
@@ -107,10 +108,13 @@ impl Carrier {
             let has = if config.v4().is_some() { "both" } else { "IPv6" };
             return Err(CarrierError::Family { backend: backend.name(), carries: "IPv4", has });
         }
+        if options.fast_path != FastPathMode::Off && !matches!(backend, Backend::Udp { .. }) {
+            tracing::warn!(backend = backend.name(), "there is no fast path for this backend");
+        }
         let mut data = None;
         let userspace = match backend {
             Backend::Udp { port } => {
-                UserspacePart::Udp(Box::new(Relay::new(*port, external, config, options.guard)?))
+                UserspacePart::Udp(Box::new(Relay::new(*port, external, config, options)?))
             }
             Backend::Extension(extension) => {
                 data = extension.before_lease().await?.map(|text| commands::json_string(&text));
@@ -150,7 +154,11 @@ impl Carrier {
         self.kernel_part.own(own, status).await?;
         match &mut self.userspace {
             UserspacePart::None => Ok(()),
-            UserspacePart::Udp(relay) => relay.own(own),
+            UserspacePart::Udp(relay) => {
+                relay.own(own, status)?;
+                self.announced.data = relay.data();
+                Ok(())
+            }
             UserspacePart::Commands(commands) => commands.own(own).await,
         }
     }
@@ -193,16 +201,20 @@ impl Carrier {
     /// succeeded, and whether the lease data changed, which [`announced`](Self::announced) returns.
     pub async fn resync(&mut self, status: &Status) -> (bool, bool) {
         status.resyncs.fetch_add(1, Ordering::Relaxed);
+        let before = self.announced.clone();
         let userspace = match &mut self.userspace {
-            UserspacePart::Udp(relay) => relay.resync(status),
+            UserspacePart::Udp(relay) => {
+                let done = relay.resync(status);
+                self.announced.data = relay.data();
+                done
+            }
             UserspacePart::None | UserspacePart::Commands(_) => true,
         };
         let (kernel_part, news) = self.kernel_part.resync(status).await;
-        let changed = news.is_some();
         if let Some(news) = news {
             self.announced = news;
         }
-        (userspace && kernel_part, changed)
+        (userspace && kernel_part, self.announced != before)
     }
 }
 

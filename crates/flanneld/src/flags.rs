@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use russet_http::Secret;
+use russet_overlay::fast_path::FastPathMode;
 
 pub use table::{FLAGS, Flag, Kind, Origin};
 
@@ -97,6 +98,8 @@ pub struct Options {
     pub tunnel_guard: bool,
     /// `pod-guard`.
     pub pod_guard: bool,
+    /// `fast-path`.
+    pub fast_path: FastPathMode,
     /// `takeover`.
     pub takeover: bool,
     /// `takeover-check`.
@@ -198,6 +201,7 @@ impl Options {
             allow_extension: false,
             extension_shell: false,
             tunnel_guard: true,
+            fast_path: FastPathMode::Off,
             pod_guard: true,
             takeover: false,
             takeover_check: false,

@@ -19,6 +19,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::drops::{Counts, KINDS, since};
+use crate::udp::{Carried, FastPath};
 
 /// The daemon's state for probes and metrics; the loop writes it, the server reads it.
 #[derive(Debug, Default)]
@@ -40,6 +41,10 @@ pub struct Status {
     pub failures: AtomicU64,
     /// Packets that guards dropped, by guard.
     pub drops: Mutex<Counts>,
+    /// Whether the node is not ready while the fast path carries nothing.
+    pub needs_fast_path: AtomicBool,
+    /// The fast path of the backend `udp`; unset where there is none.
+    pub fast_path: OnceLock<Arc<FastPath>>,
     /// Whether etcd answers; unset where leases come from another store.
     pub etcd: OnceLock<Reach>,
 }
@@ -69,7 +74,29 @@ const REQUESTS: Requests = Requests { body_max_bytes: 4096, body_timeout: REQUES
 
 impl Status {
     fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Acquire)
+        let has_all = !self.needs_fast_path.load(Ordering::Acquire) || self.has_fast_path();
+        has_all && self.ready.load(Ordering::Acquire)
+    }
+
+    fn has_fast_path(&self) -> bool {
+        self.fast_path.get().is_some_and(|fast_path| fast_path.carries())
+    }
+
+    /// What the fast path has carried; nothing without one.
+    fn carried(&self) -> String {
+        let carried = self.fast_path.get().and_then(|fast_path| fast_path.carried().ok()).unwrap_or_default();
+        let counter = |name: &str, help: &str, of: fn(&Carried) -> u64| {
+            let name = format!("flanneld_fast_path_{name}");
+            let line =
+                |(direction, carried)| format!("{name}_total{{direction=\"{direction}\"}} {}\n", of(carried));
+            let lines: String = ["sent", "received"].into_iter().zip(&carried).map(line).collect();
+            format!("# HELP {name} {help}\n# TYPE {name} counter\n{lines}")
+        };
+        [
+            counter("packets", "Packets that the fast path has carried.", |carried| carried.packets),
+            counter("bytes", "Bytes of these packets, from their IP headers on.", |carried| carried.bytes),
+        ]
+        .concat()
     }
 
     /// Adds what guards have dropped between two looks at the kernel's counters.
@@ -113,6 +140,8 @@ impl Status {
                 let help = "0 when etcd has not answered for 10 s.";
                 gauge("etcd_reachable", help, u64::from(!etcd.is_lost()))
             }),
+            gauge("fast_path", "1 while the fast path carries packets.", u64::from(self.has_fast_path())),
+            self.carried(),
             self.guard_drops(),
             refused(admission),
             "# EOF\n".to_owned(),

@@ -58,6 +58,8 @@ impl<'a> LeaseMaintainer<'a> {
     ) -> Self {
         let peers = Peers::new(context.backend.clone(), &lease.key, &context.external);
         let now = Instant::now();
+        // Some of it is known only once there is a lease.
+        let is_published = lease.attributes.backend_data == carrier.announced().data;
         Self {
             daemon,
             context,
@@ -68,7 +70,7 @@ impl<'a> LeaseMaintainer<'a> {
             next_resync: now + RESYNC,
             last_resync: now,
             listed: false,
-            unpublished: None,
+            unpublished: (!is_published).then_some(now),
         }
     }
 
@@ -174,7 +176,9 @@ impl<'a> LeaseMaintainer<'a> {
         let (settled, news) = self.carrier.resync(&self.daemon.status).await;
         self.next_resync = Instant::now() + if settled { RESYNC } else { RETRY_RESYNC };
         if news {
-            tracing::warn!("the MAC of this node's tunnel has changed: publishing it again");
+            tracing::warn!(
+                "what other nodes have to know of this node's tunnel has changed: publishing it again"
+            );
             self.publish().await;
         }
     }

@@ -6,12 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use russet_lease::{LeaseError, SubnetManager, Wish};
 use russet_linux::notify::ServiceManager;
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_netlink::{NetlinkError, Socket};
+use russet_overlay::fast_path::FastPathMode;
 use russet_overlay::firewall::Mode;
 use russet_overlay::flannel::Networks;
 
@@ -135,6 +137,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     let mut source = Source::open(&options).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), leases = source.name, "flanneld starts");
     let status = Arc::new(Status::default());
+    status.needs_fast_path.store(options.fast_path == FastPathMode::Require, Ordering::Release);
     if let Some(etcd) = &source.etcd {
         // Set only here.
         let _ = status.etcd.set(etcd.clone());
@@ -305,6 +308,7 @@ impl Daemon {
             swallow: self.options.blackhole_route,
             guard: self.options.tunnel_guard,
             guard_pods: self.options.pod_guard,
+            fast_path: self.options.fast_path,
             former,
         };
         let mut carrier = Carrier::open(&backend, &external, &config, options).await?;

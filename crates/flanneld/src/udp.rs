@@ -5,6 +5,7 @@
 //! bare inner IPv4 packet, from our address and port to the peer's address and *our* port, its TTL
 //! decremented on each side. The cost differs: with offloads, the kernel transfers up to 64 KiB at
 //! once on the TUN and on the socket; without them, the proxy works packet by packet (dataplane.md sections 2 and 4).
+//! With a [`FastPath`], BPF programs carry most packets past the proxy.
 //!
 //! The carrier starts a [`Proxy`] once there is a lease, and updates its peers. The modules without
 //! sockets - `segment`, `coalesce`, `packet`, `table`, `gso_batch`, `unreachable` - are pure; `send` and
@@ -14,6 +15,7 @@ mod backoff;
 mod checksum;
 mod coalesce;
 mod device;
+mod fast_path;
 mod gso_batch;
 mod packet;
 mod receive;
@@ -25,6 +27,7 @@ mod shared;
 mod table;
 mod unreachable;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::Ordering;
@@ -36,10 +39,12 @@ use russet_linux::tun::{Tun, TunError, TunOffloads};
 use russet_linux::udp::{PortSharing, UdpSocket, UdpSocketError};
 use russet_netlink::{NetlinkError, Socket};
 
+pub use fast_path::{Carried, FastPath, Via};
 pub use shared::Count;
 
 use coalesce::Kinds;
 use device::Device;
+use fast_path::End;
 use receive::Receiver;
 use send::Sender;
 use shared::Shared;
@@ -68,6 +73,8 @@ pub struct Options {
     pub guard: bool,
     /// Whether to use the kernel's offloads. Without them, every packet is read and sent singly.
     pub offload: bool,
+    /// Programs that carry most packets past the threads.
+    pub fast_path: Option<Arc<FastPath>>,
 }
 
 /// A running backend. Dropping it stops it; like the original's, its device and the device's route
@@ -79,6 +86,7 @@ pub struct Proxy {
     peers: Arc<Peers>,
     /// Whether only peers may send.
     guards: bool,
+    fast_path: Option<Arc<FastPath>>,
     shared: Arc<Shared>,
     /// A socket in the namespace in which the proxy was started.
     netlink: Mutex<Socket>,
@@ -169,6 +177,7 @@ impl Proxy {
             device,
             peers: Arc::default(),
             guards: options.guard,
+            fast_path: options.fast_path,
             shared: Arc::new(shared),
             netlink: Mutex::new(netlink),
             sockets: Vec::new(),
@@ -176,6 +185,15 @@ impl Proxy {
         };
         for (queue, socket) in tun.queues.into_iter().zip(sockets) {
             proxy.serve(Arc::new(queue), Arc::new(socket)).map_err(UdpError::Threads)?;
+        }
+        if let Some(fast_path) = &proxy.fast_path {
+            fast_path.start(End {
+                local: options.local,
+                device: proxy.device.index,
+                mtu_bytes: options.mtu,
+                port: options.port,
+            });
+            proxy.suit_sockets(fast_path);
         }
         Ok(proxy)
     }
@@ -190,18 +208,35 @@ impl Proxy {
     }
 
     /// Routes a subnet to this peer.
-    pub fn put(&self, subnet: Ipv4Net, via: Ipv4Addr) {
-        self.peers.put(subnet, via);
+    pub fn put(&self, subnet: Ipv4Net, via: Via) {
+        self.peers.put(subnet, via.address);
+        self.change_fast_path(|subnets| _ = subnets.insert(subnet.trunc(), via));
     }
 
     /// Removes the route of a subnet.
     pub fn remove(&self, subnet: Ipv4Net) {
+        self.change_fast_path(|subnets| _ = subnets.remove(&subnet.trunc()));
         self.peers.remove(subnet);
     }
 
     /// Replaces all subnets. For many at once this is much cheaper than single changes.
-    pub fn reset(&self, all: &[(Ipv4Net, Ipv4Addr)]) {
-        self.peers.reset(all);
+    pub fn reset(&self, all: &[(Ipv4Net, Via)]) {
+        let peers: Vec<_> = all.iter().map(|(subnet, via)| (*subnet, via.address)).collect();
+        self.peers.reset(&peers);
+        let wanted = all.iter().map(|(subnet, via)| (subnet.trunc(), *via)).collect();
+        self.change_fast_path(|subnets| *subnets = wanted);
+    }
+
+    fn change_fast_path(&self, change: impl FnOnce(&mut BTreeMap<Ipv4Net, Via>)) {
+        if let Some(fast_path) = &self.fast_path {
+            fast_path.change(change);
+        }
+    }
+
+    /// Joined by the kernel, packets could not be carried singly past the threads.
+    fn suit_sockets(&self, fast_path: &FastPath) {
+        let carries = fast_path.carries();
+        self.sockets.iter().for_each(|socket| socket.coalesce(!carries));
     }
 
     /// Restores the device after changes by other programs: MTU, state, address and route. Costs a
@@ -210,6 +245,20 @@ impl Proxy {
         let mut netlink = self.netlink.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |source| UdpError::Device { device: self.device.name.to_string(), source };
         self.device.configure(&mut netlink).map_err(failed)
+    }
+
+    /// Has the fast path carry packets again, after another program has detached it, or gives way to one. Returns whether that
+    /// changed anything. To be called in the network namespace in which the proxy was started.
+    pub fn repair_fast_path(&self) -> bool {
+        let Some(fast_path) = &self.fast_path else { return false };
+        let changed = fast_path.repair();
+        self.suit_sockets(fast_path);
+        changed
+    }
+
+    /// Whether [`repair_fast_path`](Self::repair_fast_path) should be called.
+    pub fn is_fast_path_disturbed(&self) -> bool {
+        self.fast_path.as_ref().is_some_and(|fast_path| fast_path.is_disturbed())
     }
 
     /// The reason if the proxy has stopped, usually because its device was deleted. The caller
@@ -261,6 +310,9 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
+        if let Some(fast_path) = &self.fast_path {
+            fast_path.stop();
+        }
         self.shared.stopping.store(true, Ordering::Release);
         self.sockets.iter().for_each(|socket| socket.shut());
         let netlink = self.netlink.get_mut().unwrap_or_else(PoisonError::into_inner);

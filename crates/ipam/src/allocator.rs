@@ -35,6 +35,7 @@ mod fast;
 mod handles;
 mod operator;
 mod pool;
+mod probe;
 mod release;
 mod release_ips;
 mod split;

@@ -143,15 +143,15 @@ impl Endpoint {
         Self { subject, op, since_ms, pod, wired: None, netns: None, unlisted: true, link }
     }
 
-    /// One that the journal does not know, from the kernel.
-    pub(crate) fn found(wired: Wired, since_ms: u64) -> Self {
+    /// One that the journal does not know, from the kernel; its pod is known if the history has it.
+    pub(crate) fn found(wired: Wired, pod: Option<String>, since_ms: u64) -> Self {
         let calico = matches!(&wired, Wired::Routed(it) if it.dialect == Dialect::Calico);
         let plugin = if calico { "calico" } else { "russet" }.to_owned();
         Self {
             subject: EndpointPart { id: wired.id().clone(), plugin },
             op: 0,
             since_ms,
-            pod: None,
+            pod,
             wired: Some(Box::new(wired)),
             netns: None,
             unlisted: false,
@@ -182,7 +182,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl EndpointTable {
     /// Adds an endpoint of the plugin `russet` that is wired.
     pub fn put(&self, wired: Wired) {
-        let endpoint = Endpoint::found(wired, 0);
+        let endpoint = Endpoint::found(wired, None, 0);
         let (mut state, subject) = (self.state(), endpoint.subject.clone());
         state.endpoints.insert(subject.clone(), endpoint);
         state.attach(&subject);

@@ -1,10 +1,11 @@
 //! Which pod had which address when: one line for each ADD and DEL on this node. Written by the
-//! agent, and by plugins without an agent; read by `russet ipam who`. The history is for
-//! information: no address is assigned or released because of it (a leak repair without an agent
+//! agent, and by plugins without an agent; read by `russet ipam who`, and by an agent that starts, for the pods of
+//! interfaces that plugins attached meanwhile. No address is assigned or released because of it (a leak repair without an agent
 //! only skips addresses that it mentions), and a line that cannot be written or read does not fail
 //! a request.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -12,6 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use russet_addr::EndpointId;
 use russet_cni_spec::{Call, CniResult, Request};
 use russet_linux::FileLock;
 use russet_linux::file::private_dir;
@@ -175,6 +177,33 @@ impl History {
         }
         Ok(found)
     }
+
+    /// The pods, as `namespace/name`, of those of these interfaces whose last ADD this node remembers, in the same order.
+    pub fn pods(path: &Path, wanted: &[&EndpointId]) -> io::Result<Vec<Option<String>>> {
+        let numbers = wanted.iter().enumerate();
+        let numbers: BTreeMap<_, usize> = numbers.map(|(number, id)| (parts(id), number)).collect();
+        let mut found = vec![None; wanted.len()];
+        for path in [older(path), path.to_owned()] {
+            let bytes = match fs::read(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                result => result?,
+            };
+            let text = String::from_utf8_lossy(&bytes);
+            let lines = text.lines().filter(|line| line.len() <= LINE_MAX_BYTES);
+            for line in lines.filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
+                let parts = [&line.network, &line.container, &line.ifname].map(String::as_str);
+                if let Some(pod) = numbers.get(&parts).and_then(|number| found.get_mut(*number)) {
+                    *pod = line.pod;
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// What a line has of an interface.
+fn parts(id: &EndpointId) -> [&str; 3] {
+    [id.network.as_str(), id.container.as_str(), id.ifname.as_str()]
 }
 
 fn follow(found: &mut Vec<Tenure>, line: Line, address: IpAddr) {
@@ -235,6 +264,35 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state/history");
         (dir, History::at(path))
+    }
+
+    #[test]
+    fn the_pod_of_an_interface_is_that_of_its_last_add_also_in_the_older_file() {
+        let (dir, history) = history();
+        let id = |container: &str| EndpointId {
+            network: "russet".parse().unwrap(),
+            container: container.parse().unwrap(),
+            ifname: "eth0".parse().unwrap(),
+        };
+        let pods = |names: &[&str]| {
+            let ids: Vec<EndpointId> = names.iter().map(|name| id(name)).collect();
+            History::pods(&dir.path().join("state/history"), &ids.iter().collect::<Vec<_>>()).unwrap()
+        };
+        assert_eq!(pods(&["a"]), [None], "there is no file");
+        history.append(&line("t1", Verb::Add, &["10.0.0.1"], "a")).unwrap();
+        fs::rename(dir.path().join("state/history"), dir.path().join("state/history.1")).unwrap();
+        history.writer.take();
+        history.append(&line("t2", Verb::Add, &["10.0.0.2"], "b")).unwrap();
+        history.append(&Line { pod: None, ..line("t3", Verb::Add, &["10.0.0.3"], "c") }).unwrap();
+        let moved = Line { pod: Some("shop/moved".to_owned()), ..line("t4", Verb::Add, &["10.0.0.4"], "b") };
+        history.append(&moved).unwrap();
+        history
+            .append(&Line { network: "other".to_owned(), ..line("t5", Verb::Add, &["10.0.0.5"], "d") })
+            .unwrap();
+        let mut file = OpenOptions::new().append(true).open(dir.path().join("state/history")).unwrap();
+        file.write_all(b"no JSON\n").unwrap();
+        let [a, b] = ["shop/a", "shop/moved"].map(|name| Some(name.to_owned()));
+        assert_eq!(pods(&["b", "a", "c", "d", "e"]), [b, a, None, None, None]);
     }
 
     fn tenures_of(history: &History, address: &str) -> Vec<(String, String, Option<String>)> {

@@ -37,8 +37,8 @@ pub use metrics::JournalMetrics;
 pub use state::TableState;
 pub use view::{Attachment, Operation, View, read as view, unfinished};
 
-use crate::LOG;
 use crate::endpoints::{Endpoint, EndpointTable};
+use crate::{History, LOG};
 use frame::Tail;
 use log::Log;
 
@@ -285,11 +285,25 @@ impl Journal {
 
     /// At start: compares the table with the kernel. Endpoints that no longer exist are removed,
     /// and interfaces that only the kernel has are added. `has_link` says whether an interface still
-    /// has its link; `found` are the interfaces whose link is wired completely.
-    pub fn fill(&self, has_link: impl Fn(&Wired) -> bool, found: Vec<russet_attach::Attachment>) {
+    /// has its link; `found` are the interfaces whose link is wired completely. One with none of the
+    /// addresses that the table has was removed and attached again without an agent. The file of
+    /// the history knows the pods of those that only the kernel has.
+    pub fn fill(
+        &self,
+        has_link: impl Fn(&Wired) -> bool,
+        found: Vec<russet_attach::Attachment>,
+        history: &Path,
+    ) {
         let (mut there, mut gone) = (BTreeSet::new(), Vec::new());
+        let found: Vec<Wired> = found.into_iter().map(Wired::Routed).collect();
+        let is_replaced = |wired: &Wired| {
+            let now = found.iter().find(|it| it.id() == wired.id()).map(Wired::addresses);
+            let before = wired.addresses();
+            now.is_some_and(|now| !now.is_empty() && !before.iter().any(|address| now.contains(address)))
+        };
+        let is_there = |wired: &Wired| has_link(wired) && !is_replaced(wired);
         for Endpoint { subject, wired, .. } in self.table.state().listed() {
-            match wired.as_deref().map(&has_link) {
+            match wired.as_deref().map(is_there) {
                 Some(true) => _ = there.insert(subject.clone()),
                 Some(false) => gone.push(subject.id.clone()),
                 None => {}
@@ -302,10 +316,12 @@ impl Journal {
         self.keep(|it| there.contains(&it.subject) || stays(it));
         there.iter().for_each(|subject| self.table.state().attach(subject));
         let unknown = |it: &Wired| self.table.get(it.id()).is_none();
-        let unknown: Vec<Wired> = found.into_iter().map(Wired::Routed).filter(unknown).collect();
+        let unknown: Vec<Wired> = found.into_iter().filter(unknown).collect();
         if !unknown.is_empty() {
+            let pods = pods_of(&unknown, history);
             let since_ms = now_ms();
-            self.take_over(unknown.into_iter().map(|wired| Endpoint::found(wired, since_ms)));
+            let unknown = unknown.into_iter().zip(pods);
+            self.take_over(unknown.map(|(wired, pod)| Endpoint::found(wired, pod, since_ms)));
         }
     }
 
@@ -377,6 +393,15 @@ fn log_tail(path: &Path, tail: Tail, records: usize) {
             tracing::warn!(target: LOG, %path, records, "the journal is damaged: records after the first invalid one are lost");
         }
     }
+}
+
+/// The pods of interfaces that plugins attached without an agent.
+fn pods_of(interfaces: &[Wired], history: &Path) -> Vec<Option<String>> {
+    let ids: Vec<&EndpointId> = interfaces.iter().map(Wired::id).collect();
+    History::pods(history, &ids).unwrap_or_else(|error| {
+        tracing::warn!(target: LOG, path = %history.display(), %error, "the pods of interfaces that were attached without an agent are not known");
+        vec![None; ids.len()]
+    })
 }
 
 fn now_ms() -> u64 {

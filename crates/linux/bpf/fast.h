@@ -11,18 +11,12 @@
 #ifndef FAST_H
 #define FAST_H
 
-#include "russet.h"
+#include "packet.h"
 
-#define INLINE static __attribute__((always_inline, unused))
-
-#define IPPROTO_TCP 6
-#define IPPROTO_UDP 17
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
-/* IPv4: more fragments, or an offset. */
-#define FRAGMENTED htons(0x3fff)
 /* Outer IPv4, UDP and VXLAN headers, and the inner Ethernet header. */
 #define VXLAN_BYTES 50
 /*
@@ -35,25 +29,6 @@
 /* The upper mark of ECN: congestion. */
 #define ECN_CONGESTED 3
 
-struct ethernet {
-	u8 to[6];
-	u8 from[6];
-	u16 type;
-} __attribute__((packed));
-
-struct ipv4 {
-	u8 version_length;
-	u8 tos;
-	u16 bytes;
-	u16 id;
-	u16 fragment;
-	u8 ttl;
-	u8 protocol;
-	u16 checksum;
-	u32 from;
-	u32 to;
-} __attribute__((packed));
-
 struct ipv6 {
 	u32 version_class_label;
 	u16 bytes;
@@ -63,25 +38,8 @@ struct ipv6 {
 	u32 to[4];
 } __attribute__((packed));
 
-/* Of TCP, as far as it is read. UDP has the same ports. */
-struct transport {
-	u16 from;
-	u16 to;
-	u32 sequence; /* UDP: length and checksum */
-	u32 acknowledged;
-	u8 offset; /* the header's bytes, divided by 4, in the upper half */
-	u8 flags;
-} __attribute__((packed));
-
 /* So much of UDP's header is read. */
 #define PORTS_BYTES 8
-
-struct udp {
-	u16 from;
-	u16 to;
-	u16 bytes;
-	u16 checksum;
-} __attribute__((packed));
 
 struct vxlan {
 	u32 flags;
@@ -117,6 +75,10 @@ struct pending {
 	 * a tunnel where it comes from. */
 	u32 node;
 	u64 noted_ns;
+	/* Of a packet that asks for a connection: where it left the kernel's path; 0 until then. Its direction becomes
+	 * known when the answer has passed, too. */
+	u32 out_ifindex;
+	u32 unused;
 };
 
 /* A direction of a flow that the kernel's path has let pass. */
@@ -129,15 +91,17 @@ struct flow {
 	u64 through_kernel_ns;
 	/* The epoch in which the other direction was known, too. */
 	u32 answered_epoch;
-	u32 unused;
-	/* What the fast path carried of it. Two processors that carry it at once may lose a count. */
+	/* Of the pod that sends it; 0 if that is elsewhere. */
+	u32 from_place;
+	/* What the fast path carried of it. */
 	u64 packets;
 	u64 bytes;
 };
 
-struct carried {
-	u64 packets;
-	u64 bytes;
+/* What the fast path carried of a pod's interface, by the interface's place. */
+struct traffic {
+	struct carried from_pod;
+	struct carried to_pod;
 };
 
 /* A pod of this node. */
@@ -146,6 +110,7 @@ struct endpoint {
 	u32 mtu;
 	u8 pod_mac[6];
 	u8 host_mac[6];
+	u32 place;
 };
 
 enum { NODE_DIRECT = 1, NODE_VXLAN = 2 };
@@ -183,23 +148,29 @@ enum {
 	SETTINGS,
 };
 
-MAP(settings) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(u32), SETTINGS, 0, 1 };
-MAP(endpoints) = { BPF_MAP_TYPE_HASH, sizeof(struct address), sizeof(struct endpoint), 8192, BPF_F_NO_PREALLOC, 1 };
-MAP(prefixes) = { BPF_MAP_TYPE_LPM_TRIE, sizeof(struct prefix), sizeof(u32), 65536, BPF_F_NO_PREALLOC, 1 };
-MAP(nodes) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(struct node), 16384, 0, 1 };
-MAP(flows) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct tuple), sizeof(struct flow), 65536, 0, 1 };
+MAP(settings) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(u32), SETTINGS, 0 };
+MAP(endpoints) = { BPF_MAP_TYPE_HASH, sizeof(struct address), sizeof(struct endpoint), 8192, BPF_F_NO_PREALLOC };
+MAP(prefixes) = { BPF_MAP_TYPE_LPM_TRIE, sizeof(struct prefix), sizeof(u32), 65536, BPF_F_NO_PREALLOC };
+MAP(nodes) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(struct node), 16384, 0 };
+MAP(flows) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct tuple), sizeof(struct flow), 65536, 0 };
 /* What the fast path carried in all, by processor: packets and bytes. */
-MAP(carried) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct carried), 1, 0, 1 };
-MAP(pending) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct pending_key), sizeof(struct pending), 8192, 0, 1 };
+MAP(carried) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct carried), 1, 0 };
+/* The first place is of no interface. */
+MAP(traffic) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct traffic), 1024, 0 };
+/* The places of pods' host ends by their indexes. */
+MAP(places) = { BPF_MAP_TYPE_HASH, sizeof(u32), sizeof(u32), 1024, BPF_F_NO_PREALLOC };
+MAP(pending) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct pending_key), sizeof(struct pending), 8192, 0 };
 
 /* Where in a connection a packet is. */
 enum stage {
 	/* Within it: the fast path may carry it. */
 	STAGE_WITHIN,
-	/* It accepts the connection: the kernel's path carries it, and its direction is learnt. */
+	/* It asks for a connection: the kernel's path carries it. */
+	STAGE_ASKS,
+	/* It accepts the connection: the kernel's path carries it, and both directions are learnt. */
 	STAGE_ACCEPTS,
-	/* It asks for a connection or ends one. */
-	STAGE_ASKS_OR_ENDS,
+	/* It ends the connection, or has flags that belong to no other stage: the kernel's path carries it. */
+	STAGE_ENDS,
 };
 
 INLINE u32 setting(u32 index)
@@ -265,10 +236,12 @@ INLINE u32 read_packet(struct __sk_buff *skb, void *ip, u32 ip_bytes, u16 type, 
 		if ((void *)(transport + 1) > end)
 			return 0;
 		flags = transport->flags & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
-		if (flags == (TCP_SYN | TCP_ACK))
+		if (flags == TCP_SYN)
+			*stage = STAGE_ASKS;
+		else if (flags == (TCP_SYN | TCP_ACK))
 			*stage = STAGE_ACCEPTS;
 		else if (flags & (TCP_FIN | TCP_SYN | TCP_RST))
-			*stage = STAGE_ASKS_OR_ENDS;
+			*stage = STAGE_ENDS;
 		header_bytes += (transport->offset >> 4) * 4;
 	} else if (tuple->protocol != IPPROTO_UDP || gso_size || (void *)transport + PORTS_BYTES > end) {
 		return 0;
@@ -313,13 +286,21 @@ INLINE struct flow *known_flow(const struct tuple *tuple, u32 ifindex, u32 epoch
 
 /*
  * Forgets a direction that asks for a connection, accepts it or ends it, so that no packet of the next one
- * with the same ports is carried before its own are learnt.
+ * with the same ports is carried before its own are learnt. What was carried stays, as of no epoch, until the
+ * agent has read it or the map needs the room.
  */
 INLINE void forget(const struct tuple *tuple, u32 ifindex)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flows, tuple);
+	struct flow ended = {};
 
-	if (flow && flow->ifindex == ifindex)
+	if (!flow || flow->ifindex != ifindex || !flow->epoch)
+		return;
+	ended.ifindex = flow->ifindex;
+	ended.out_ifindex = flow->out_ifindex;
+	ended.packets = flow->packets;
+	ended.bytes = flow->bytes;
+	if (!ended.packets || bpf_map_update_elem(&flows, tuple, &ended, 0))
 		bpf_map_delete_elem(&flows, tuple);
 }
 
@@ -331,46 +312,54 @@ INLINE void note_pending(const struct tuple *tuple, u32 ifindex, u32 epoch, u32 
 	struct pending *earlier = bpf_map_lookup_elem(&pending, &key);
 
 	/* The packet of an earlier epoch may still come, and must not be taken for this one. */
-	if (earlier && earlier->epoch != epoch && note.noted_ns - earlier->noted_ns < HELD_UP_NS)
+	if (earlier && earlier->epoch != epoch && !earlier->out_ifindex &&
+	    note.noted_ns - earlier->noted_ns < HELD_UP_NS)
 		return;
 	bpf_map_update_elem(&pending, &key, &note, 0);
 }
 
-INLINE void count(struct flow *flow, u32 bytes)
+INLINE void add(struct carried *sum, u32 bytes)
+{
+	sum->packets += 1;
+	sum->bytes += bytes;
+}
+
+INLINE struct traffic *traffic_at(u32 place)
+{
+	return place ? bpf_map_lookup_elem(&traffic, &place) : 0;
+}
+
+/* Counts a packet of a flow, which goes to the pod at the place `to`; 0 if that is elsewhere. */
+INLINE void count(struct flow *flow, u32 bytes, u32 to)
 {
 	u32 all = 0;
 	struct carried *carried_here = bpf_map_lookup_elem(&carried, &all);
+	struct traffic *from_pod = traffic_at(flow->from_place);
+	struct traffic *to_pod = traffic_at(to);
 
-	flow->packets += 1;
-	flow->bytes += bytes;
-	if (carried_here) {
-		carried_here->packets += 1;
-		carried_here->bytes += bytes;
-	}
+	/* Two processors may carry packets of a flow at once. */
+	__sync_fetch_and_add(&flow->packets, 1);
+	__sync_fetch_and_add(&flow->bytes, bytes);
+	if (carried_here)
+		add(carried_here, bytes);
+	if (from_pod)
+		add(&from_pod->from_pod, bytes);
+	if (to_pod)
+		add(&to_pod->to_pod, bytes);
 }
 
 /*
- * As a router does. RFC 1624 (3): the TTL is the upper byte of its word. IPv6 has no checksum of its header,
+ * As a router does. IPv6 has no checksum of its header,
  * so that the sum changes that a network card has made of the whole packet; the hop limit is a lower byte.
  */
 INLINE void decrement_ttl(struct __sk_buff *skb, void *ip, u16 type)
 {
 	if (type == ETH_P_IP) {
-		struct ipv4 *ipv4 = ip;
-		u32 sum = ipv4->checksum + htons(0x0100);
-
-		ipv4->checksum = sum + (sum >= 0xffff);
-		ipv4->ttl--;
+		decrement_ipv4_ttl(ip);
 	} else {
 		((struct ipv6 *)ip)->ttl--;
 		bpf_csum_update(skb, htons(0xfffe));
 	}
-}
-
-INLINE void set_macs(struct ethernet *ethernet, const u8 *to, const u8 *from)
-{
-	__builtin_memcpy(ethernet->to, to, sizeof(ethernet->to));
-	__builtin_memcpy(ethernet->from, from, sizeof(ethernet->from));
 }
 
 #endif

@@ -5,7 +5,6 @@
  */
 #include "fast.h"
 
-#define BPF_ADJ_ROOM_MAC 1
 /*
  * BPF_F_ADJ_ROOM_FIXED_GSO, ENCAP_L3_IPV4, ENCAP_L4_UDP, ENCAP_L2(14), ENCAP_L2_ETH: a packet that
  * is still to be segmented stays one, and its segments get the outer headers.
@@ -23,19 +22,6 @@ struct outer {
 	struct vxlan vxlan;
 	struct ethernet inner;
 } __attribute__((packed));
-
-INLINE u16 checksum_of(const struct ipv4 *ip)
-{
-	const u16 *words = (const void *)ip;
-	u32 sum = 0;
-
-#pragma unroll
-	for (int at = 0; at < 10; at++)
-		sum += words[at];
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
 
 /* The ECN bits of the inner packet: the outer header has them, and no other part of the class. */
 INLINE u8 ecn_of(void *ip, u16 type)
@@ -116,7 +102,7 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (stage != STAGE_WITHIN) {
 		forget(&tuple, skb->ifindex);
-		if (stage == STAGE_ACCEPTS)
+		if (stage != STAGE_ENDS)
 			note(&tuple, skb->ifindex, epoch);
 		return TC_ACT_UNSPEC;
 	}
@@ -129,7 +115,7 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 		endpoint = bpf_map_lookup_elem(&endpoints, &tuple.to);
 		if (!endpoint || endpoint->ifindex != flow->out_ifindex || bytes > endpoint->mtu)
 			return TC_ACT_UNSPEC;
-		count(flow, ip_bytes);
+		count(flow, ip_bytes, endpoint->place);
 		decrement_ttl(skb, ip, type);
 		set_macs(ethernet, endpoint->pod_mac, endpoint->host_mac);
 		return bpf_redirect_peer(endpoint->ifindex, 0);
@@ -137,7 +123,7 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 	node = bpf_map_lookup_elem(&nodes, &flow->node);
 	if (!node || !node->kind || node->via_ifindex != flow->out_ifindex || bytes > node->mtu)
 		return TC_ACT_UNSPEC;
-	count(flow, ip_bytes);
+	count(flow, ip_bytes, 0);
 	decrement_ttl(skb, ip, type);
 	if (node->kind == NODE_DIRECT)
 		return bpf_redirect_neigh(node->out_ifindex, &node->next_hop, sizeof(node->next_hop), 0);

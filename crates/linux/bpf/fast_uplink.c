@@ -5,8 +5,6 @@
  */
 #include "fast.h"
 
-#define BPF_ADJ_ROOM_MAC 1
-#define BPF_CSUM_LEVEL_DEC 2
 /* BPF_F_ADJ_ROOM_FIXED_GSO, NO_CSUM_RESET, and DECAP_L3_IPV6: the packet becomes one of IPv6. */
 #define DECAPSULATE ((1ull << 0) | (1ull << 5))
 #define BECOMES_IPV6 (1ull << 8)
@@ -96,7 +94,7 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (stage != STAGE_WITHIN)
 		forget(&tuple, ifindex);
-	if (stage == STAGE_ASKS_OR_ENDS)
+	if (stage == STAGE_ENDS)
 		return TC_ACT_UNSPEC;
 	flow = stage == STAGE_WITHIN ? known_flow(&tuple, ifindex, epoch) : 0;
 	if (!flow) {
@@ -107,7 +105,7 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (decapsulate && !is_between((void *)(ethernet + 1), flow->node, skb->ifindex))
 		return TC_ACT_UNSPEC;
-	count(flow, ip_bytes);
+	count(flow, ip_bytes, endpoint->place);
 	decrement_ttl(skb, ip, type);
 	if (decapsulate) {
 		/* What was verified of the outer packet is not of the inner one. */

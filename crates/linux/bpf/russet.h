@@ -71,6 +71,23 @@ struct next_hop {
 	u32 address[4]; /* in network byte order; of IPv4 the first word */
 };
 
+/* A question about the kernel's routes, and its answer: its `struct bpf_fib_lookup`. */
+struct fib_lookup {
+	u8 family;
+	u8 protocol;
+	u16 from_port;
+	u16 to_port;
+	u16 bytes; /* in the machine's byte order; in the answer, the route's MTU */
+	u32 ifindex; /* in the answer, the link of the next hop */
+	u32 tos;
+	u32 from[4];
+	u32 to[4]; /* in the answer, the next hop */
+	u32 table;
+	u8 macs[12];
+};
+
+_Static_assert(sizeof(struct fib_lookup) == 64, "as in linux/bpf.h");
+
 /* Verdicts. */
 #define TC_ACT_OK 0
 #define TC_ACT_SHOT 2
@@ -96,12 +113,15 @@ static u32 (*const bpf_get_prandom_u32)(void) = (void *)7;
 static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, u32 offset, const void *from, u32 bytes, u64 flags) = (void *)9;
 static long (*const bpf_skb_get_tunnel_key)(struct __sk_buff *skb, struct bpf_tunnel_key *key, u32 bytes, u64 flags) = (void *)20;
 static long (*const bpf_skb_set_tunnel_key)(struct __sk_buff *skb, struct bpf_tunnel_key *key, u32 bytes, u64 flags) = (void *)21;
+static long (*const bpf_redirect)(u32 ifindex, u64 flags) = (void *)23;
 static long (*const bpf_skb_load_bytes)(const struct __sk_buff *skb, u32 offset, void *to, u32 bytes) = (void *)26;
 static long (*const bpf_skb_change_type)(struct __sk_buff *skb, u32 type) = (void *)32;
 static u32 (*const bpf_get_hash_recalc)(struct __sk_buff *skb) = (void *)34;
 static long (*const bpf_skb_pull_data)(struct __sk_buff *skb, u32 bytes) = (void *)39;
 static long (*const bpf_csum_update)(struct __sk_buff *skb, u32 sum) = (void *)40;
+static long (*const bpf_skb_change_head)(struct __sk_buff *skb, u32 bytes, u64 flags) = (void *)43;
 static long (*const bpf_skb_adjust_room)(struct __sk_buff *skb, int bytes, u32 mode, u64 flags) = (void *)50;
+static long (*const bpf_fib_lookup)(struct __sk_buff *skb, struct fib_lookup *lookup, u32 bytes, u32 flags) = (void *)69;
 static long (*const bpf_csum_level)(struct __sk_buff *skb, u64 change) = (void *)135;
 static long (*const bpf_redirect_neigh)(u32 ifindex, const struct next_hop *hop, u32 bytes, u64 flags) = (void *)152;
 static long (*const bpf_redirect_peer)(u32 ifindex, u64 flags) = (void *)155;
@@ -114,18 +134,13 @@ static long (*const bpf_redirect_peer)(u32 ifindex, u64 flags) = (void *)155;
 #define BPF_MAP_TYPE_LPM_TRIE 11
 #define BPF_F_NO_PREALLOC 1
 
-/*
- * A map, in the section `maps`. `layout` is the version of what keys and values mean: raise it with
- * every change of their structures. A map that an older agent has pinned with another layout is
- * not used.
- */
+/* A map, in the section `maps`. */
 struct map {
 	u32 kind;
 	u32 key_bytes;
 	u32 value_bytes;
 	u32 entries;
 	u32 flags;
-	u32 layout;
 };
 
 #define MAP(name) __attribute__((section("maps"), used)) struct map name

@@ -17,11 +17,11 @@ struct flow {
 	u64 packets;
 };
 
-MAP(epoch) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(u32), 1, 0, 1 };
-MAP(networks) = { BPF_MAP_TYPE_LPM_TRIE, sizeof(struct prefix), sizeof(u32), 64, BPF_F_NO_PREALLOC, 1 };
-MAP(flows) = { BPF_MAP_TYPE_LRU_HASH, sizeof(u32), sizeof(struct flow), 64, 0, 2 };
-MAP(denied) = { BPF_MAP_TYPE_HASH, sizeof(u32), sizeof(u32), 64, 0, 1 };
-MAP(packets) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(u64), 2, 0, 1 };
+MAP(epoch) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(u32), 1, 0 };
+MAP(networks) = { BPF_MAP_TYPE_LPM_TRIE, sizeof(struct prefix), sizeof(u32), 64, BPF_F_NO_PREALLOC };
+MAP(flows) = { BPF_MAP_TYPE_LRU_HASH, sizeof(u32), sizeof(struct flow), 64, 0 };
+MAP(denied) = { BPF_MAP_TYPE_HASH, sizeof(u32), sizeof(u32), 64, 0 };
+MAP(packets) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(u64), 2, 0 };
 
 /* Where the destination is in a frame. */
 #define DESTINATION (14 + 16)

@@ -1,26 +1,25 @@
 //! BPF programs and maps. The programs are written in C (`crates/linux/bpf`) and compiled for the
 //! repository by `cargo xtask gen bpf`; neither `cargo build` nor a node needs a compiler.
 //!
-//! [`Object`] reads a compiled file, [`Program`] loads it with its [`Map`]s, [`Pins`] keep maps and
-//! links while no agent runs, [`TcxLink`] attaches to a link since Linux 6.6, and
-//! `russet_netlink::Batch::replace_bpf` before. [`Support`] says in advance what a kernel lacks.
+//! [`Object`] reads a compiled file, [`Program`] loads it with its [`Map`]s, [`TcxLink`] attaches to a
+//! link since Linux 6.6, and `russet_netlink::Batch::replace_bpf` before. [`Support`] says in advance
+//! what a kernel lacks.
 //!
 //! The programs of `openshift::data_path` copy tenants' numbers into and out of VXLAN headers; those of
-//! `overlay::fast_path` carry packets of known flows, with maps and by TCX.
+//! `overlay::fast_path` carry packets of known flows, with maps and by TCX; those of `flanneld::udp` carry the packets of
+//! flannel's backend `udp`.
 
 use std::io;
 
 pub use link::{Attached, TcxLink, attached};
 pub use map::{Map, MapDefinition, MapKind};
 pub use object::Object;
-pub use pin::Pins;
 pub use program::{Packet, Program, ProgramInfo, Ran};
 pub use support::{Need, Support};
 
 mod link;
 mod map;
 mod object;
-mod pin;
 mod program;
 pub mod programs;
 mod support;
@@ -39,7 +38,7 @@ pub enum BpfError {
         /// The end of the verifier's log.
         log: String,
     },
-    /// Another command of bpf(2), or one on a pin.
+    /// Another command of bpf(2).
     #[error("{operation}: {source}{}", hint(source))]
     Kernel {
         /// What was tried, on what.
@@ -49,9 +48,6 @@ pub enum BpfError {
     /// A compiled file that is not as `crates/linux/bpf/russet.h` makes it.
     #[error("read BPF object: {0}")]
     Object(&'static str),
-    /// The pins' directory is of a file system that keeps none.
-    #[error("keep BPF maps in {0}: it is not on a bpffs; mount one: mount -t bpf bpf /sys/fs/bpf")]
-    NoBpffs(String),
 }
 
 /// The verifier's last lines; the first thousands say how it came there.
@@ -68,7 +64,7 @@ impl BpfError {
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Load { source, .. } | Self::Kernel { source, .. } => source.raw_os_error(),
-            Self::Object(_) | Self::NoBpffs(_) => None,
+            Self::Object(_) => None,
         }
     }
 }

@@ -6,10 +6,12 @@
 //! features.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
+use russet_addr::host_net;
 use russet_netlink::wire::MessageBuilder;
-use russet_netlink::{Batch, NetlinkError, Socket};
+use russet_netlink::{Address, Batch, NetlinkError, Socket};
 
 use crate::netns::{NetNs, NetNsError};
 
@@ -38,6 +40,8 @@ macro_rules! features {
 }
 
 features! {
+    /// The kernel keeps which program has added an address, since Linux 5.18.
+    AddressProtocol = "address-protocol", How::Address;
     /// Ethernet bridge.
     Bridge = "bridge", How::Link;
     /// Connection tracking's netlink interface.
@@ -66,6 +70,8 @@ features! {
 
 /// How a feature is probed.
 enum How {
+    /// By an address that is added with a protocol and read.
+    Address,
     /// By creating a link whose kind is the feature's name.
     Link,
     /// By a read-only netfilter request of this type.
@@ -108,15 +114,28 @@ const IFINFOMSG_BYTES: usize = 16;
 const NFGENMSG_BYTES: usize = 4;
 const CREATE_EXCLUSIVELY: u16 = 0x600;
 
+const LOOPBACK: u32 = 1;
+const PROBED_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+const PROBED_PROTOCOL: u8 = 114;
+
 /// Whether the kernel has `feature`. Requires the right to create a network namespace; takes a few
 /// milliseconds.
 pub fn supports(feature: Feature) -> Result<bool, ProbeError> {
     let net = |source| ProbeError::NetNs { feature, source };
     let answer = NetNs::create_unnamed().map_err(net)?.run_in_thread(|| match feature.how() {
+        How::Address => keeps_protocol(),
         How::Link => knows_link(feature.name()),
         How::Netfilter(request) => answers(request),
     });
     answer.map_err(net)?.map_err(|source| ProbeError::Netlink { feature, source })
+}
+
+fn keeps_protocol() -> Result<bool, NetlinkError> {
+    let mut socket = Socket::route()?;
+    let added = Address { protocol: PROBED_PROTOCOL, ..Address::new(LOOPBACK, host_net(PROBED_ADDRESS)) };
+    socket.execute(Batch::new().add_address(&added)).map_err(NetlinkError::from)?;
+    let found = socket.addresses_of(LOOPBACK)?;
+    Ok(found.iter().any(|address| address.protocol == PROBED_PROTOCOL))
 }
 
 fn knows_link(kind: &str) -> Result<bool, NetlinkError> {
@@ -183,7 +202,14 @@ mod tests {
     #[test]
     #[ignore = "kernel: probing needs root"]
     fn required_features_are_found_and_an_unknown_kind_is_not() {
-        for feature in [Feature::Veth, Feature::Bridge, Feature::Vxlan, Feature::Macvlan, Feature::NfTables] {
+        for feature in [
+            Feature::AddressProtocol,
+            Feature::Veth,
+            Feature::Bridge,
+            Feature::Vxlan,
+            Feature::Macvlan,
+            Feature::NfTables,
+        ] {
             assert!(supports(feature).unwrap(), "{feature}");
         }
         let netns = NetNs::create_unnamed().unwrap();

@@ -111,6 +111,14 @@ impl UdpSocket {
         self.coalesces
     }
 
+    /// Switches the coalescing of what arrives, if the kernel has it. What has arrived already stays as it is.
+    pub fn coalesce(&self, on: bool) {
+        if self.coalesces {
+            // A socket that coalesces, or does not, works as well.
+            let _ = set_udp_option(&self.fd, libc::UDP_GRO, on.into());
+        }
+    }
+
     /// Disables both offloads.
     pub fn plain(&mut self) {
         self.segments.store(false, Ordering::Relaxed);

@@ -3,16 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests, too")]
 
 use std::net::UdpSocket;
-use std::path::Path;
+use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use russet_netlink::{Batch, Direction, LinkSet, Socket};
 
 use russet_linux::NetNs;
 use russet_linux::bpf::{
-    Map, MapDefinition, MapKind, Need, Object, Packet, Pins, Program, Support, TcxLink, attached,
+    Map, MapDefinition, MapKind, Need, Object, Packet, Program, Support, TcxLink, attached,
 };
-use russet_linux::namespaces::own_mounts;
 
 /// A program with a map of each kind.
 const TEST_COUNT: &[u8] = include_bytes!("../bpf/test_count.o");
@@ -24,19 +23,6 @@ const PASS: [u64; 2] = [0xb7, 0x95];
 const DROP: [u64; 2] = [2 << 32 | 0xb7, 0x95];
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs `body` with a directory of pins on a bpffs that no other process sees.
-fn with_pins(body: impl FnOnce(&Path) + Send) {
-    let directory = tempfile::tempdir().unwrap();
-    let mount = || {
-        own_mounts().unwrap();
-        let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount("bpf", directory.path(), "bpf", flags, None).unwrap();
-        body(&directory.path().join("russet"));
-    };
-    let joined = std::thread::scope(|scope| scope.spawn(mount).join());
-    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-}
-
 fn definition(kind: MapKind, entries: u32) -> MapDefinition {
     let is_trie = kind == MapKind::LpmTrie;
     MapDefinition {
@@ -46,7 +32,6 @@ fn definition(kind: MapKind, entries: u32) -> MapDefinition {
         value_bytes: 8,
         entries,
         flags: u32::from(is_trie),
-        layout: 1,
     }
 }
 
@@ -122,7 +107,7 @@ fn maps_of_every_kind_are_written_and_read_in_batches() {
         // More than one batch has.
         let map = Map::create(&definition(kind, 3000)).unwrap();
         let is_array = matches!(kind, MapKind::Array | MapKind::PerCpuArray);
-        let value_bytes = map.entries().unwrap().first().map_or(8, |(_, value)| value.len());
+        let value_bytes = map.value_bytes();
         let entry = |number: u32| (key(kind, number), vec![number as u8; value_bytes]);
         let wanted: Vec<_> = (0..2500).map(entry).collect();
         map.put_all(&wanted).unwrap();
@@ -166,41 +151,13 @@ fn a_full_hash_refuses_and_a_full_lru_hash_forgets() {
 }
 
 #[test]
-#[ignore = "kernel: bpf(2) and mounts need root"]
-fn a_new_agent_uses_an_old_map_only_if_its_layout_is_the_same() {
-    with_pins(|directory| {
-        let pins = Pins::open(directory).unwrap();
-        let old = definition(MapKind::Hash, 8);
-        let [key, value] = [vec![1; 4], vec![2; 8]];
-        pins.map(&old).unwrap().put(&key, &value).unwrap();
-        // Another start of the same release.
-        let pins = Pins::open(directory).unwrap();
-        assert_eq!(pins.map(&old).unwrap().get(&key).unwrap(), Some(value));
-        assert_eq!(pins.forget_other_layouts(std::slice::from_ref(&old)).unwrap(), 0);
-        // A release with another layout, while the old release's programs may run.
-        let new = MapDefinition { value_bytes: 16, layout: 2, ..old.clone() };
-        let map = pins.map(&new).unwrap();
-        assert_eq!(map.get(&key).unwrap(), None);
-        assert!(directory.join("some-1").exists() && directory.join("some-2").exists());
-        assert_eq!(pins.forget_other_layouts(std::slice::from_ref(&new)).unwrap(), 1);
-        assert!(!directory.join("some-1").exists() && directory.join("some-2").exists());
-        // Other lengths under the same version: nothing is read with the wrong ones.
-        map.put(&key, &[3; 16]).unwrap();
-        let wrong = MapDefinition { value_bytes: 24, ..new.clone() };
-        assert_eq!(pins.map(&wrong).unwrap().get(&key).unwrap(), None);
-        // A way back finds no map of its layout, and makes one.
-        assert_eq!(pins.map(&old).unwrap().get(&key).unwrap(), None);
-    });
-}
-
-#[test]
 #[ignore = "kernel: bpf(2) and network namespaces need root"]
 fn a_tcx_program_sees_packets_is_replaced_without_a_gap_and_goes_with_its_link() {
     // A thread begins in the namespaces of the one that starts it.
-    NetNs::create_unnamed().unwrap().run_in_thread(|| with_pins(tcx)).unwrap();
+    NetNs::create_unnamed().unwrap().run_in_thread(tcx).unwrap();
 }
 
-fn tcx(directory: &Path) {
+fn tcx() {
     let up = LinkSet { up: Some(true), ..LinkSet::index(LOOPBACK) };
     Socket::route().unwrap().execute(Batch::new().set_link(&up)).unwrap();
     let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -231,41 +188,30 @@ fn tcx(directory: &Path) {
     send(3);
     assert_eq!(first(), 3);
     drop(behind);
-    // Without a pin the program ends with the agent, with one it stays.
-    let pins = Pins::open(directory).unwrap();
-    pins.keep(&link, "lo-ingress").unwrap();
-    drop((link, TcxLink::attach(&drop_all, LOOPBACK, Direction::Egress).unwrap()));
-    assert_eq!((programs(Direction::Ingress), programs(Direction::Egress)), (vec![id(&pass)], vec![]));
-    let found = pins.link("lo-ingress").unwrap().unwrap();
-    found.replace(&drop_all).unwrap();
-    assert_eq!(programs(Direction::Ingress), [id(&drop_all)]);
-    pins.forget("lo-ingress").unwrap();
-    assert!(pins.link("lo-ingress").unwrap().is_none());
-    drop(found);
+    // Also while another process has the link open.
+    let opened = link.as_fd().try_clone_to_owned().unwrap();
+    drop(link);
     assert_eq!(programs(Direction::Ingress), []);
+    drop(opened);
     let error = TcxLink::attach(&pass, 4711, Direction::Ingress).unwrap_err().to_string();
     assert!(error.starts_with("attach BPF program to link 4711: "), "{error}");
 }
 
 #[test]
-#[ignore = "kernel: bpf(2) and mounts need root"]
-fn the_probe_finds_everything_here_and_says_what_a_process_without_rights_or_a_bpffs_lacks() {
-    with_pins(|directory| {
-        let support = Support::probe(directory);
+#[ignore = "kernel: bpf(2) needs root"]
+fn the_probe_finds_everything_here_and_says_what_a_process_without_rights_lacks() {
+    // Capabilities are a thread's.
+    let tried = std::thread::spawn(|| {
+        let support = Support::probe();
         assert!(support.missing().is_empty(), "{support:?}");
-        let other = tempfile::tempdir().unwrap();
-        let support = Support::probe(other.path());
-        let missing: Vec<Need> = support.missing().iter().map(|(need, _)| *need).collect();
-        assert_eq!(missing, [Need::Pins]);
-        let why = support.lacks(Need::Pins).unwrap().to_string();
-        assert!(why.contains("it is not on a bpffs; mount one: mount -t bpf"), "{why}");
         let none = rustix::thread::CapabilitySet::empty();
         let sets = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
         rustix::thread::set_capabilities(None, sets).unwrap();
-        let support = Support::probe(directory);
+        let support = Support::probe();
         for need in [Need::Programs, Need::Tcx, Need::Maps(MapKind::LruHash)] {
             let why = support.lacks(need).map(ToString::to_string).unwrap_or_default();
             assert!(why.contains("it needs root, or CAP_BPF"), "{need}: {why}");
         }
     });
+    tried.join().unwrap();
 }

@@ -65,6 +65,11 @@ impl HandleId {
         }
     }
 
+    /// The handle of the addresses that a node has only for probes by other nodes.
+    pub fn probes(node: &NodeName) -> Self {
+        Self(format!("russet-probe-addr-{node}"))
+    }
+
     /// The handle of a node's IPIP tunnel address.
     pub fn ipip_tunnel(node: &NodeName) -> Self {
         Self(format!("ipip-tunnel-addr-{node}"))

@@ -41,7 +41,7 @@ pub use handle::Handle;
 pub use handle_id::HandleId;
 pub use json::{DecodeError, Extra};
 pub use key::{Key, KeyKind, Prefix, ResourceKind};
-pub use node::{Node, NodeBgp, NodeSpec};
+pub use node::{Node, NodeBgp, NodeSpec, probe_annotation};
 pub use policy::{
     CalicoPolicy, ClusterNetworkPolicySpec, GlobalNetworkPolicySpec, GlobalNetworkSetSpec, HostEndpointSpec,
     KubernetesNetworkPolicySpec, NetworkPolicySpec, NetworkSetSpec, StagedGlobalNetworkPolicySpec,

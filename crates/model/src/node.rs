@@ -13,6 +13,15 @@ use crate::resource::{Resource, Spec, SpecMembers};
 /// A node with its envelope.
 pub type Node = Resource<NodeSpec>;
 
+/// The annotation with the address of a family at which a node answers probes, if it has one only for that.
+/// Calico's programs keep annotations that they do not know.
+pub const fn probe_annotation(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "russet.dev/probe-address-v4",
+        Family::V6 => "russet.dev/probe-address-v6",
+    }
+}
+
 /// The content of a node's record.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeSpec {
@@ -45,6 +54,26 @@ pub struct NodeBgp {
 
 /// An address with or without a prefix length.
 struct HostAddress(IpNet);
+
+// === impl Node ===
+
+impl Resource<NodeSpec> {
+    /// The address at which the node answers probes ([`probe_annotation`]). None if the annotation holds no
+    /// address of that family.
+    pub fn probe_address(&self, family: Family) -> Option<IpAddr> {
+        let address = self.metadata.annotations.get(probe_annotation(family))?.parse().ok()?;
+        (Family::of(address) == family).then_some(address)
+    }
+
+    /// Sets the address at which the node answers probes, or removes it.
+    pub fn set_probe_address(&mut self, family: Family, address: Option<IpAddr>) {
+        let (annotations, name) = (&mut self.metadata.annotations, probe_annotation(family));
+        match address {
+            Some(address) => _ = annotations.insert(name.to_owned(), address.to_string()),
+            None => _ = annotations.remove(name),
+        }
+    }
+}
 
 // === impl NodeSpec ===
 
@@ -174,6 +203,22 @@ mod tests {
         assert_eq!(node.spec.address(Family::V4), Some("10.0.0.7/24".parse().unwrap()));
         assert_eq!(node.spec.vxlan_tunnel(Family::V4), Some("10.1.0.19".parse().unwrap()));
         assert_eq!(node.spec.vxlan_tunnel(Family::V6), None);
+    }
+
+    #[test]
+    fn an_address_for_probes_is_an_annotation_and_must_be_one_of_its_family() {
+        let mut node = Node::decode(NODE.as_bytes()).unwrap();
+        let address = "10.1.0.20".parse().unwrap();
+        node.set_probe_address(Family::V4, Some(address));
+        let text = String::from_utf8(node.encode()).unwrap();
+        assert!(text.contains(r#""annotations":{"russet.dev/probe-address-v4":"10.1.0.20"}"#), "{text}");
+        assert_eq!(Node::decode(text.as_bytes()).unwrap().probe_address(Family::V4), Some(address));
+        for hostile in ["fd00::1", "10.1.0.20/32", "10.1.0.20 ", "", "node-b"] {
+            let text = text.replace(r#""10.1.0.20""#, &format!("{hostile:?}"));
+            assert_eq!(Node::decode(text.as_bytes()).unwrap().probe_address(Family::V4), None, "{hostile}");
+        }
+        node.set_probe_address(Family::V4, None);
+        assert_eq!(String::from_utf8(node.encode()).unwrap(), NODE);
     }
 
     #[test]

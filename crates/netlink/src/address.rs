@@ -25,8 +25,10 @@ pub struct Address {
     pub broadcast: Option<Ipv4Addr>,
     /// How far the address is valid.
     pub scope: Scope,
-    /// `IFA_F_*`.
+    /// `IFA_F_*`. With [`AddressFlags::DEPRECATED`] it is added with a preferred lifetime of 0.
     pub flags: AddressFlags,
+    /// The program that has added it; 0 if that is not known. The kernel keeps it since Linux 5.18.
+    pub protocol: u8,
 }
 
 /// `IFA_F_*`, linux/if_addr.h.
@@ -61,7 +63,7 @@ impl Address {
             IpNet::V4(_) => AddressFlags::default(),
             IpNet::V6(_) => AddressFlags::NODAD,
         };
-        Self { ifindex, net, peer: None, broadcast: None, scope: Scope::Universe, flags }
+        Self { ifindex, net, peer: None, broadcast: None, scope: Scope::Universe, flags, protocol: 0 }
     }
 
     /// Decodes `RTM_NEWADDR` and `RTM_DELADDR`; `None` for other messages.
@@ -72,13 +74,14 @@ impl Address {
         let [af, prefix_len, flags, scope] = array(message.payload, 0)?;
         let ifindex = array(message.payload, 4).map(u32::from_ne_bytes)?;
         let (mut local, mut other, mut broadcast) = (None, None, None);
-        let mut flags = u32::from(flags);
+        let (mut flags, mut protocol) = (u32::from(flags), 0);
         for attribute in message.attributes(IFADDRMSG_BYTES) {
             match attribute.kind {
                 IFA_LOCAL => local = attribute.ip(),
                 IFA_ADDRESS => other = attribute.ip(),
                 IFA_BROADCAST => broadcast = attribute.ip(),
                 IFA_FLAGS => flags = attribute.u32().unwrap_or(flags),
+                IFA_PROTO => protocol = attribute.u8().unwrap_or(0),
                 _ => {}
             }
         }
@@ -90,6 +93,7 @@ impl Address {
             broadcast: broadcast.and_then(|ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None }),
             scope: Scope::of(scope),
             flags: AddressFlags(flags),
+            protocol,
         })
     }
 
@@ -108,7 +112,20 @@ impl Address {
         if self.flags != AddressFlags::default() {
             message.attr_u32(IFA_FLAGS, self.flags.0);
         }
+        if self.flags.contains(AddressFlags::DEPRECATED) {
+            message.attr(IFA_CACHEINFO, &deprecated_for_ever());
+        }
+        if self.protocol != 0 {
+            message.attr_u8(IFA_PROTO, self.protocol);
+        }
     }
+}
+
+/// `struct ifa_cacheinfo`: preferred for 0 s, and valid without end.
+fn deprecated_for_ever() -> [u8; 16] {
+    let mut lifetimes = [0; 16];
+    lifetimes[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
+    lifetimes
 }
 
 // === impl AddressFlags ===

@@ -115,6 +115,11 @@ pub(crate) const IFLA_EXT_MASK: u16 = 29;
 pub(crate) const IFLA_NUM_TX_QUEUES: u16 = 31;
 pub(crate) const IFLA_NUM_RX_QUEUES: u16 = 32;
 pub(crate) const IFLA_LINK_NETNSID: u16 = 37;
+pub(crate) const IFLA_GSO_MAX_SIZE: u16 = 41;
+pub(crate) const IFLA_GRO_MAX_SIZE: u16 = 58;
+pub(crate) const IFLA_TSO_MAX_SIZE: u16 = 59;
+pub(crate) const IFLA_GSO_IPV4_MAX_SIZE: u16 = 63;
+pub(crate) const IFLA_GRO_IPV4_MAX_SIZE: u16 = 64;
 pub(crate) const IFLA_INFO_KIND: u16 = 1;
 pub(crate) const IFLA_INFO_DATA: u16 = 2;
 pub(crate) const IFLA_INFO_SLAVE_KIND: u16 = 4;
@@ -161,7 +166,9 @@ pub(crate) const IFF_LOWER_UP: u32 = 0x10000;
 pub(crate) const IFA_ADDRESS: u16 = 1;
 pub(crate) const IFA_LOCAL: u16 = 2;
 pub(crate) const IFA_BROADCAST: u16 = 4;
+pub(crate) const IFA_CACHEINFO: u16 = 6;
 pub(crate) const IFA_FLAGS: u16 = 8;
+pub(crate) const IFA_PROTO: u16 = 11;
 
 // linux/neighbour.h
 pub(crate) const NDA_DST: u16 = 1;

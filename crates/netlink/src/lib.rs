@@ -47,7 +47,7 @@ pub use batch::{Batch, Describe};
 pub use error::{BatchError, NetlinkError, Result, errno_name};
 pub use link::{
     AddrGenMode, Bridge, BridgePort, Df, Ipip, Ipv4Conf, Link, LinkAdd, LinkDel, LinkKind, LinkRef, LinkSet,
-    OperState, Peer, Vxlan,
+    OperState, PacketSizes, Peer, Vxlan,
 };
 pub use lookup::RouteLookup;
 pub use monitor::{AttributedEvent, Change, Event, Monitor, Topic};

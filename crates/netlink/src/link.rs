@@ -4,6 +4,7 @@
 
 mod kind;
 mod read;
+mod sizes;
 
 use std::os::fd::RawFd;
 
@@ -11,6 +12,7 @@ use russet_addr::{IfName, Mac};
 
 pub use kind::{Bridge, BridgePort, Df, Ipip, LinkKind, Peer, Vxlan};
 pub use read::{Link, OperState};
+pub use sizes::PacketSizes;
 
 use crate::batch::Batch;
 use crate::kernel::*;
@@ -40,6 +42,8 @@ pub struct LinkAdd {
     pub parent: Option<u32>,
     /// Length of the transmit queue.
     pub tx_queue_len: Option<u32>,
+    /// Its largest packets inside the kernel. During creation the kernel does not compare them with what the driver takes.
+    pub sizes: Option<PacketSizes>,
     /// An open network namespace in which it is created, instead of the socket's.
     pub netns: Option<RawFd>,
 }
@@ -76,6 +80,8 @@ pub struct LinkSet {
     pub master: Option<u32>,
     /// Length of the transmit queue.
     pub tx_queue_len: Option<u32>,
+    /// Its largest packets inside the kernel; EINVAL above what the driver takes.
+    pub sizes: Option<PacketSizes>,
     /// How IPv6 link-local addresses are generated.
     pub addr_gen_mode: Option<AddrGenMode>,
     /// Values of `net/ipv4/conf/LINK`, set without the side effects of writing the files: for a
@@ -144,6 +150,7 @@ impl LinkAdd {
             master: None,
             parent: None,
             tx_queue_len: None,
+            sizes: None,
             netns: None,
         }
     }
@@ -164,6 +171,7 @@ impl LinkAdd {
         attr_option(message, IFLA_MASTER, self.master);
         attr_option(message, IFLA_LINK, self.parent);
         attr_option(message, IFLA_TXQLEN, self.tx_queue_len);
+        PacketSizes::encode(self.sizes, message);
         attr_fd(message, self.netns);
         self.kind.encode(message);
     }
@@ -195,6 +203,7 @@ impl LinkSet {
             mac: None,
             master: None,
             tx_queue_len: None,
+            sizes: None,
             addr_gen_mode: None,
             ipv4_conf: Vec::new(),
             netns: None,
@@ -220,6 +229,7 @@ impl LinkSet {
         }
         attr_option(message, IFLA_MASTER, self.master);
         attr_option(message, IFLA_TXQLEN, self.tx_queue_len);
+        PacketSizes::encode(self.sizes, message);
         attr_fd(message, self.netns);
         if self.addr_gen_mode.is_some() || !self.ipv4_conf.is_empty() {
             message.nested(IFLA_AF_SPEC, |spec| self.encode_families(spec));

@@ -35,6 +35,21 @@ pub struct Connection {
     key: Key,
 }
 
+/// One direction of a connection of a protocol with ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuple {
+    /// Of its packets.
+    pub source: IpAddr,
+    /// Of its packets.
+    pub destination: IpAddr,
+    /// Transport protocol.
+    pub protocol: u8,
+    /// The port of the source.
+    pub source_port: u16,
+    /// The port of the destination.
+    pub destination_port: u16,
+}
+
 /// Raw attributes that identify a connection for the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Key {
@@ -61,6 +76,7 @@ const CTA_IP_V4_DST: u16 = 2;
 const CTA_IP_V6_SRC: u16 = 3;
 const CTA_IP_V6_DST: u16 = 4;
 const CTA_PROTO_NUM: u16 = 1;
+const CTA_PROTO_SRC_PORT: u16 = 2;
 const CTA_PROTO_DST_PORT: u16 = 3;
 /// `NLA_F_NESTED`
 const NESTED: u16 = 1 << 15;
@@ -76,6 +92,24 @@ impl Conntrack {
     /// All connections of a family.
     pub fn connections(&mut self, family: Family) -> Result<Vec<Connection>, NetlinkError> {
         self.select(family, |_| true)
+    }
+
+    /// The direction in which the connection began that a packet like this belongs to; none if it is not tracked.
+    pub fn origin(&mut self, tuple: &Tuple) -> Result<Option<Tuple>, NetlinkError> {
+        let found = self.socket.get(
+            || format!("look for the connection of {} to {}", tuple.source, tuple.destination),
+            CT_GET,
+            |message| {
+                message.raw(&nfgenmsg(address_family(Family::of(tuple.source)), 0));
+                message.nested(CTA_TUPLE_ORIG | NESTED, |message| tuple.fill(message));
+            },
+            |message| Tuple::decode(&message.attributes(NFGENMSG_BYTES).find(CTA_TUPLE_ORIG)?.nested()),
+        );
+        match found {
+            Ok(origin) => Ok(Some(origin)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Deletes all connections from or to one of the addresses, before or after translation;
@@ -189,6 +223,37 @@ impl Conntrack {
     }
 }
 
+// === impl Tuple ===
+
+impl Tuple {
+    fn fill(&self, message: &mut MessageBuilder<'_>) {
+        let (source, destination) = match Family::of(self.source) {
+            Family::V4 => (CTA_IP_V4_SRC, CTA_IP_V4_DST),
+            Family::V6 => (CTA_IP_V6_SRC, CTA_IP_V6_DST),
+        };
+        message.nested(CTA_TUPLE_IP | NESTED, |message| {
+            message.attr_ip(source, self.source).attr_ip(destination, self.destination);
+        });
+        message.nested(CTA_TUPLE_PROTO | NESTED, |message| {
+            message.attr_u8(CTA_PROTO_NUM, self.protocol);
+            message.attr_be16(CTA_PROTO_SRC_PORT, self.source_port);
+            message.attr_be16(CTA_PROTO_DST_PORT, self.destination_port);
+        });
+    }
+
+    fn decode(tuple: &Attributes<'_>) -> Option<Self> {
+        let (source, destination) = addresses(tuple)?;
+        let transport = tuple.find(CTA_TUPLE_PROTO)?.nested();
+        Some(Self {
+            source,
+            destination,
+            protocol: transport.find(CTA_PROTO_NUM)?.u8()?,
+            source_port: transport.find(CTA_PROTO_SRC_PORT)?.be16()?,
+            destination_port: transport.find(CTA_PROTO_DST_PORT)?.be16()?,
+        })
+    }
+}
+
 // === impl Connection ===
 
 impl Connection {
@@ -246,5 +311,7 @@ const fn address_family(family: Family) -> u8 {
 /// Runs the decoders, for tests with arbitrary input.
 #[cfg(test)]
 pub(crate) fn decode_for_test(message: &Message<'_>) -> (Option<Connection>, String) {
+    let tuple = message.attributes(NFGENMSG_BYTES).find(CTA_TUPLE_ORIG);
+    let _ = tuple.and_then(|tuple| Tuple::decode(&tuple.nested()));
     (Connection::decode(message), describe(message))
 }

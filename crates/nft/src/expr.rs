@@ -10,7 +10,7 @@ use russet_addr::Family;
 
 use crate::verdict::Verdict;
 
-pub(crate) use digest::{digest, extension, extension_comment, names, packets, verdict};
+pub(crate) use digest::{counted, digest, extension, extension_comment, names, packets, verdict};
 pub(crate) use encode::nfproto;
 
 /// A 4-byte register, 0 to 15; longer values occupy the following ones as well.

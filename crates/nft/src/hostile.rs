@@ -6,7 +6,7 @@ use russet_netlink::wire::{MessageBuilder, Messages};
 use crate::chain::ChainInfo;
 use crate::kernel::*;
 use crate::rule::RuleInfo;
-use crate::set::{Set, decode_elements, decode_set};
+use crate::set::{Set, decode_counted, decode_elements, decode_set};
 use crate::table::{Table, TableInfo};
 use crate::{KeyType, Rule, Transaction, conntrack, monitor, packet_log, trace};
 
@@ -67,6 +67,7 @@ fn decode_all(kind: u16, family: u8, body: &[u8]) {
     for keys in [vec![KeyType::Ipv4Addr], vec![KeyType::Ipv4Addr, KeyType::InetProto]] {
         let set = Set::new(&Table::inet("t"), "s", keys);
         let _ = decode_elements(&set, [body]);
+        let _ = decode_counted(&set, [body]);
         let _ = decode_elements(&set.interval(), [body]);
     }
 }

@@ -9,7 +9,7 @@ use russet_netlink::{NetlinkError, Socket};
 use crate::chain::{Base, Chain, ChainInfo, ChainKind, Hook, Policy};
 use crate::kernel::*;
 use crate::rule::RuleInfo;
-use crate::set::{Element, Set, SetInfo, decode_elements, decode_set};
+use crate::set::{Element, Set, SetInfo, decode_counted, decode_elements, decode_set};
 use crate::table::{Table, TableFamily, TableInfo};
 use crate::transaction::{CommitError, Transaction, nfgenmsg};
 use crate::userdata;
@@ -97,17 +97,27 @@ impl Nft {
 
     /// The elements of a set, with ranges joined; the set must have the type in `set`.
     pub fn elements(&mut self, set: &Set) -> Result<Vec<Element>> {
+        let lists = self.members(set)?;
+        Ok(decode_elements(set, lists.iter().map(Vec::as_slice)))
+    }
+
+    /// The elements of a set that has counters, and how many packets each has counted. Not for interval sets.
+    pub fn counted(&mut self, set: &Set) -> Result<Vec<(Element, u64)>> {
+        let lists = self.members(set)?;
+        Ok(decode_counted(set, lists.iter().map(Vec::as_slice)))
+    }
+
+    /// The lists of members in the messages of a dump.
+    fn members(&mut self, set: &Set) -> Result<Vec<Vec<u8>>> {
         let operation = format!("list elements of set {} {}", set.table, set.name.escape_debug());
         let filter = [
             (NFTA_SET_ELEM_LIST_TABLE, set.table.name.as_str()),
             (NFTA_SET_ELEM_LIST_SET, set.name.as_str()),
         ];
-        let lists =
-            self.list(&operation, NFT_MSG_GETSETELEM, set.table.family.number(), &filter, |message| {
-                let list = message.attributes(NFGENMSG_BYTES).find(NFTA_SET_ELEM_LIST_ELEMENTS)?;
-                Some(list.payload.to_vec())
-            })?;
-        Ok(decode_elements(set, lists.iter().map(Vec::as_slice)))
+        self.list(&operation, NFT_MSG_GETSETELEM, set.table.family.number(), &filter, |message| {
+            let list = message.attributes(NFGENMSG_BYTES).find(NFTA_SET_ELEM_LIST_ELEMENTS)?;
+            Some(list.payload.to_vec())
+        })
     }
 
     /// Reads the element with the key of `like` without the others; `None` if it does not exist.

@@ -9,11 +9,12 @@ use std::time::Duration;
 use russet_addr::Family;
 use russet_netlink::wire::MessageBuilder;
 
+use crate::expr::Expr;
 use crate::kernel::*;
 use crate::table::Table;
 use crate::userdata;
 
-pub(crate) use decode::{decode_elements, decode_set};
+pub(crate) use decode::{decode_counted, decode_elements, decode_set};
 pub use element::{Element, KeyPart, Value};
 pub(crate) use element::{octets, padded_name};
 
@@ -36,6 +37,8 @@ pub struct Set {
     pub constant: bool,
     /// Whether rules can add elements.
     pub dynamic: bool,
+    /// Whether each element counts the packets for which a rule has found it.
+    pub counter: bool,
     /// The default timeout of elements.
     pub default_timeout: Option<Duration>,
     /// The most elements.
@@ -116,6 +119,7 @@ impl Set {
             timeout: false,
             constant: false,
             dynamic: false,
+            counter: false,
             default_timeout: None,
             size: None,
             comment: None,
@@ -153,6 +157,12 @@ impl Set {
     /// Makes the elements constant while a rule refers to the set.
     pub fn constant(mut self) -> Self {
         self.constant = true;
+        self
+    }
+
+    /// Has each element count packets; [`Nft::counted`](crate::Nft::counted) reads that.
+    pub fn counter(mut self) -> Self {
+        self.counter = true;
         self
     }
 
@@ -238,6 +248,9 @@ impl Set {
         }
         self.encode_description(message);
         message.attr_be32(NFTA_SET_ID, id);
+        if self.counter {
+            message.nested(NFTA_SET_EXPR, |expression| Expr::Counter.encode_parts(expression));
+        }
         if let Some(timeout) = self.default_timeout {
             message.attr_be64(NFTA_SET_TIMEOUT, millis(timeout));
         }

@@ -4,11 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::Duration;
 
 use russet_addr::Family;
+use russet_nft::conntrack::Tuple;
 use russet_nft::monitor::{Change, Commit, Event, Object};
 use russet_nft::{
     Chain, ChainKind, Conntrack, Element, Hook, KeyType, Monitor, Nft, Rule, Set, Table, Transaction,
@@ -142,6 +143,29 @@ fn only_connections_of_the_address_are_deleted() {
         let mut conntrack = Conntrack::open().unwrap();
         assert_eq!(conntrack.connections(Family::V4).unwrap().len(), 3);
         assert_eq!(conntrack.connections(Family::V6).unwrap().len(), 1);
+        // A connection is found by either direction, and says which was the first.
+        for is_v6 in [false, true] {
+            let receiver = UdpSocket::bind((if is_v6 { "::1" } else { "127.0.0.6" }, 0)).unwrap();
+            let sender = UdpSocket::bind((if is_v6 { "::1" } else { "127.0.0.7" }, 0)).unwrap();
+            sender.send_to(b"x", receiver.local_addr().unwrap()).unwrap();
+            let [from, to] = [&sender, &receiver].map(|socket| socket.local_addr().unwrap());
+            let tuple = |from: SocketAddr, to: SocketAddr| Tuple {
+                source: from.ip(),
+                destination: to.ip(),
+                protocol: 17,
+                source_port: from.port(),
+                destination_port: to.port(),
+            };
+            let first = tuple(from, to);
+            assert_eq!(conntrack.origin(&first).unwrap(), Some(first));
+            assert_eq!(conntrack.origin(&tuple(to, from)).unwrap(), Some(first));
+            assert_eq!(conntrack.origin(&Tuple { protocol: 6, ..first }).unwrap(), None);
+            let ends = BTreeSet::from([from.ip()]);
+            assert_eq!(conntrack.forget(&ends).unwrap(), if is_v6 { 2 } else { 1 });
+        }
+        let receiver = UdpSocket::bind(("::1", 0)).unwrap();
+        let sender = UdpSocket::bind(("::1", 0)).unwrap();
+        sender.send_to(b"x", receiver.local_addr().unwrap()).unwrap();
         let gone = BTreeSet::from(["127.0.0.2".parse().unwrap()]);
         assert_eq!(conntrack.forget(&gone).unwrap(), 2);
         assert_eq!(conntrack.forget(&gone).unwrap(), 0);

@@ -3,12 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use russet_addr::{Family, IpNet};
-use russet_nft::{Chain, Element, KeyPart, KeyType, Nft, Rule, Set, Table, Transaction, Verdict};
-use russet_testkit::{in_new_netns, nft_json, run};
+use russet_nft::{
+    Chain, ChainKind, Element, Hook, KeyPart, KeyType, Nft, Rule, Set, Table, Transaction, Verdict, priority,
+};
+use russet_testkit::{in_netns_with_loopback, in_new_netns, nft_json, run};
 use serde_json::Value;
 
 fn ip(text: &str) -> IpAddr {
@@ -134,6 +136,11 @@ fn compound_cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
             "set nets { type ipv4_addr . inet_proto . inet_service; flags interval; elements = { 10.2.0.0/16 . tcp . 80-90, 10.3.0.1 . udp . 53 }; }",
         ),
         (
+            set("counted", &[Ipv4Addr, Ipv4Addr]).counter(),
+            vec![Element::concatenation([ip("10.0.0.1").into(), ip("10.1.0.1").into()])],
+            "set counted { type ipv4_addr . ipv4_addr; counter; elements = { 10.0.0.1 . 10.1.0.1 }; }",
+        ),
+        (
             Set::map(table, "words", [ClassId, Ipv4Addr, InetProto, InetService], ClassId),
             vec![decision(KeyPart::port(80))],
             "map words { type classid . ipv4_addr . inet_proto . inet_service : classid; elements = { 0:12 . 10.0.0.1 . tcp . 80 : ffff:1 }; }",
@@ -200,6 +207,43 @@ fn nft_reads_every_set_and_element_and_we_read_nfts() {
                 })
                 .unwrap_or_else(|error| panic!("{words}: {error}"));
         }
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, root"]
+fn each_element_counts_the_packets_for_which_a_rule_finds_it() {
+    in_netns_with_loopback(|| {
+        let table = Table::inet("t");
+        let output = Chain::base(&table, "output", ChainKind::Filter, Hook::Output, priority::FILTER);
+        let [set, plain] = ["counted", "plain"].map(|name| Set::new(&table, name, [KeyType::Ipv4Addr]));
+        let set = set.counter();
+        let elements = ["127.0.0.2", "127.0.0.3"].map(|text| Element::new(ip(text)));
+        let mut nft = Nft::open().unwrap();
+        let mut change = Transaction::new();
+        change.add_table(&table).add_chain(&output).add_set(&set).add_set(&plain);
+        change.add_elements(&set, &elements).add_elements(&plain, &elements);
+        change.add_rule(&Rule::new(&output).daddr_in(Family::V4, "counted"));
+        nft.commit(&change).unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for (to, count) in [("127.0.0.2:9", 3), ("127.0.0.4:9", 2)] {
+            (0..count).for_each(|_| _ = socket.send_to(b"x", to));
+        }
+        let counted = |nft: &mut Nft| {
+            let mut counted = nft.counted(&set).unwrap();
+            counted.sort_by(|(a, _), (b, _)| a.key.cmp(&b.key));
+            counted
+        };
+        assert_eq!(counted(&mut nft), [(elements[0].clone(), 3), (elements[1].clone(), 0)]);
+        assert_eq!(nft.counted(&plain).unwrap(), []);
+        // Another element is no reason to begin again, and one that comes back begins with nothing.
+        let other = [Element::new(ip("127.0.0.4"))];
+        nft.commit(Transaction::new().delete_elements(&set, &elements[1..]).add_elements(&set, &other))
+            .unwrap();
+        assert_eq!(counted(&mut nft), [(elements[0].clone(), 3), (other[0].clone(), 0)]);
+        nft.commit(Transaction::new().delete_elements(&set, &elements[..1])).unwrap();
+        nft.commit(Transaction::new().add_elements(&set, &elements[..1])).unwrap();
+        assert_eq!(counted(&mut nft)[0], (elements[0].clone(), 0));
     });
 }
 

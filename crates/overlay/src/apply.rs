@@ -10,7 +10,7 @@ use russet_netlink::{
     Address, Batch, FdbEntry, LinkAdd, LinkDel, LinkKind, LinkSet, Neighbour, NetlinkError, Socket, Vxlan,
 };
 
-use crate::observe::FoundDevice;
+use crate::observe::{FoundDevice, probe_address};
 use crate::owner::Owner;
 use crate::plan::{Op, batches, route};
 use crate::report::{Kind, ReconcileReport};
@@ -99,6 +99,8 @@ impl Executor {
             }
             Op::AddAddress(family, net) => batch.replace_address(&self.address(*family, *net)?),
             Op::DeleteAddress(family, net) => batch.delete_address(&self.address(*family, *net)?),
+            Op::AddProbeAddress(address) => batch.replace_address(&probe_address(*address)),
+            Op::DeleteProbeAddress(address) => batch.delete_address(&probe_address(*address)),
             Op::PutNeighbour(address, mac) => {
                 let ifindex = self.device(Family::of(*address))?;
                 batch.replace_neighbour(&Neighbour::permanent(ifindex, *address, *mac))
@@ -168,6 +170,7 @@ fn removes(op: &Op) -> bool {
         op,
         Op::DeleteDevice(..)
             | Op::DeleteAddress(..)
+            | Op::DeleteProbeAddress(_)
             | Op::DeleteNeighbour(_)
             | Op::DeleteFdb(_)
             | Op::DeleteRoute(_)
@@ -181,7 +184,9 @@ fn kind(op: &Op) -> Kind {
         | Op::MarkDevice(_)
         | Op::SetMtu(..)
         | Op::RaiseDevice(_) => Kind::Device,
-        Op::AddAddress(..) | Op::DeleteAddress(..) => Kind::Address,
+        Op::AddAddress(..) | Op::DeleteAddress(..) | Op::AddProbeAddress(_) | Op::DeleteProbeAddress(_) => {
+            Kind::Address
+        }
         Op::PutNeighbour(..) | Op::DeleteNeighbour(_) => Kind::Neighbour,
         Op::PutFdb(..) | Op::DeleteFdb(_) => Kind::Fdb,
         Op::AddRoute(..) | Op::ReplaceRoute(..) | Op::DeleteRoute(_) => Kind::Route,

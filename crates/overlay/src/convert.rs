@@ -40,12 +40,14 @@ impl Encapsulation {
 
 // === impl Node ===
 
-impl From<&model::NodeSpec> for Node {
-    fn from(spec: &model::NodeSpec) -> Self {
+impl From<&model::Node> for Node {
+    fn from(node: &model::Node) -> Self {
+        let spec = &node.spec;
         let of = |family| Addresses {
             underlay: spec.address(family),
             tunnel: spec.vxlan_tunnel(family),
             mac: spec.vxlan_mac(family),
+            probe: node.probe_address(family),
         };
         Self { v4: of(Family::V4), v6: of(Family::V6) }
     }
@@ -107,11 +109,12 @@ mod tests {
     #[test]
     fn a_node_brings_both_families() {
         // calico-cni.md section 4.6
-        let text = br#"{"kind":"Node","metadata":{"name":"a"},"spec":{"bgp":{"ipv4Address":"10.0.0.7/24","ipv6Address":"fd00::7/64"},"ipv4VXLANTunnelAddr":"10.1.0.19","vxlanTunnelMACAddr":"66:93:7f:54:d5:53","ipv6VXLANTunnelAddr":"fd10::1"}}"#;
-        let node = Node::from(&model::Node::decode(text).unwrap().spec);
+        let text = br#"{"kind":"Node","metadata":{"name":"a","annotations":{"russet.dev/probe-address-v4":"10.1.0.20","russet.dev/probe-address-v6":"10.1.0.21"}},"spec":{"bgp":{"ipv4Address":"10.0.0.7/24","ipv6Address":"fd00::7/64"},"ipv4VXLANTunnelAddr":"10.1.0.19","vxlanTunnelMACAddr":"66:93:7f:54:d5:53","ipv6VXLANTunnelAddr":"fd10::1"}}"#;
+        let node = Node::from(&model::Node::decode(text).unwrap());
         assert_eq!(node.v4.underlay, Some("10.0.0.7/24".parse().unwrap()));
         assert_eq!(node.v4.mac, Some("66:93:7f:54:d5:53".parse().unwrap()));
         assert_eq!((node.v6.tunnel, node.v6.mac), (Some("fd10::1".parse().unwrap()), None));
+        assert_eq!((node.v4.probe, node.v6.probe), (Some("10.1.0.20".parse().unwrap()), None));
     }
 
     #[test]

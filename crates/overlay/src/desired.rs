@@ -1,7 +1,7 @@
 //! The state that the kernel should have: a pure function of the inputs. `plan` compares it
 //! with the observed state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -26,6 +26,8 @@ pub struct Desired {
     pub neighbours: BTreeMap<IpAddr, Mac>,
     /// Routes in the main table.
     pub routes: BTreeMap<IpNet, Hop>,
+    /// Addresses of the loopback interface, at which other nodes probe this one.
+    pub probes: BTreeSet<IpAddr>,
     /// Address translation.
     pub masquerade: Masquerade,
     /// The metrics of routes that need another one than the kernel's default.
@@ -86,6 +88,12 @@ pub fn desired(inputs: &Inputs) -> Desired {
         ways.program_borrowed(&mut validated, &mut desired);
         if validated.pools.iter().any(|(net, _)| Family::of_net(net) == family) {
             desired.forwarding.push(family);
+        }
+    }
+    for address in inputs.probes.into_iter().flatten() {
+        match validated.check_host(address) {
+            Ok(()) => _ = desired.probes.insert(address),
+            Err(reason) => validated.refuse(Subject::Probe(address), Some(&inputs.node), reason),
         }
     }
     desired.masquerade = Masquerade::new(&validated, &desired);

@@ -13,7 +13,9 @@
 
 mod content;
 mod layout;
+mod mode;
 mod observe;
+mod observer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -21,8 +23,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use russet_linux::bpf::{BpfError, Map, Object, Program, TcxLink, attached, programs};
 use russet_netlink::Direction;
 
-pub use content::{Content, Hook, KernelPath, Role, content};
-pub use layout::{Endpoint, Node, Tunnel, VxlanHeaders};
+pub use content::{Content, Hook, KernelPath, Paused, Role, content};
+pub use layout::{Carried, Endpoint, KnownFlow, Node, Traffic, Tunnel, Tuple, VxlanHeaders};
+pub use mode::{FastPathMode, FastPathModeError};
+pub use observer::{Epoch, Observer};
 
 use layout::Setting;
 
@@ -32,10 +36,12 @@ pub struct FastPath {
     maps: Maps,
     programs: BTreeMap<Role, Program>,
     links: BTreeMap<Hook, TcxLink>,
-    content: Content,
+    content: Arc<Content>,
     /// The numbers of nodes in the map `nodes`.
     numbers: BTreeMap<Node, u32>,
     epoch: FlowEpoch,
+    /// Where the counters of pods' interfaces are in the map `traffic`.
+    places: BTreeMap<u32, u32>,
     /// A change failed, so that the maps may hold something else than `content`.
     is_unknown: bool,
 }
@@ -73,22 +79,13 @@ pub struct Applied {
     pub unattached: usize,
 }
 
-/// Counts what the fast path carries.
-#[derive(Debug)]
-pub struct Counter(Map);
-
-/// What the fast path has carried since it was loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Carried {
-    pub packets: u64,
-    pub bytes: u64,
-}
-
 const FIRST_EPOCH: u32 = 1;
 /// The loopback of every network namespace, which need not be up to be asked.
 const LOOPBACK: u32 = 1;
 /// The number of a prefix that leads to no node.
 const NO_NODE: u32 = 0;
+/// The place of no interface: what is carried of one without a place is counted for the node only.
+const NO_PLACE: u32 = 0;
 /// The programs then leave every packet to the kernel's path.
 const SUSPENDED: u32 = 0;
 
@@ -120,12 +117,13 @@ impl FastPath {
         let load = |(role, object): &(Role, Object)| Ok((*role, Program::load(object, &references)?));
         let programs = objects.iter().map(load).collect::<Result<_, BpfError>>()?;
         epoch.start(maps.get("settings")?)?;
-        let (links, content, numbers) = (BTreeMap::new(), Content::default(), BTreeMap::new());
-        Ok(Self { maps, programs, links, content, numbers, epoch: epoch.clone(), is_unknown: false })
+        let (links, content, numbers) = (BTreeMap::new(), Arc::default(), BTreeMap::new());
+        let (epoch, places) = (epoch.clone(), BTreeMap::new());
+        Ok(Self { maps, programs, links, content, numbers, epoch, places, is_unknown: false })
     }
 
     /// What the maps hold.
-    pub const fn content(&self) -> &Content {
+    pub const fn content(&self) -> &Arc<Content> {
         &self.content
     }
 
@@ -151,11 +149,13 @@ impl FastPath {
             self.epoch.raise()?;
             self.write_nodes(&wanted)?;
         }
+        self.write_paused(&wanted)?;
+        self.write_places(&wanted)?;
         self.write_endpoints(&wanted)?;
         if leads_elsewhere {
             self.epoch.raise()?;
         }
-        self.content = wanted;
+        self.content = Arc::new(wanted);
         self.attach(attached_max)
     }
 
@@ -170,13 +170,13 @@ impl FastPath {
         for number in self.numbers.values() {
             self.maps.get("nodes")?.put(&number.to_ne_bytes(), &Node::none())?;
         }
-        (self.content, self.numbers, self.is_unknown) = (Content::default(), BTreeMap::new(), false);
+        (self.content, self.numbers, self.is_unknown) = (Arc::default(), BTreeMap::new(), false);
         Ok(())
     }
 
-    /// Counts what is carried, also when the fast path has ended.
-    pub fn counter(&self) -> Result<Counter, BpfError> {
-        self.maps.get("carried")?.try_clone().map(Counter)
+    /// Reads what the programs have written, also when the fast path has ended.
+    pub fn observer(&self) -> Result<Observer, BpfError> {
+        Observer::new(|name| self.maps.get(name)?.try_clone())
     }
 
     fn write_nodes(&mut self, wanted: &Content) -> Result<(), BpfError> {
@@ -202,6 +202,40 @@ impl FastPath {
         Ok(())
     }
 
+    /// Has the programs leave packets of some nodes to the kernel's path, and take those of others again.
+    fn write_paused(&self, wanted: &Content) -> Result<(), BpfError> {
+        let nodes = self.maps.get("nodes")?;
+        for (node, number) in &self.numbers {
+            let is_paused = wanted.paused.contains(node);
+            if is_paused != self.content.paused.contains(node) {
+                nodes.put(&number.to_ne_bytes(), &if is_paused { node.paused() } else { node.encode() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Interfaces that are there have places for their counters, also while nothing is carried of them, as far as there
+    /// are places.
+    fn write_places(&mut self, wanted: &Content) -> Result<(), BpfError> {
+        let (places, traffic) = (self.maps.get("places")?, self.maps.get("traffic")?);
+        for gone in self.places.keys().filter(|ifindex| !wanted.interfaces.contains_key(ifindex)) {
+            places.delete(&gone.to_ne_bytes())?;
+        }
+        self.places.retain(|ifindex, _| wanted.interfaces.contains_key(ifindex));
+        let used: BTreeSet<u32> = self.places.values().copied().collect();
+        let mut free = (NO_PLACE + 1..traffic.definition().entries).filter(|place| !used.contains(place));
+        for ifindex in wanted.interfaces.keys() {
+            if self.places.contains_key(ifindex) {
+                continue;
+            }
+            let Some(place) = free.next() else { return Ok(()) };
+            traffic.put(&place.to_ne_bytes(), &vec![0; traffic.value_bytes()])?;
+            places.put(&ifindex.to_ne_bytes(), &place.to_ne_bytes())?;
+            self.places.insert(*ifindex, place);
+        }
+        Ok(())
+    }
+
     /// A flow to an endpoint names the interface at which it was learnt, so that none reaches another pod.
     fn write_endpoints(&mut self, wanted: &Content) -> Result<(), BpfError> {
         let (known, map) = (&self.content.endpoints, self.maps.get("endpoints")?);
@@ -210,7 +244,8 @@ impl FastPath {
         }
         for (address, endpoint) in &wanted.endpoints {
             if known.get(address) != Some(endpoint) {
-                map.put(&layout::address(*address), &endpoint.encode())?;
+                let place = self.places.get(&endpoint.ifindex).copied().unwrap_or(NO_PLACE);
+                map.put(&layout::address(*address), &endpoint.encode(place))?;
             }
         }
         Ok(())
@@ -363,23 +398,6 @@ impl EpochState {
     /// The value in the map.
     fn shown(&self) -> u32 {
         if self.is_suspended { SUSPENDED } else { self.current }
-    }
-}
-
-// === impl Counter ===
-
-impl Counter {
-    /// What was carried so far.
-    pub fn read(&self) -> Result<Carried, BpfError> {
-        let value = self.0.get(&0_u32.to_ne_bytes())?.unwrap_or_default();
-        let (numbers, _) = value.as_chunks::<8>();
-        let mut carried = Carried::default();
-        for of_processor in numbers.chunks_exact(2) {
-            let [packets, bytes] = of_processor else { continue };
-            carried.packets = carried.packets.wrapping_add(u64::from_ne_bytes(*packets));
-            carried.bytes = carried.bytes.wrapping_add(u64::from_ne_bytes(*bytes));
-        }
-        Ok(carried)
     }
 }
 

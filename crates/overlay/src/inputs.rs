@@ -43,6 +43,8 @@ pub struct Inputs {
     pub own_pods: BTreeSet<IpAddr>,
     /// Further addresses that no peer's claim may cover: the default gateway, the store's endpoints; may be empty.
     pub protected: BTreeSet<IpAddr>,
+    /// The addresses that we hold only for probes by other nodes, by family.
+    pub probes: [Option<IpAddr>; 2],
 }
 
 /// The conventions by which routes are marked, and so whose leftover routes are adopted
@@ -108,6 +110,8 @@ pub struct Addresses {
     pub tunnel: Option<IpAddr>,
     /// The MAC of its tunnel device, if it is not the computed one.
     pub mac: Option<Mac>,
+    /// The address at which it says it answers probes, without a tunnel device. Checked by those who probe it.
+    pub probe: Option<IpAddr>,
 }
 
 /// A pool of pod addresses.

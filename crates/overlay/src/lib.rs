@@ -37,7 +37,7 @@ pub use inputs::{
 };
 pub use mac::tunnel_mac;
 pub use masquerade::{FOREIGN_TUNNEL_DROP, Masquerade, POD_ENCAPSULATION_DROP, POD_TUNNEL_DROP, TunnelEnds};
-pub use observe::{DEVICE_ALIAS, FoundDevice, Observed, ROUTE_PROTOCOL, is_ours, observe};
+pub use observe::{DEVICE_ALIAS, FoundDevice, Observed, ROUTE_PROTOCOL, is_ours, observe, on_loopback};
 pub use owner::{Owner, Yielding};
 pub use plan::{BATCH_MAX_OPS, Op, Plan, batches, plan};
 pub use reconcile::{Difference, NodeState, Reconciler};

@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use russet_addr::{Family, IpNet, Mac};
+use russet_addr::{Family, IpNet, Mac, host_net};
 use russet_netlink::{
-    FdbEntry, FdbTable, Link, Neighbour, NeighbourState, NetlinkError, Result, Route, RouteFilter, RouteKind,
-    Scope, Socket, Vxlan,
+    Address, AddressFlags, FdbEntry, FdbTable, Link, Neighbour, NeighbourState, NetlinkError, Result, Route,
+    RouteFilter, RouteKind, Scope, Socket, Vxlan,
 };
 
 use crate::desired::Desired;
@@ -18,6 +18,9 @@ pub const ROUTE_PROTOCOL: u8 = 114;
 /// The alias of our devices. A device of our name without it is adopted when it is wanted, and left
 /// alone when it is not.
 pub const DEVICE_ALIAS: &str = "russet overlay";
+
+/// The loopback interface of every network namespace.
+const LOOPBACK: u32 = 1;
 
 /// Our objects in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,6 +38,8 @@ pub struct Observed {
     /// Networks of the node's own addresses among the wanted destinations: their routes are not
     /// replaced.
     pub connected: BTreeSet<IpNet>,
+    /// Single addresses of the loopback interface, and whether they have our mark.
+    pub loopback: BTreeMap<IpAddr, bool>,
 }
 
 /// A link with the name of one of our devices.
@@ -67,7 +72,34 @@ pub fn observe(socket: &mut Socket, desired: &Desired) -> Result<Observed> {
         }
         observed.read_routes(socket, family, desired)?;
     }
+    // Flannel's nodes have none of these.
+    if desired.owner.alias.is_some() {
+        observed.loopback = loopback(socket)?;
+    }
     Ok(observed)
+}
+
+pub(crate) fn loopback(socket: &mut Socket) -> Result<BTreeMap<IpAddr, bool>> {
+    let single = |found: &Address| found.net.prefix_len() == found.net.max_prefix_len();
+    let found = socket.addresses_of(LOOPBACK)?.into_iter().filter(single);
+    Ok(found.map(|found| (found.net.addr(), found.protocol == ROUTE_PROTOCOL)).collect())
+}
+
+/// The address of the loopback interface at which other nodes probe this one. This node does not choose it as the
+/// source of other packets: in IPv4 because of its scope, in IPv6 because it is deprecated.
+pub(crate) fn probe_address(address: IpAddr) -> Address {
+    let base = Address { protocol: ROUTE_PROTOCOL, ..Address::new(LOOPBACK, host_net(address)) };
+    let flags = AddressFlags::NODAD | AddressFlags::NOPREFIXROUTE | AddressFlags::DEPRECATED;
+    match address {
+        IpAddr::V4(_) => Address { scope: Scope::Host, ..base },
+        IpAddr::V6(_) => Address { flags, ..base },
+    }
+}
+
+/// Which of these addresses the loopback interface has.
+pub fn on_loopback(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<IpAddr>> {
+    let found = loopback(&mut Socket::route()?)?;
+    Ok(addresses.iter().filter(|address| found.contains_key(address)).copied().collect())
 }
 
 pub(crate) fn observe_devices(socket: &mut Socket, owner: &Owner) -> Result<BTreeMap<Family, FoundDevice>> {

@@ -42,6 +42,10 @@ pub enum Op {
     AddAddress(Family, IpNet),
     /// Takes an address from it.
     DeleteAddress(Family, IpNet),
+    /// Gives the loopback interface an address for probes.
+    AddProbeAddress(IpAddr),
+    /// Takes one from it.
+    DeleteProbeAddress(IpAddr),
     /// Adds or changes a permanent neighbour on its family's device.
     PutNeighbour(IpAddr, Mac),
     /// Removes one.
@@ -120,7 +124,16 @@ pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
         Fate::Goes(ifindex) => Some(Op::DeleteDevice(*family, *ifindex)),
         _ => None,
     });
-    let stages = [swaps, fixes, put_entries, put_routes, stale_routes, stale_entries, going.collect()];
+    let stages = [
+        planner.probe_addresses(),
+        swaps,
+        fixes,
+        put_entries,
+        put_routes,
+        stale_routes,
+        stale_entries,
+        going.collect(),
+    ];
     let ops = stages.into_iter().flatten().collect();
     Plan { ops, refusals: planner.refusals, replaced: planner.replaced }
 }
@@ -156,6 +169,10 @@ impl fmt::Display for Op {
             Op::AddAddress(family, net) => write!(f, "add address {net} to the {family} tunnel device"),
             Op::DeleteAddress(family, net) => {
                 write!(f, "delete address {net} from the {family} tunnel device")
+            }
+            Op::AddProbeAddress(address) => write!(f, "add address {address} to the loopback interface"),
+            Op::DeleteProbeAddress(address) => {
+                write!(f, "delete address {address} from the loopback interface")
             }
             Op::PutNeighbour(address, mac) => write!(f, "put neighbour {address} at {mac}"),
             Op::DeleteNeighbour(neighbour) => write!(f, "delete neighbour {}", neighbour.address),
@@ -224,6 +241,15 @@ impl Planner<'_> {
             ops.extend(stale.map(|address| Op::DeleteAddress(family, *address)));
         }
         ops
+    }
+
+    /// Those of the loopback interface. Only what has our mark is removed.
+    fn probe_addresses(&self) -> Vec<Op> {
+        let (wanted, found) = (&self.desired.probes, &self.observed.loopback);
+        let missing = wanted.iter().filter(|address| !found.contains_key(address));
+        let stale = found.iter().filter(|(address, ours)| **ours && !wanted.contains(address));
+        let stale = stale.map(|(address, _)| Op::DeleteProbeAddress(*address));
+        stale.chain(missing.map(|address| Op::AddProbeAddress(*address))).collect()
     }
 
     /// Requests that add forwarding entries before the neighbours that need them, and those that

@@ -15,7 +15,7 @@ use crate::controller::{self, Comparison, Controller, Result, Round};
 use crate::desired::{Desired, desired};
 use crate::inputs::Inputs;
 use crate::nat;
-use crate::observe::{Observed, observe};
+use crate::observe::{Observed, loopback, observe};
 use crate::owner::Owner;
 use crate::plan::{Op, plan};
 use crate::report::{Kind, ReconcileReport};
@@ -80,6 +80,18 @@ impl Reconciler {
         }
         self.nft.commit(&transaction)?;
         Ok(true)
+    }
+
+    /// Removes only the addresses for probes, for the same reason. True if there were any.
+    pub fn withdraw_probe_addresses(&mut self) -> Result<bool> {
+        let (desired, mut report) = (Desired::default(), ReconcileReport::default());
+        let observed = Observed { loopback: loopback(&mut self.route)?, ..Observed::default() };
+        let ops = plan(&desired, &observed).ops;
+        Executor::new(&observed.devices, &desired.owner).run(&mut self.route, &ops, &mut report);
+        match report.errors.into_iter().next() {
+            Some(error) => Err(error),
+            None => Ok(!ops.is_empty()),
+        }
     }
 
     /// The indexes of the tunnel devices that exist.

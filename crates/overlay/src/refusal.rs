@@ -25,6 +25,8 @@ pub enum Subject {
     Borrowed(IpAddr),
     /// A node's tunnel address.
     Tunnel(IpAddr),
+    /// A node's address for probes.
+    Probe(IpAddr),
     /// A node's own address.
     Node(IpNet),
     /// The MAC of a node's tunnel device.
@@ -115,6 +117,7 @@ impl fmt::Display for Subject {
             Subject::Block(block) => write!(f, "block {block}"),
             Subject::Borrowed(address) => write!(f, "borrowed address {address}"),
             Subject::Tunnel(address) => write!(f, "tunnel address {address}"),
+            Subject::Probe(address) => write!(f, "address {address} for probes"),
             Subject::Node(net) => write!(f, "address {net}"),
             Subject::Mac(mac) => write!(f, "tunnel MAC {mac}"),
             Subject::Device(family) => write!(f, "{family} tunnel device"),

@@ -35,7 +35,7 @@ pub struct ReconcileReport {
 pub enum Kind {
     /// Tunnel devices.
     Device,
-    /// Addresses of tunnel devices.
+    /// Addresses of tunnel devices, and those for probes.
     Address,
     /// Permanent neighbours.
     Neighbour,

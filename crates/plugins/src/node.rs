@@ -8,6 +8,7 @@ use russet_addr::NodeName;
 use russet_calico::CalicoNode;
 use russet_cni_spec::CniError;
 use russet_ipam::Allocator;
+use russet_netlink::PacketSizes;
 use russet_store::{BoxFuture, Store};
 
 use crate::releases::Releases;
@@ -21,6 +22,8 @@ pub struct Node {
     pub allocator: Rc<Allocator>,
     /// MTU of pods, in bytes; the agent updates it.
     pub mtu_bytes: Rc<Cell<u32>>,
+    /// The largest packets of new pods inside the kernel, if it is not the kernel's default; the agent updates it.
+    pub packet_sizes: Rc<Cell<Option<PacketSizes>>>,
     /// The part that plugins without `store` use, too.
     pub host: CalicoNode,
     /// Addresses of answered DELs that are still being released.

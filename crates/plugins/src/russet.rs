@@ -257,6 +257,7 @@ fn attachment(node: &Node, settings: &Settings, target: &Target) -> Attachment {
     let mut attachment = Attachment::new(Dialect::Native, target.id.clone(), target.pod.clone());
     attachment.mtu = settings.mtu_bytes.unwrap_or_else(|| node.mtu_bytes.get());
     attachment.mac = settings.mac;
+    attachment.sizes = node.packet_sizes.get();
     attachment.sync_delete = node.host.teardown.is_synchronous();
     attachment
 }

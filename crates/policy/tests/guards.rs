@@ -11,7 +11,7 @@ use russet_addr::IfName;
 use russet_linux::NetNs;
 use russet_policy::{Entry, Guard, Guards, Verdicts};
 use russet_testkit::forged::{self, first_is_honest, hex, routed_pod, send_frame, socket};
-use russet_testkit::{eventually, frame, in_netns_with_loopback, run, sh};
+use russet_testkit::{bound, eventually, frame, in_netns_with_loopback, run, sh};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const PORT: u16 = 7000;
@@ -53,7 +53,7 @@ fn node(body: impl FnOnce() + Send) {
 }
 
 fn listener(address: &str, port: u16) -> UdpSocket {
-    let socket = UdpSocket::bind((ip(address), port)).unwrap();
+    let socket = bound(|| UdpSocket::bind((ip(address), port)));
     socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
     socket
 }

@@ -7,7 +7,7 @@ use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
 use russet_agent::{
-    Annotate, Encapsulation, FastPathMode, HealthAddress, IpamMode, PolicyMode, StoreLocation,
+    Annotate, BigTcpMode, Encapsulation, FastPathMode, HealthAddress, IpamMode, PolicyMode, StoreLocation,
 };
 
 pub mod capture;
@@ -250,6 +250,10 @@ pub struct NodeArgs {
     /// `require` (the node is not ready without). Never in Calico's place [default: off].
     #[arg(long, env = "RUSSET_FAST_PATH", value_name = "WHEN")]
     pub fast_path: Option<FastPathMode>,
+    /// Whether TCP of pods passes through the kernel in packets of more than 64 KiB: `off`, or `auto` (where pods are
+    /// reached by plain routes, and kernel and uplink can). Never in Calico's place [default: off].
+    #[arg(long, env = "RUSSET_BIG_TCP", value_name = "WHEN")]
+    pub big_tcp: Option<BigTcpMode>,
     /// In Calico's place, with a store in the Kubernetes API: keep a kubeconfig for Calico's plugins
     /// here, as /etc/cni/net.d/calico-kubeconfig [default: none].
     #[arg(long, env = "RUSSET_CALICO_KUBECONFIG", value_name = "FILE")]

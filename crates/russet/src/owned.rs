@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use russet_agent::Paths;
 use russet_attach::marked::{self, Mark, MarkedLink, MarkedObjects};
 use russet_linux::sysctl;
-use russet_netlink::{NetlinkError, Route, Socket};
+use russet_netlink::{Address, NetlinkError, Route, Socket};
 use russet_nft::{Nft, Table};
 use russet_openshift::Served;
 use russet_overlay::firewall::{EXCEPTION_COMMENT, Mode};
@@ -268,6 +268,8 @@ impl Inventory {
         self.kernel.links.iter().for_each(|link| all.extend(of_link(link, self.pods.get(&link.name))));
         let route = |route: &Route| object("route", route.dst, describe(route, &self.kernel.link_names));
         all.extend(self.kernel.routes.iter().map(route));
+        let address = |found: &Address| object("address", found.net, "at which other nodes probe this one");
+        all.extend(self.kernel.addresses.iter().map(address));
         all.extend(self.kernel.tables.iter().map(|table| object("nftables table", table, "")));
         self.flannel_objects(&mut all);
         for Exception { table, chain } in &self.exceptions {

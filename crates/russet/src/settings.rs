@@ -411,6 +411,7 @@ fn node_with(
     let annotate = word("annotate", args.annotate, (file, &args.variables, &mut effective))?;
     let policies = word("policies", args.policies, (file, &args.variables, &mut effective))?;
     let fast_path = word("fast_path", args.fast_path, (file, &args.variables, &mut effective))?;
+    let big_tcp = word("big_tcp", args.big_tcp, (file, &args.variables, &mut effective))?;
     let calico_kubeconfig = or_file(args.calico_kubeconfig.clone(), file, "calico_kubeconfig")?;
     if let Some(path) = &calico_kubeconfig {
         let from = from("calico_kubeconfig", args.calico_kubeconfig.is_some());
@@ -438,6 +439,7 @@ fn node_with(
         annotate,
         policies,
         fast_path,
+        big_tcp,
         conflist: None,
         calico_kubeconfig,
         peers: Default::default(),

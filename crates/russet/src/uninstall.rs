@@ -11,7 +11,7 @@ use std::{fmt, fs};
 
 use russet_attach::marked::{self, Mark};
 use russet_attach::nat::NatError;
-use russet_netlink::{NetlinkError, Route, Socket};
+use russet_netlink::{Address, NetlinkError, Route, Socket};
 use russet_nft::Table;
 use russet_overlay::firewall::{Firewall, FirewallError, FirewallReport, Mode};
 use rustix::mount::{UnmountFlags, unmount};
@@ -50,6 +50,8 @@ pub enum Step {
     FlannelRules(Mode),
     /// A route, and the description of its destination.
     Route(Route, String),
+    /// An address at which other nodes probe this one.
+    Address(Address),
     /// Accept rules in foreign chains.
     Exceptions(usize),
     /// A table of nf_tables.
@@ -103,6 +105,7 @@ pub fn plan(inventory: &Inventory, reach: &Options) -> Vec<Step> {
     let routes = routes.filter(|route| !flannel.uses(route));
     let names = &inventory.kernel.link_names;
     steps.extend(routes.map(|route| Step::Route(route.clone(), describe(route, names))));
+    steps.extend(inventory.kernel.addresses.iter().cloned().map(Step::Address));
     for link in inventory.kernel.links.iter().filter(|link| !stays(link.ifindex)) {
         let entries = link.fdb.len() + link.neighbours.len();
         let (name, mark) = (link.name.clone(), link.mark.clone());
@@ -167,6 +170,7 @@ pub fn carry_out(step: &Step) -> Result<(), StepError> {
         }
         Step::FlannelRules(mode) => first_failure(Firewall::open(*mode)?.withdraw()),
         Step::Route(route, _) => Ok(marked::remove_route(&mut Socket::route()?, route)?),
+        Step::Address(address) => Ok(marked::remove_address(&mut Socket::route()?, address)?),
         Step::Exceptions(_) => first_failure(Firewall::exceptions()?.withdraw()),
         Step::Table(table) => Ok(marked::remove_table(table)?),
     }
@@ -218,6 +222,9 @@ impl fmt::Display for Step {
                 f.write_str("delete flannel's rules from iptables (of russet flanneld)")
             }
             Step::Route(route, path) => write!(f, "delete route {} {path}", route.dst),
+            Step::Address(address) => {
+                write!(f, "delete address {}, at which other nodes probe this one", address.net)
+            }
             Step::Exceptions(0) => {
                 f.write_str("delete Russet's rules from chains of legacy iptables, if there are any")
             }

@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a broken test bench fails the test")]
 
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use russet_linux::NetNs;
 
-use crate::{eventually, eventually_some, let_pass};
+use crate::{bound, eventually, let_pass};
 
 /// Pods that send to each other, each datagram with its sender's number and its time, until they
 /// are stopped.
@@ -59,13 +58,8 @@ impl CrossTraffic {
         let mut fire = Self { began: Instant::now(), stop, arrivals, threads: Vec::new() };
         for (index, (netns, address)) in pods.iter().enumerate() {
             let others = pods.iter().map(|(_, other)| *other).filter(|other| other != address);
-            // A child that another test has forked may still have the socket of an earlier call.
-            let bind = || match UdpSocket::bind((*address, PORT)) {
-                Err(error) if error.kind() == ErrorKind::AddrInUse => None,
-                bound => Some(bound.unwrap()),
-            };
             let netns = NetNs::open_named(netns).unwrap();
-            let socket = eventually_some(TIMEOUT, || netns.with(bind).unwrap());
+            let socket = netns.with(|| bound(|| UdpSocket::bind((*address, PORT)))).unwrap();
             fire.join(u8::try_from(index).unwrap(), socket, others.collect());
         }
         fire

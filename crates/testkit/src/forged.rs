@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use russet_linux::NetNs;
 
-use crate::{eventually, inside, run, sh};
+use crate::{bound, eventually, inside, run, sh};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Sends a frame out of an interface: `python3 -c THIS eth0 HEX`.
@@ -19,7 +19,7 @@ s.send(bytes.fromhex(sys.argv[2]))";
 #[track_caller]
 pub fn socket(netns: &str, address: impl Into<IpAddr>, port: u16) -> UdpSocket {
     let address = address.into();
-    let bind = || UdpSocket::bind((address, port)).expect("bind a socket");
+    let bind = || bound(|| UdpSocket::bind((address, port)));
     let socket = NetNs::open_named(netns).and_then(|netns| netns.with(bind)).expect("enter a namespace");
     socket.set_read_timeout(Some(Duration::from_millis(10))).expect("set a timeout");
     socket

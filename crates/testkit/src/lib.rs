@@ -29,6 +29,7 @@ pub mod proxy;
 mod random;
 #[cfg(feature = "containerd")]
 pub mod registry;
+mod socket;
 mod store;
 pub mod terminal;
 mod tool;
@@ -40,8 +41,9 @@ pub use disk::Disk;
 pub use kernel::{Support, require_kernel};
 pub use machine::Machine;
 pub use netns::{in_netns_with_loopback, in_new_netns};
-pub use process::{Process, http_get, spawn_with_input};
+pub use process::{Process, http_get, spawn_with_input, without_capabilities};
 pub use random::Random;
+pub use socket::bound;
 pub use tool::{
     inside, ip_json, links, nft_json, pings, pings_with, require_cni_plugin, require_tool, run, sh, sh_json,
     succeeds,

@@ -6,6 +6,20 @@ use std::ops::{Deref, DerefMut};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+/// Runs `body` in a thread that has no capabilities.
+#[track_caller]
+pub fn without_capabilities(body: impl FnOnce() + Send) {
+    let thread = || {
+        let none = CapabilitySet::empty();
+        let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+        set_capabilities(None, sets).expect("give up capabilities");
+        body();
+    };
+    let joined = std::thread::scope(|scope| scope.spawn(thread).join());
+    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
 
 /// A process that ends with the test: dropping it kills it.
 #[derive(Debug)]

@@ -133,6 +133,10 @@ impl Scale {
             let namespace = round % self.namespaces;
             (namespace, self.application_of_local(ROUNDS - (ROUNDS - namespace) % self.namespaces))
         };
+        bench.cost("active policy, identical", ROUNDS, &|round| {
+            let (namespace, number) = active(round);
+            vec![policy(namespace, number, 80, None)]
+        });
         bench.cost("active policy, order", ROUNDS, &|round| {
             let (namespace, number) = active(round);
             vec![policy(namespace, number, 80, Some(f64::from(round)))]

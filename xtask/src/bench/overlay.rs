@@ -28,17 +28,25 @@ const AGENT_POLICY: &str = "agent-policy";
 const AGENT_TUNNEL: &str = "agent-tunnel";
 const AGENT: &str = "agent";
 const FAST: &str = "fast";
+const FAST_OPEN: &str = "fast-open";
+const FAST_POLICY: &str = "fast-policy";
+const FAST_SAME: &str = "fast-same";
 const FAST_ROUTED: &str = "fast-routed";
+const FAST_ROUTED_BIG: &str = "fast-routed-big";
 const FLANNELD_OPEN: &str = "flanneld-open";
 const FLANNELD_PORTS: &str = "flanneld-ports";
 const FLANNELD_PODS: &str = "flanneld-pods";
 const FLANNELD_TUNNEL: &str = "flanneld-tunnel";
 const FLANNELD: &str = "flanneld";
 const VXLAN_FLANNEL: &str = "vxlan-flannel";
+const VXLAN_CALICO: &str = "vxlan-calico";
+const VXLAN_METADATA: &str = "vxlan-metadata";
 const UDP: &str = "udp";
+const UDP_FAST: &str = "udp-fast";
+const UDP_SIZED: &str = "udp-sized";
 const UDP_NAIVE: &str = "udp-naive";
 
-const WAYS: [&str; 19] = [
+const WAYS: [&str; 27] = [
     BARE,
     ROUTED,
     VXLAN,
@@ -49,14 +57,22 @@ const WAYS: [&str; 19] = [
     AGENT_TUNNEL,
     AGENT,
     FAST,
+    FAST_OPEN,
+    FAST_POLICY,
+    FAST_SAME,
     FAST_ROUTED,
+    FAST_ROUTED_BIG,
     FLANNELD_OPEN,
     FLANNELD_PORTS,
     FLANNELD_PODS,
     FLANNELD_TUNNEL,
     FLANNELD,
     VXLAN_FLANNEL,
+    VXLAN_CALICO,
+    VXLAN_METADATA,
     UDP,
+    UDP_FAST,
+    UDP_SIZED,
     UDP_NAIVE,
 ];
 
@@ -74,7 +90,7 @@ const GUARDED: [(&str, &[&str]); 2] = [
 ];
 
 /// Notes that explain the table.
-const NOTES: [&str; 12] = [
+const NOTES: [&str; 14] = [
     "t1c: one TCP stream, everything on one core; cpu: its processor time, of both ends, the proxies and ksoftirqd, which others' load disturbs less",
     "rr1c: 64 bytes there and back over TCP, one core; crr1c: connect, one byte there and back, reset, one core; medians of about a second",
     "u64: datagrams of 64 bytes that arrive, sender and receiver on different cores",
@@ -82,11 +98,13 @@ const NOTES: [&str; 12] = [
     "bare: node to node; routed: routed veth, host routes; vxlan: routed veth, vxlan device, no netfilter hook at all",
     "vxlan-rules: the same with our flannel daemon's masquerade and forward rules, so that connections are tracked",
     "agent: routed veth and all that the agent makes on a node, guards included (docs/isolation.md); agent-open: without guards; agent-verdicts, agent-policy (verdicts and pods' sources), agent-tunnel (the tunnel's peers): with these alone",
-    "fast: agent, with the fast path (docs/fast-path.md); fast-routed: routed, with the fast path",
+    "fast: agent, with the fast path (docs/fast-path.md); fast-open: without guards; fast-policy: with a network policy at the receiver; fast-routed: routed, with the fast path; fast-routed-big: with BIG TCP at pods and wire (docs/big-tcp.md)",
+    "fast-same: like fast, between two pods of one node; bare, one veth between two namespaces, is also what it is compared with",
     "flanneld: bridge and all that our flannel daemon and our plugin bridge make on a node; flanneld-open: without guards; flanneld-ports (the port's MAC and sources), flanneld-pods (the bridge's sources), flanneld-tunnel (the tunnel's peers): with these alone",
     "x open: the multiple of agent-open or flanneld-open",
     "vxlan-flannel: bridge, vxlan device, connection tracking, bridge-nf-call-iptables, and the few rules of dataplane.md section 7",
-    "udp: our userspace backend; udp-naive: a loop with one packet in each system call, the stand-in for flannel's original",
+    "vxlan-calico: routed veth, vxlan device, connection tracking and the same rules, as Calico leaves it without its policies; vxlan-metadata: routed veth, BPF programs to and from a vxlan device with metadata, no policy and no connection tracking, a model of Cilium's path",
+    "udp: our userspace backend; udp-fast: the same with its fast path; udp-sized: without it, packets of pods have at most 62,000 bytes; udp-naive: a loop with one packet in each system call, the stand-in for flannel's original",
 ];
 
 /// Builds the worker, measures; or only draws what was measured earlier.

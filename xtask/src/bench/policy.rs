@@ -4,6 +4,8 @@
 //! crates/bench does the work, one measurement at a time; this side decides the order and reports. Programs
 //! that make a chain for each policy load as much in the same minutes.
 
+mod agent;
+
 use std::path::Path;
 
 use serde_json::Value;
@@ -21,8 +23,9 @@ const CHANGES: &str = "changes";
 const PEERS: &str = "peers";
 const PACKETS: &str = "packets";
 const SIZE: &str = "size";
+const AGENT: &str = "agent";
 /// Parts that can be measured alone.
-pub const PARTS: [&str; 4] = [CHANGES, PEERS, PACKETS, SIZE];
+pub const PARTS: [&str; 5] = [CHANGES, PEERS, PACKETS, SIZE, AGENT];
 
 /// What judges packets, in the worker's words.
 const WAYS: [&str; 5] = ["none", "tracked", "one", "many", "linear"];
@@ -38,9 +41,12 @@ const CHURN_SECONDS: u32 = 8;
 static TABLE: Table = Table { bench: "policy", goals: &GOALS, unit };
 
 /// The goals of policy.md section 6.4.
-const GOALS: [Goal; 24] = [
+const GOALS: [Goal; 29] = [
     goal("kernel: start", 2_000_000.0, "B1"),
     goal("engine: start", 1_000_000.0, "policy.md section 2.3"),
+    goal("engine: remote pod, identical", 2.0, "P101"),
+    goal("engine: active policy, identical", 2.0, "P101"),
+    goal("kernel: one of 100,000 decisions", 50.0, "P108"),
     goal("kernel: remote pod, another class", 60.0, "B2"),
     goal("kernel: remote pod, another class, p99", 1_000.0, "B2"),
     goal("engine: remote pod, another class", 10.0, "policy.md section 2.3"),
@@ -63,6 +69,8 @@ const GOALS: [Goal; 24] = [
     goal("explain: one question", 5_000.0, "B11"),
     goal("explain: what one policy changes", 2_000_000.0, "B11"),
     goal("churn: pods, processor", 1.0, "B12"),
+    goal(agent::MEMORY, 80.0, "B10, of a whole agent"),
+    goal(agent::FLOOD, 5.0, "P136"),
 ];
 
 const fn goal(test: &'static str, at_most: f64, reason: &'static str) -> Goal {
@@ -79,15 +87,17 @@ fn unit(test: &str) -> &'static str {
         "load" | "recheck" if ends("processor") => "ms CPU",
         "load" | "recheck" => "ms",
         "memory" => "MB",
+        "agent" => agent::unit(test),
         "connection" => "us",
         _ => "ns",
     }
 }
 
 /// Notes that explain the table.
-const NOTES: [&str; 9] = [
+const NOTES: [&str; 11] = [
     "cluster: 100 namespaces of 100 pods and 100 policies; each policy selects an application and allows another one, red namespaces and a prefix; 500 select pods of this node",
     "engine: from the update until the engine has its delta; kernel: until nf_tables has taken it too; 200 changes of each kind, the median, and p99 the 99th percentile; start: all objects at once",
+    "identical: an update that says what is known; one of 100,000 decisions: a transaction that replaces its element, 200 of them, the median",
     "churn: changes at a fixed rate for 8 s (policies anywhere or of this node's pods: 100 a second; labels of other nodes' pods: 50); processor: of the whole process, the kernel's part included, without parsing objects",
     "load: N decisions for 100 addresses into an empty table; load: PROGRAM: 10,000 chains of 4 rules each by that program, its start included, and then one rule more",
     "first and further packets: 64 bytes over UDP on 250 connections at a time from pod to pod of another node (veth, no tunnel), one core, from the sender's call until the receiver's queue; further ones after an answer; judged on the receiver's node",
@@ -95,6 +105,7 @@ const NOTES: [&str; 9] = [
     "connection: connect, one byte there and back, reset; on one core",
     "recheck: 130 changes that forbid something with 100,000 tracked connections, of which one clears the marks of 128 epochs ago; longest: the longest of them; processor: of all",
     "memory: engine: what the worker has more after all objects; tables: the decisions as the agent keeps them twice; process: a whole worker; kernel: SUnreclaim and VmallocUsed, which others change too",
+    "agent: a whole one (crates/russet/tests/whole): among 10,000 policies and as many workload endpoints in etcd, after all of them; and while a pod sends another one, which denies it, 100,000 packets a second for 10 s, as far as the machine does so",
 ];
 
 /// A run, inside its namespaces.
@@ -111,8 +122,11 @@ pub fn run(options: &Options) -> Result<FoundReport> {
     inside::run(options, build, measure)
 }
 
-fn build(_: &Options) -> Result<()> {
+fn build(options: &Options) -> Result<()> {
     packages::ensure()?;
+    if options.does(AGENT) {
+        agent::build()?;
+    }
     artifacts::dynamic(artifacts::BENCH, Profile::Optimized).map(drop)
 }
 
@@ -165,6 +179,9 @@ impl Run<'_> {
         let [count, _] = DECISIONS;
         let load = self.worker.ask(&format!("load {count}"))?;
         self.add("load: 100,000 decisions", &load, "ms")?;
+        let flip = self.worker.ask(&format!("flip {count}"))?;
+        self.add("kernel: one of 100,000 decisions", &flip, "p50_us")?;
+        self.add("kernel: one of 100,000 decisions, p99", &flip, "p99_us")?;
         let explain = self.worker.ask("explain")?;
         self.add("explain: one question", &explain, "p50_us")?;
         let what_if = self.worker.ask("what-if")?;
@@ -209,6 +226,9 @@ impl Run<'_> {
         }
         if self.options.does(SIZE) {
             self.sizes()?;
+        }
+        if self.options.does(AGENT) {
+            agent::measure(&mut self.findings)?;
         }
         Ok(())
     }

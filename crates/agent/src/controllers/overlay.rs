@@ -73,6 +73,13 @@ impl Overlay {
     pub fn leave_tunnels(&mut self) {
         self.reconciler.set(None);
         (self.inputs, self.desired, self.settled) = (None, None, false);
+        match self.reconciler.withdraw_probe_addresses() {
+            Ok(true) => tracing::info!(
+                "the addresses for probes were removed, because another program keeps the routes"
+            ),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "the addresses for probes cannot be removed"),
+        }
         match self.reconciler.withdraw_guard() {
             Ok(true) => {
                 tracing::info!(

@@ -288,7 +288,9 @@ impl Wanted {
     }
 
     fn address(&self, address: &Address, there: bool) -> bool {
-        let own = self.desired.devices.values().any(|device| device.address == Some(address.net));
+        let single = address.net.prefix_len() == address.net.max_prefix_len();
+        let own = self.desired.devices.values().any(|device| device.address == Some(address.net))
+            || (single && self.desired.probes.contains(&address.net.addr()));
         if there { !own && self.devices.contains(&address.ifindex) } else { own }
     }
 

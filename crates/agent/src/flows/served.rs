@@ -17,7 +17,7 @@ pub(crate) async fn serve(State(flows): State<Option<FlowLog>>, body: Bytes) -> 
         return (StatusCode::NOT_FOUND, json!({ "error": error }).to_string().into_bytes());
     };
     let asked = match serde_json::from_slice(&body) {
-        Ok(request) => serde_json::to_vec(&flows.answer(&request).await),
+        Ok(request) => serde_json::to_vec(&with_paths(&flows, flows.answer(&request).await).await),
         Err(error) => {
             return (StatusCode::BAD_REQUEST, json!({ "error": error.to_string() }).to_string().into_bytes());
         }
@@ -29,6 +29,16 @@ pub(crate) async fn serve(State(flows): State<Option<FlowLog>>, body: Bytes) -> 
             (StatusCode::INTERNAL_SERVER_ERROR, error)
         }
     }
+}
+
+/// The same with the path that each flow takes.
+async fn with_paths(flows: &FlowLog, report: FlowsReport) -> FlowsReport {
+    let (log, mut with) = (flows.clone(), report.clone());
+    let found = tokio::task::spawn_blocking(move || {
+        log.find_paths(&mut with.flows);
+        with
+    });
+    found.await.unwrap_or(report)
 }
 
 impl FlowLog {

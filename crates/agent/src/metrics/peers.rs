@@ -161,6 +161,7 @@ mod tests {
             lost: 0,
             lost_of: 0,
             carries_bytes: None,
+            encapsulated: None,
             reason: None,
             age_s: 0,
         };

@@ -10,6 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use russet_overlay::fast_path::Carried;
+
 use super::stage;
 
 /// What policies decide on this node. Clones share the numbers.
@@ -34,11 +36,24 @@ pub struct PolicyMetrics {
     pub lost: Counter,
     denied_flows: Family<Policy, Counter>,
     pending_flows: Family<Staged, Counter>,
+    /// What the fast path carried of flows that a policy let pass.
+    carried_packets: Family<Policy, Counter>,
+    carried_bytes: Family<Policy, Counter>,
     /// The policies that have counters of their own.
     named: Arc<Mutex<BTreeSet<String>>>,
 }
 
-/// A policy that denied flows.
+/// What let a flow pass that the fast path carries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Policed {
+    By(String),
+    /// No policy decided.
+    ByNone,
+    /// It is not known how its connection began.
+    Unknown,
+}
+
+/// A policy that decided about flows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Policy {
     policy: String,
@@ -57,6 +72,8 @@ const NAMED_MAX: usize = 50;
 const OTHER: &str = "other";
 /// Denied flows that no policy decided, such as those of pods that are held.
 const NONE: &str = "none";
+/// Flows of which it is not known what decided.
+const UNKNOWN: &str = "unknown";
 
 // === impl PolicyMetrics ===
 
@@ -77,6 +94,8 @@ impl Default for PolicyMetrics {
             lost: Counter::default(),
             denied_flows: Family::default(),
             pending_flows: Family::default(),
+            carried_packets: Family::default(),
+            carried_bytes: Family::default(),
             named: Arc::default(),
         }
     }
@@ -93,6 +112,26 @@ impl PolicyMetrics {
     pub fn pending_flow(&self, policy: String, verdict: &str) {
         let policy = self.label(policy);
         self.pending_flows.get_or_create(&Staged { policy, verdict: verdict.to_owned() }).inc();
+    }
+
+    /// Counts what the fast path has carried of flows.
+    pub fn carried(&self, policed: Policed, carried: Carried) {
+        let policy = match policed {
+            Policed::By(policy) => self.label(policy),
+            Policed::ByNone => NONE.to_owned(),
+            Policed::Unknown => UNKNOWN.to_owned(),
+        };
+        self.carried_packets.get_or_create(&Policy { policy: policy.clone() }).inc_by(carried.packets);
+        self.carried_bytes.get_or_create(&Policy { policy }).inc_by(carried.bytes);
+    }
+
+    /// Packets and bytes that are counted for a policy.
+    #[cfg(test)]
+    pub fn carried_of(&self, policy: &str) -> (u64, u64) {
+        let of = |family: &Family<Policy, Counter>| {
+            family.get_or_create(&Policy { policy: policy.to_owned() }).get()
+        };
+        (of(&self.carried_packets), of(&self.carried_bytes))
     }
 
     /// The label of a policy: a cluster may have any number of them.
@@ -130,6 +169,13 @@ impl PolicyMetrics {
             "Named flows that a staged policy would decide, by its verdict",
             self.pending_flows.clone(),
         );
+        registry.register(
+            "policy_fast_path_packets",
+            "Packets that the fast path carried of flows that a policy let pass, by the policy that decided",
+            self.carried_packets.clone(),
+        );
+        let help = "Bytes of these packets, from their IP headers on";
+        registry.register("policy_fast_path_bytes", help, self.carried_bytes.clone());
     }
 
     pub fn register(&self, registry: &mut Registry) {

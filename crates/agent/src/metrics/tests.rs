@@ -33,6 +33,7 @@ fn use_all(metrics: &Metrics) {
     metrics.pools.set_claims(&BTreeMap::from([("pool".to_owned(), Claims::default())]));
     metrics.pools.set_fill(&BTreeMap::from([("pool".to_owned(), Fill::default())]));
     metrics.policies.denied_flow(None);
+    metrics.policies.carried(Policed::Unknown, russet_overlay::fast_path::Carried::default());
     metrics.peers.count(&[Some(Duration::ZERO)]);
     metrics.peers.set(&PeersReport::not_probed("a reason"), true);
     metrics.peers.use_all();

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use russet_addr::Family;
+use russet_kube::Client;
 use russet_model::{Block, Key, KeyKind, Prefix};
 use russet_plugins::Node;
 use russet_store::{Store, StoreError};
@@ -35,6 +36,8 @@ pub struct Known {
 
 /// The least time between two readings.
 const PAUSE: Duration = Duration::from_secs(10);
+/// The same where records are leases of the Kubernetes API, each of which comes with more than the record.
+const PAUSE_KUBERNETES: Duration = Duration::from_secs(30);
 /// In a larger cluster only this node's blocks are read, and no node's addresses: a block is several kilobytes.
 const ALL_BLOCKS_NODES: usize = 64;
 /// Blocks of this node that are read one by one.
@@ -49,11 +52,12 @@ impl ClusterView {
         Arc::clone(&lock(&self.0.known))
     }
 
-    /// Reads when it is wanted, for ever.
-    pub async fn run(self, node: Node) {
+    /// Reads when it is wanted, for ever. Records are in the API of `kubernetes`, if there is one.
+    pub async fn run(self, node: Node, kubernetes: Option<Client>) {
+        let pause = if kubernetes.is_some() { PAUSE_KUBERNETES } else { PAUSE };
         loop {
             self.0.wanted.notified().await;
-            let known = match read(&node).await {
+            let known = match read(&node, kubernetes.as_ref()).await {
                 Ok(known) => known,
                 Err(error) => {
                     let facts = lock(&self.0.known).facts.clone();
@@ -61,21 +65,22 @@ impl ClusterView {
                 }
             };
             *lock(&self.0.known) = Arc::new(known);
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(pause).await;
         }
     }
 }
 
-async fn read(node: &Node) -> Result<Known, Box<dyn std::error::Error>> {
+async fn read(node: &Node, kubernetes: Option<&Client>) -> Result<Known, Box<dyn std::error::Error>> {
     let store = &*node.store;
     let pools = node.allocator.pools().await?;
-    if !store.claims().ttl {
-        let note = "Other agents' records are annotations in the Kubernetes API, which an agent does not list: the map shows what this node finds. \
-                    `russet map` shows all.";
-        let facts = Facts { nodes: Vec::new(), pools, blocks: own_blocks(node).await? };
-        return Ok(Known { facts, note: Some(note.to_owned()) });
-    }
-    let nodes = nodes(store).await?;
+    let records = match kubernetes {
+        Some(client) => HealthRecord::of_leases(client).await?,
+        None => {
+            let records = store.list(&HealthRecord::prefix()).await?.records;
+            records.iter().filter_map(|record| HealthRecord::decode(&record.value)).collect()
+        }
+    };
+    let nodes = with_records(names(store).await?, records);
     let is_small = nodes.len() <= ALL_BLOCKS_NODES;
     let blocks = if is_small { all_blocks(store).await? } else { own_blocks(node).await? };
     let note = (!is_small).then(|| {
@@ -84,19 +89,21 @@ async fn read(node: &Node) -> Result<Known, Box<dyn std::error::Error>> {
     Ok(Known { facts: Facts { nodes, pools, blocks }, note })
 }
 
-/// All nodes with their records.
-async fn nodes(store: &dyn Store) -> Result<Vec<NodeFacts>, StoreError> {
-    let mut names = BTreeSet::new();
-    for key in store.keys(&Prefix::nodes()).await? {
-        if let KeyKind::Node(name) = key.kind() {
-            names.insert(name.to_string());
-        }
-    }
+/// Of all nodes.
+async fn names(store: &dyn Store) -> Result<BTreeSet<String>, StoreError> {
+    let keys = store.keys(&Prefix::nodes()).await?;
+    let names = keys.iter().filter_map(|key| match key.kind() {
+        KeyKind::Node(name) => Some(name.to_string()),
+        _ => None,
+    });
+    Ok(names.collect())
+}
+
+/// All nodes with their records. A record of a node that is gone is left out.
+fn with_records(mut names: BTreeSet<String>, records: Vec<HealthRecord>) -> Vec<NodeFacts> {
     let now = SystemTime::now();
-    let records = store.list(&HealthRecord::prefix()).await?.records;
     let mut nodes: Vec<NodeFacts> = records
-        .iter()
-        .filter_map(|record| HealthRecord::decode(&record.value))
+        .into_iter()
         .filter(|record| names.remove(&record.node))
         .map(|record| {
             let facts = NodeFacts {
@@ -109,7 +116,7 @@ async fn nodes(store: &dyn Store) -> Result<Vec<NodeFacts>, StoreError> {
         })
         .collect();
     nodes.extend(names.into_iter().map(|name| NodeFacts { name, ..NodeFacts::default() }));
-    Ok(nodes)
+    nodes
 }
 
 async fn all_blocks(store: &dyn Store) -> Result<Vec<BlockFacts>, StoreError> {

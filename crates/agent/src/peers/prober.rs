@@ -8,7 +8,7 @@
 
 mod packet_size;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use russet_addr::{Family, NodeName};
 use russet_linux::echo::{Answer, Arrival, EchoId, PathError, TOKEN_BYTES, packet_min_bytes};
 
 use super::ProbeSettings;
+use super::encapsulated::{self, Encapsulated, Ends, PeerKey};
 use super::rotation::{Rotation, Stay};
 use super::targets::{Path, Target, Targets};
 use packet_size::PacketSize;
@@ -72,6 +73,8 @@ pub struct State {
     pub underlay: Option<bool>,
     /// The last error that a machine on the path, or this machine's kernel, gave while probes fail.
     pub error: Option<SendError>,
+    /// The encapsulated packets that were counted while it did not answer, once it was for long enough.
+    pub encapsulated: Option<Encapsulated>,
     /// Why it does not answer, as far as known.
     pub reason: Option<String>,
     /// When the last probe was answered or lost.
@@ -119,6 +122,8 @@ struct InFlight {
 pub const LOST_MAX: u32 = 3;
 /// The outcomes that are kept for the loss.
 pub const OUTCOMES_MAX: usize = 20;
+/// Counters say something after this time, and after two intervals: each end has sent something then.
+const COUNTED_MIN: Duration = Duration::from_secs(10);
 /// An answer that takes longer counts as lost; less if the interval is shorter.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// After this a path that carried the largest packet is tried again: a network between the nodes may change unnoticed.
@@ -195,6 +200,27 @@ impl Prober {
 
     pub fn state_mut(&mut self, name: &NodeName, family: Family) -> Option<&mut State> {
         self.states.get_mut(&(name.clone(), family))
+    }
+
+    /// The nodes that do not answer through the tunnel, of those that are probed now: both ends then send something in each
+    /// interval. At most [`encapsulated::PEERS_MAX`].
+    pub fn uncertain(&self) -> BTreeMap<PeerKey, Ends> {
+        let probed: BTreeSet<&NodeName> = self.rotation.probed().collect();
+        let silent = self.states.iter().filter(|((name, _), state)| {
+            state.reached == Reached::No && state.target.path == Path::Tunnel && probed.contains(name)
+        });
+        let ends = silent.filter_map(|(key, state)| {
+            Some((key.clone(), Ends { underlay: state.target.underlay?, tunnel: state.target.address }))
+        });
+        ends.take(encapsulated::PEERS_MAX).collect()
+    }
+
+    /// Sets what was counted for those that have been counted for long enough.
+    pub fn set_encapsulated(&mut self, counted: &BTreeMap<PeerKey, Encapsulated>) {
+        let least = COUNTED_MIN.max(self.settings.interval * 2).as_secs();
+        for (key, state) in &mut self.states {
+            state.encapsulated = counted.get(key).copied().filter(|counted| counted.for_s >= least);
+        }
     }
 
     /// Nodes whose state may have changed since the last call.
@@ -405,6 +431,7 @@ impl State {
             size: PacketSize::new(max_bytes),
             underlay: None,
             error: None,
+            encapsulated: None,
             reason: None,
             at: None,
         }
@@ -448,7 +475,7 @@ impl State {
                     self.size = PacketSize::new(self.size.max_bytes());
                 }
                 (self.reached, self.rtt, self.lost_in_row) = (Reached::Yes, Some(rtt), 0);
-                (self.underlay, self.error, self.reason) = (None, None, None);
+                (self.underlay, self.error, self.reason, self.encapsulated) = (None, None, None, None);
             }
             Err(()) => {
                 self.lost_in_row = self.lost_in_row.saturating_add(1);

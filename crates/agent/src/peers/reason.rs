@@ -7,6 +7,7 @@ use russet_linux::echo::PathError;
 use russet_netlink::{NetlinkError, RouteKind, Socket};
 use serde::{Deserialize, Serialize};
 
+use super::encapsulated::Encapsulated;
 use super::prober::{Fits, SendError, State};
 use super::targets::{Own, Path, Target, Targets};
 
@@ -132,17 +133,13 @@ pub fn unreachable(state: &State, facts: &Facts, port: u16) -> String {
     if let Some(SendError::Path(PathError::Prohibited)) = state.error {
         return format!("a firewall on the path to {address} refuses the packets, and says so");
     }
-    let silent = facts.traffic.filter(|traffic| traffic.received == 0 && traffic.sent > 0);
     match (path, state.underlay) {
         (Path::Tunnel, Some(true)) => {
-            let here = match silent {
-                Some(_) => "; no packet of any node has arrived by this node's tunnel meanwhile",
-                None => "",
+            let lost = match &state.encapsulated {
+                Some(counted) => lost(counted, (&node, port)),
+                None => perhaps_lost(facts.traffic, port),
             };
-            format!(
-                "the node answers at {node}, its tunnel does not: something drops UDP port {port} between the two nodes, a firewall of that \
-                 node (there: `russet drift`) or of the network{here}"
-            )
+            format!("the node answers at {node}, its tunnel does not: {lost}")
         }
         (Path::Route, Some(true)) => format!(
             "the node answers at {node}, and not at its pods' address {address}: the network or that node drops packets with pods' addresses"
@@ -158,6 +155,46 @@ pub fn unreachable(state: &State, facts: &Facts, port: u16) -> String {
         ),
         (_, None) => format!("the node does not answer at {address}"),
     }
+}
+
+/// On which side encapsulated packets are lost, as far as this node's counters say, and what to do.
+fn lost(counted: &Encapsulated, (node, port): (&str, u16)) -> String {
+    let Encapsulated { sent, received, decapsulated, .. } = *counted;
+    let compared = "`russet status --cluster` compares the counters of both";
+    let sent = match sent {
+        0 => {
+            return format!(
+                "this node has sent no encapsulated packet to {node}: a rule of this node drops them, or a forwarding entry is missing: see \
+                 `nft list ruleset` and `russet drift`"
+            );
+        }
+        sent => format!("this node has sent {sent} encapsulated packets to {node}"),
+    };
+    match (received, decapsulated) {
+        (0, _) => format!(
+            "{sent}, and none has arrived from it: something drops UDP port {port} between the two nodes, a firewall of that node (there: \
+             `russet drift`) or of the network; {compared}"
+        ),
+        (received, 0) => format!(
+            "{sent}; {received} arrived from it, and none came out of this node's tunnel: this node drops them, by a rule (`nft list ruleset`) \
+             or because of another network identifier (`russet drift`)"
+        ),
+        (received, _) => format!(
+            "{sent}; {received} arrived from it and came out of this node's tunnel: what this node sends is lost on the way to that node, or \
+             there; see `russet status` there; {compared}"
+        ),
+    }
+}
+
+/// The same, before enough packets were counted.
+fn perhaps_lost(traffic: Option<Traffic>, port: u16) -> String {
+    let here = match traffic.filter(|traffic| traffic.received == 0 && traffic.sent > 0) {
+        Some(_) => "; no packet of any node has arrived by this node's tunnel meanwhile",
+        None => "",
+    };
+    format!(
+        "something drops UDP port {port} between the two nodes, a firewall of that node (there: `russet drift`) or of the network{here}"
+    )
 }
 
 /// Why large packets do not arrive, and what to do; None if they do, or if that is not known yet.
@@ -253,6 +290,47 @@ mod tests {
         assert!(silent.contains("no packet of any node"), "{silent}");
         let plain = unreachable(&state(Path::Underlay, None, None), &facts(), 4789);
         assert!(plain.contains("`ping 10.244.7.1`"), "{plain}");
+    }
+
+    #[test]
+    fn counters_of_encapsulated_packets_say_on_which_side_they_are_lost() {
+        let said = |sent, received, decapsulated| {
+            let counted = Encapsulated { sent, received, decapsulated, for_s: 20 };
+            let mut closed = state(Path::Tunnel, Some(true), None);
+            closed.encapsulated = Some(counted);
+            let text = unreachable(&closed, &facts(), 4789);
+            let rest = text.strip_prefix("the node answers at 10.77.0.12, its tunnel does not: ");
+            rest.unwrap_or_else(|| panic!("{text}")).to_owned()
+        };
+        let none = said(0, 7, 7);
+        assert!(
+            none.starts_with("this node has sent no encapsulated packet to 10.77.0.12: a rule of this node"),
+            "{none}"
+        );
+        let away = said(12, 0, 0);
+        let begin = "this node has sent 12 encapsulated packets to 10.77.0.12, and none has arrived from it: something drops UDP port 4789";
+        assert!(away.starts_with(begin) && away.contains("status --cluster"), "{away}");
+        let here = said(12, 5, 0);
+        assert!(
+            here.contains(
+                "; 5 arrived from it, and none came out of this node's tunnel: this node drops them"
+            ),
+            "{here}"
+        );
+        let there = said(12, 5, 4);
+        assert!(
+            there.contains(
+                "; 5 arrived from it and came out of this node's tunnel: what this node sends is lost"
+            ),
+            "{there}"
+        );
+        // What is certain comes first, and a node that is gone has no tunnel.
+        let counted = Some(Encapsulated { sent: 12, ..Encapsulated::default() });
+        let [mut gone, mut closed] = [false, true].map(|answers| state(Path::Tunnel, Some(answers), None));
+        (gone.encapsulated, closed.encapsulated) = (counted, counted);
+        assert!(!unreachable(&gone, &facts(), 4789).contains("encapsulated"));
+        let known = Facts { closed: vec!["chain x drops it".to_owned()], ..facts() };
+        assert_eq!(unreachable(&closed, &known, 4789), "chain x drops it");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use super::encapsulated::Encapsulated;
 use super::prober::{Fits, Prober, Reached, State};
 use super::reason;
 use super::targets::Path;
@@ -56,6 +57,9 @@ pub struct PeerReport {
     /// The largest packet that arrives, if it is smaller than pods' largest ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carries_bytes: Option<u32>,
+    /// While it does not answer through the tunnel: encapsulated packets between both nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encapsulated: Option<Encapsulated>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Seconds since the last outcome.
@@ -147,6 +151,7 @@ impl PeerReport {
             lost,
             lost_of,
             carries_bytes,
+            encapsulated: state.encapsulated,
             reason: state.reason.clone().or(small),
             age_s: state.at.map_or(0, |at| now.saturating_duration_since(at).as_secs()),
         }

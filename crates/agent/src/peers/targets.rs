@@ -14,9 +14,10 @@ use serde::{Deserialize, Serialize};
 pub enum Path {
     /// Through the tunnel, between the addresses of the tunnel devices, as pods' packets pass.
     Tunnel,
-    /// By the route to the node's block, as pods' packets pass, to the address of its tunnel device.
+    /// By the route to the node's block, as pods' packets pass, to an address there: that of its tunnel device, or one that
+    /// the node has only for probes.
     Route,
-    /// Between the nodes' own addresses: nothing in the node's blocks is sure to answer.
+    /// Between the nodes' own addresses: nothing in the node's blocks is known to answer.
     Underlay,
 }
 
@@ -43,6 +44,8 @@ pub struct Peer {
 pub struct Own {
     /// The address of the tunnel device.
     pub tunnel: Option<IpAddr>,
+    /// The address that is only for probes.
+    pub probe: Option<IpAddr>,
     pub underlay: Option<IpAddr>,
     /// The name of the tunnel device, if there is one.
     pub device: Option<&'static str>,
@@ -92,7 +95,8 @@ impl Own {
     /// The address that probes of this path come from.
     pub fn source(&self, path: Path) -> Option<IpAddr> {
         match path {
-            Path::Tunnel | Path::Route => self.tunnel,
+            Path::Tunnel => self.tunnel,
+            Path::Route => self.probe.or(self.tunnel),
             Path::Underlay => self.underlay,
         }
     }
@@ -119,9 +123,9 @@ impl Targets {
                 let own = own[index(family)].as_ref()?;
                 let ends = node.of(family);
                 let tunnel = ends.tunnel.filter(|address| desired.neighbours.contains_key(address));
-                target(own, (tunnel, ends.underlay.map(|net| net.addr())), &plain, |address| {
-                    covering(desired, &lengths, address)
-                })
+                let underlay = ends.underlay.map(|net| net.addr());
+                let known = Known { tunnel, probe: ends.probe, underlay };
+                target(own, &known, &plain, |address| covering(desired, &lengths, address))
             });
             (v4.is_some() || v6.is_some()).then(|| Peer { name: name.clone(), v4, v6 })
         });
@@ -140,7 +144,7 @@ impl Targets {
 
     /// The addresses from which probes are sent.
     pub fn sources(&self) -> BTreeSet<IpAddr> {
-        self.own.iter().flatten().flat_map(|own| [own.tunnel, own.underlay]).flatten().collect()
+        self.own.iter().flatten().flat_map(|own| [own.tunnel, own.probe, own.underlay]).flatten().collect()
     }
 }
 
@@ -159,6 +163,7 @@ fn own(inputs: &Inputs, desired: &Desired, family: Family, pod_mtu_bytes: u32) -
     let plain_bytes = pod_mtu_bytes.min(inputs.underlay.mtu);
     Some(Own {
         tunnel: device.and_then(|device| device.address).map(|net| net.addr()),
+        probe: desired.probes.iter().copied().find(|address| Family::of(*address) == family),
         underlay: underlay.filter(is_local).map(|net| net.addr()),
         device: device.map(|_| device_name(family)),
         tunnel_bytes: device.map_or(plain_bytes, |device| device.mtu.min(pod_mtu_bytes)),
@@ -182,13 +187,21 @@ fn covering(desired: &Desired, lengths: &BTreeSet<u8>, address: IpAddr) -> Optio
     })
 }
 
+/// The addresses of a node in one family, as far as its record names them.
+struct Known {
+    tunnel: Option<IpAddr>,
+    probe: Option<IpAddr>,
+    underlay: Option<IpAddr>,
+}
+
 /// `plain` are the nodes whose blocks are reached without a tunnel; `route` finds an address's route.
 fn target(
     own: &Own,
-    (tunnel, underlay): (Option<IpAddr>, Option<IpAddr>),
+    known: &Known,
     plain: &BTreeSet<IpAddr>,
     route: impl Fn(IpAddr) -> Option<Hop>,
 ) -> Option<Target> {
+    let Known { tunnel, probe, underlay } = *known;
     let is_plain = underlay.is_some_and(|address| plain.contains(&address));
     let by_tunnel_address = tunnel.filter(|_| own.tunnel.is_some()).and_then(|address| {
         match route(address)? {
@@ -198,7 +211,14 @@ fn target(
             _ => Some((Path::Tunnel, address)),
         }
     });
-    let (path, address) = by_tunnel_address.or(Some((Path::Underlay, underlay?)))?;
+    // Any program can write what a node's record says: only an address that is the node's by its block is probed.
+    let by_probe_address = || {
+        let address = probe.filter(|_| own.probe.is_some())?;
+        (underlay.is_some() && route(address).and_then(plain_gateway) == underlay)
+            .then_some((Path::Route, address))
+    };
+    let found = by_tunnel_address.or_else(by_probe_address);
+    let (path, address) = found.or(Some((Path::Underlay, underlay?)))?;
     own.source(path)?;
     Some(Target { path, address, underlay })
 }
@@ -224,11 +244,13 @@ pub(super) mod tests {
                 underlay: Some(net(format!("10.77.{}.{}/24", subnet(n), n + 1))),
                 tunnel: tunnels.then(|| address(format!("10.244.{n}.1"))),
                 mac: None,
+                probe: None,
             },
             v6: Addresses {
                 underlay: Some(net(format!("fd00:{}::{}/64", subnet(n), n + 1))),
                 tunnel: tunnels.then(|| address(format!("fd01::{n}:1"))),
                 mac: None,
+                probe: None,
             },
         };
         let pool = |cidr: &str| Pool { cidr: cidr.parse().unwrap(), encapsulation, nat_outgoing: false };
@@ -256,6 +278,7 @@ pub(super) mod tests {
             borrowed: Vec::new(),
             own_pods: Default::default(),
             protected: Default::default(),
+            probes: [None, None],
         }
     }
 
@@ -279,6 +302,79 @@ pub(super) mod tests {
         assert_eq!(path(VxlanCrossSubnet, false, Family::V6), found(Path::Underlay, "fd00::3", 1430));
         assert_eq!(path(VxlanCrossSubnet, true, Family::V4), found(Path::Tunnel, "10.244.2.1", 1430));
         assert_eq!(path(Plain, false, Family::V4), found(Path::Underlay, "10.77.0.3", 1430));
+    }
+
+    /// Nodes that hold an address of each family for probes.
+    fn probe_addresses(encapsulation: Encapsulation, far: bool) -> Inputs {
+        let mut inputs = inputs(3, encapsulation, far);
+        let address = |text: String| text.parse::<IpAddr>().unwrap();
+        for (n, node) in inputs.nodes.values_mut().enumerate() {
+            node.v4.probe = Some(address(format!("10.244.{n}.2")));
+            node.v6.probe = Some(address(format!("fd01::{n}:2")));
+        }
+        inputs.probes = ["10.244.0.2", "fd01::2"].map(|text| Some(address(text.to_owned())));
+        inputs
+    }
+
+    fn probed(inputs: &Inputs, family: Family) -> (Path, String, String) {
+        let targets = Targets::new(inputs, &desired(inputs), 1430);
+        let target = *targets.peer(&"n2".parse().unwrap()).unwrap().target(family).unwrap();
+        let source = targets.own(family).unwrap().source(target.path).unwrap();
+        assert!(targets.sources().contains(&source));
+        (target.path, source.to_string(), target.address.to_string())
+    }
+
+    #[test]
+    fn nodes_with_addresses_for_probes_are_probed_by_the_routes_to_their_blocks() {
+        use Encapsulation::{None as Plain, Vxlan, VxlanCrossSubnet};
+        let found = |path, from: &str, to: &str| (path, from.to_owned(), to.to_owned());
+        let plain = probe_addresses(Plain, false);
+        assert_eq!(probed(&plain, Family::V4), found(Path::Route, "10.244.0.2", "10.244.2.2"));
+        assert_eq!(probed(&plain, Family::V6), found(Path::Route, "fd01::2", "fd01::2:2"));
+        // The pools without encapsulation lead to no node behind a router.
+        let far = probe_addresses(Plain, true);
+        assert_eq!(probed(&far, Family::V4), found(Path::Underlay, "10.77.0.1", "10.77.2.3"));
+        let cross = probe_addresses(VxlanCrossSubnet, false);
+        assert_eq!(probed(&cross, Family::V6), found(Path::Route, "fd01::2", "fd01::2:2"));
+        let cross = probe_addresses(VxlanCrossSubnet, true);
+        assert_eq!(probed(&cross, Family::V6), found(Path::Tunnel, "fd01::1", "fd01::2:1"));
+        let tunnel = probe_addresses(Vxlan, false);
+        assert_eq!(probed(&tunnel, Family::V4), found(Path::Tunnel, "10.244.0.1", "10.244.2.1"));
+        // Where either node has none, only the nodes' own addresses are left.
+        for (theirs, ours) in
+            [(None, plain.probes[0]), (plain.nodes[&"n2".parse::<NodeName>().unwrap()].v4.probe, None)]
+        {
+            let mut inputs = plain.clone();
+            inputs.nodes.get_mut(&"n2".parse::<NodeName>().unwrap()).unwrap().v4.probe = theirs;
+            inputs.probes[0] = ours;
+            assert_eq!(probed(&inputs, Family::V4), found(Path::Underlay, "10.77.0.1", "10.77.0.3"));
+        }
+    }
+
+    #[test]
+    fn an_address_for_probes_that_does_not_lead_to_the_node_is_ignored() {
+        let plain = probe_addresses(Encapsulation::None, false);
+        // Another node's, our own, one of no block, one of no pool, nodes' own ones, and no host's.
+        for hostile in [
+            "10.244.1.2",
+            "10.244.0.2",
+            "10.244.9.1",
+            "192.0.2.1",
+            "10.77.0.3",
+            "10.77.0.1",
+            "127.0.0.1",
+            "0.0.0.0",
+        ] {
+            let mut inputs = plain.clone();
+            inputs.nodes.get_mut(&"n2".parse::<NodeName>().unwrap()).unwrap().v4.probe =
+                Some(hostile.parse().unwrap());
+            let (path, _, address) = probed(&inputs, Family::V4);
+            assert_eq!((path, address.as_str()), (Path::Underlay, "10.77.0.3"), "{hostile}");
+        }
+        // Nor does this node use one that is in no pool, whatever its handle says.
+        let mut inputs = plain;
+        inputs.probes[0] = Some("10.77.0.254".parse().unwrap());
+        assert_eq!(desired(&inputs).probes, ["fd01::2".parse::<IpAddr>().unwrap()].into());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use russet_linux::echo::EchoSocket;
 use russet_linux::random::random;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::encapsulated::{Counters, Own};
 use super::prober::{Reached, Sending, State};
 use super::reason::{self, Facts, Traffic};
 use super::report::{PeerState, PeersReport};
@@ -37,6 +38,8 @@ struct ProbeThread {
     closed: Closed,
     /// The tunnel devices' counters at an earlier look, and when that was.
     traffic: BTreeMap<&'static str, (Instant, Traffic)>,
+    /// Encapsulated packets of nodes that do not answer.
+    counters: Counters,
 }
 
 /// What keeps this node from all others, as it was found last.
@@ -83,6 +86,7 @@ pub fn start(shared: Arc<Mutex<Shared>>, controllers: Controllers, observers: Ob
         lines: LogLines::default(),
         closed: Closed::default(),
         traffic: BTreeMap::new(),
+        counters: Counters::default(),
     };
     let run = move || {
         loop {
@@ -194,6 +198,7 @@ impl ProbeThread {
             return;
         }
         self.is_stale = false;
+        self.count();
         for (name, family) in changed {
             self.explain(&name, family);
             self.log(name, family);
@@ -202,6 +207,19 @@ impl ProbeThread {
         let all = !lock(&self.shared).prober.rotates();
         self.observers.metrics.set(&report, all);
         self.gate(&report);
+    }
+
+    /// Counts encapsulated packets of nodes that do not answer, while there are any.
+    fn count(&mut self) {
+        let tunnels = Family::BOTH.into_iter().filter_map(|family| {
+            let own = self.targets.own(family)?;
+            Some((family, own.source(Path::Tunnel)?))
+        });
+        let own = Own { port: self.targets.port, tunnels: tunnels.collect() };
+        let (wanted, now) = (lock(&self.shared).prober.uncertain(), Instant::now());
+        self.counters.follow(&own, &wanted, now);
+        let counted = self.counters.look(now);
+        lock(&self.shared).prober.set_encapsulated(&counted);
     }
 
     /// Finds out why a node does not answer.

@@ -47,10 +47,12 @@ pub fn start(policies: Policies, metrics: PolicyMetrics) -> std::io::Result<()> 
         log: None,
         reported: None,
         counters: Counters::default(),
-        count_at: Instant::now(),
+        count_at: Instant::now() + COUNT_EVERY,
         lost: 0,
     };
     let follow = move || {
+        // Nothing is denied yet that this agent decides.
+        reader.count();
         loop {
             reader.follow();
         }

@@ -206,6 +206,7 @@ impl Worker {
             self.publish();
             self.sample();
             self.name_flows();
+            self.count_carried();
         }
     }
 
@@ -227,14 +228,15 @@ impl Worker {
     }
 
     fn pause(&self) -> Duration {
-        if self.shared.has_logged() {
+        if self.shared.has_unnamed() {
             return Duration::ZERO;
         }
         let table = self.kernel.table.as_ref();
         let advance = table.and_then(russet_policy::Policies::advance_at);
         // One that did not end then is tried again after the pause.
         let sampled = table.filter(|table| table.samples());
-        let sampled = sampled.map(|_| self.sampled_until().max(Instant::now() + RETRY));
+        let later = Instant::now() + RETRY;
+        let sampled = sampled.map(|_| self.sampled_until().map_or(later, |until| until.max(later)));
         // Before everything is listed they have nothing to do.
         let hosts = self.hosts.due().filter(|_| self.phase != Phase::Waiting);
         let due = [advance, sampled, self.kernel.restore_at, hosts, self.bridges_at, self.calico.retry_at()];
@@ -243,17 +245,18 @@ impl Worker {
         due.map_or(IDLE, |due| due.saturating_duration_since(Instant::now()))
     }
 
-    /// Until when connections that pass are logged; in the past if no client wants them.
-    fn sampled_until(&self) -> Instant {
-        let until = *self.shared.flows.sampled().borrow();
-        until.unwrap_or_else(Instant::now)
+    /// Until when connections that pass are logged; none if no client has wanted them.
+    fn sampled_until(&self) -> Option<Instant> {
+        *self.shared.flows.sampled().borrow()
     }
 
-    /// Has connections that pass logged while a client wants them.
+    /// Has connections that pass logged while a client wants them. After a failure the decisions are written first.
     fn sample(&mut self) {
         let now = Instant::now();
-        let wanted = self.sampled_until() > now;
-        let Some(table) = self.kernel.table.as_mut() else { return };
+        let wanted = self.sampled_until().is_some_and(|until| until > now);
+        let Some(table) = self.kernel.table.as_mut().filter(|_| self.kernel.restore_at.is_none()) else {
+            return;
+        };
         if let Err(error) = table.sample(wanted, now) {
             tracing::warn!(%error, "flows that pass are not seen as asked; another attempt follows");
             self.kernel.restore_at = Some(now + RETRY);

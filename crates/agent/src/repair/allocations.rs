@@ -198,7 +198,8 @@ pub fn checks_handles_now(own: &NodeName, nodes: &[NodeName], hour: u64) -> bool
 fn tunnels(node: &Node) -> BTreeSet<IpAddr> {
     let vxlan = Family::BOTH.iter().filter_map(|family| node.spec.vxlan_tunnel(*family));
     let ipip = node.spec.bgp.as_ref().and_then(|bgp| bgp.ipv4_ipip_tunnel_addr);
-    vxlan.chain(ipip.map(IpAddr::V4)).collect()
+    let probes = Family::BOTH.iter().filter_map(|family| node.probe_address(*family));
+    vxlan.chain(ipip.map(IpAddr::V4)).chain(probes).collect()
 }
 
 fn entries<'a>(block: &'a Block, wanted: Wanted<'a>) -> impl Iterator<Item = Held> + 'a {

@@ -146,11 +146,12 @@ pub(crate) fn create_veth(host: &mut Socket, plan: &Plan, netns: &NetNs) -> Resu
     if inspect::is_own(netns)? {
         return Err(AttachCause::OwnNamespace(netns.path().to_owned()));
     }
-    let mtu_bytes = Some(plan.mtu);
+    let (mtu_bytes, sizes) = (Some(plan.mtu), plan.sizes);
     let peer = Peer {
         netns: Some(netns.as_raw_fd()),
         mtu_bytes,
         mac: Some(plan.pod_mac),
+        sizes,
         ..Peer::new(plan.ifname.clone())
     };
     let mut batch = Batch::new();
@@ -158,6 +159,7 @@ pub(crate) fn create_veth(host: &mut Socket, plan: &Plan, netns: &NetNs) -> Resu
         mtu_bytes,
         mac: Some(Mac::GATEWAY),
         group: Some(PRECREATED_GROUP),
+        sizes,
         ..LinkAdd::veth(plan.host_name.clone(), peer)
     });
     host.execute(&batch).map_err(|error| NetlinkError::from(error).into())

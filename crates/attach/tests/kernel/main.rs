@@ -6,6 +6,7 @@
 
 mod bench;
 mod obstacles;
+mod packet_sizes;
 mod precreate;
 mod repeat;
 mod restore;

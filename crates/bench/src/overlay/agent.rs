@@ -10,7 +10,7 @@ use russet_overlay::{
 };
 use russet_policy::{Entry, Verdicts};
 
-use crate::overlay::node::{HOST_END, Node, WIRE_MTU, name};
+use crate::overlay::node::{HOST_END, NEIGHBOUR_END, Node, WIRE_MTU, name};
 use crate::{BoxError, Result};
 
 /// What is in force besides routes and address translation.
@@ -48,7 +48,9 @@ pub fn start(node: &Node, guards: Guards) -> Result<()> {
             return Err("the tunnel had no guard".into());
         }
         if matches!(guards, Guards::Verdicts | Guards::Policy | Guards::All) {
-            Verdicts::open()?.reconcile(&[Entry::allow(name(HOST_END)?)])?;
+            let neighbour = node.neighbour.as_ref().map(|_| name(NEIGHBOUR_END)).transpose()?;
+            let ends: Vec<Entry> = [name(HOST_END)?].into_iter().chain(neighbour).map(Entry::allow).collect();
+            Verdicts::open()?.reconcile(&ends)?;
         }
         Ok::<_, BoxError>(())
     };
@@ -68,6 +70,7 @@ fn inputs(node: &Node) -> Result<Inputs> {
             underlay: Some(format!("192.168.77.{number}/24").parse()?),
             tunnel: Some(format!("10.244.{number}.1").parse()?),
             mac: None,
+            probe: None,
         };
         nodes.insert(node_name(number)?, russet_overlay::Node { v4, ..Default::default() });
         affinities.push(Affinity {
@@ -92,5 +95,6 @@ fn inputs(node: &Node) -> Result<Inputs> {
         borrowed: Vec::new(),
         own_pods: BTreeSet::new(),
         protected: BTreeSet::new(),
+        probes: [None, None],
     })
 }

@@ -6,7 +6,7 @@ use russet_netlink::Socket;
 use russet_overlay::ROUTE_PROTOCOL;
 use russet_overlay::fast_path::{FastPath, FlowEpoch, KernelPath, content};
 
-use crate::overlay::node::{HOST_END, Node};
+use crate::overlay::node::{HOST_PREFIX, Node};
 use crate::{BoxError, Result};
 
 /// Attaches it to a node that is complete.
@@ -14,7 +14,7 @@ pub fn start(node: &Node) -> Result<FastPath> {
     let attach = || {
         let mut fast_path = FastPath::load(&FlowEpoch::default())?;
         let kernel = KernelPath::read(&mut Socket::route()?, &mut BTreeMap::new())?;
-        let content = content(&kernel, HOST_END, ROUTE_PROTOCOL);
+        let content = content(&kernel, HOST_PREFIX, ROUTE_PROTOCOL);
         if content.endpoints.is_empty() || content.prefixes.is_empty() {
             return Err(format!("the fast path leads nowhere: {content:?}").into());
         }

@@ -1,20 +1,24 @@
 //! A node and its pod: two network namespaces, joined as the way wants it.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::process::Command;
 
 use russet_addr::{IfName, Ipv4Net, Mac, host_net};
 use russet_linux::{NetNs, process, sysctl};
-use russet_netlink::{Address, Batch, Bridge, LinkAdd, LinkKind, LinkSet, Neighbour, Peer, Route, Socket};
+use russet_netlink::{
+    Address, Batch, Bridge, LinkAdd, LinkKind, LinkSet, Neighbour, PacketSizes, Peer, Route, Socket,
+};
 
-use crate::Result;
+use crate::{BoxError, Result};
 
 /// One of the two nodes: 192.168.77.N on the wire, the pods 10.244.N.0/24.
 pub struct Node {
     pub number: u8,
     pub host: NetNs,
     pub pod: NetNs,
+    /// A second pod, 10.244.N.3, if the way has one.
+    pub neighbour: Option<NetNs>,
     /// Of the node's own namespace.
     pub netlink: Socket,
     /// The index of `w0`.
@@ -28,6 +32,10 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
 /// The name of pods' host ends: one that Russet's tables are about.
 pub const HOST_END: &str = "russ0";
+/// What both begin with.
+pub const HOST_PREFIX: &str = "russ";
+/// That of the second pod.
+pub const NEIGHBOUR_END: &str = "russ1";
 
 // === impl Node ===
 
@@ -50,7 +58,7 @@ impl Node {
     fn new(number: u8) -> Result<Self> {
         let (host, pod) = (NetNs::create_unnamed()?, NetNs::create_unnamed()?);
         let netlink = host.with(Socket::route)??;
-        let node = Self { number, host, pod, netlink, wire: 0 };
+        let node = Self { number, host, pod, neighbour: None, netlink, wire: 0 };
         for (setting, value) in [("net/ipv4/ip_forward", "1"), ("net/ipv4/conf/all/rp_filter", "0")] {
             node.set(setting, value)?;
         }
@@ -65,6 +73,11 @@ impl Node {
     /// The pod's.
     pub fn pod_address(&self) -> Ipv4Addr {
         Ipv4Addr::new(10, 244, self.number, 2)
+    }
+
+    /// The second pod's.
+    pub fn neighbour_address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 244, self.number, 3)
     }
 
     /// The base of the lease, and the node's address on an overlay device.
@@ -98,9 +111,30 @@ impl Node {
 
     /// The pod on a routed veth, as `attach` wires it.
     pub fn routed_pod(&mut self, mtu_bytes: u32) -> Result<()> {
-        let (host_end, mut pod, pod_end) = self.veth(mtu_bytes)?;
+        let (fd, address) = (self.pod.as_raw_fd(), self.pod_address());
+        let socket = self.pod.with(Socket::route)??;
+        self.routed(HOST_END, (fd, socket, address), mtu_bytes)
+    }
+
+    /// The same for a second pod.
+    pub fn routed_neighbour(&mut self, mtu_bytes: u32) -> Result<()> {
+        let neighbour = NetNs::create_unnamed()?;
+        let (fd, address) = (neighbour.as_raw_fd(), self.neighbour_address());
+        let socket = neighbour.with(Socket::route)??;
+        self.routed(NEIGHBOUR_END, (fd, socket, address), mtu_bytes)?;
+        self.neighbour = Some(neighbour);
+        Ok(())
+    }
+
+    fn routed(
+        &mut self,
+        host_end: &str,
+        (netns, mut pod, address): (RawFd, Socket, Ipv4Addr),
+        mtu_bytes: u32,
+    ) -> Result<()> {
+        let (host_end, pod_end) = self.veth(host_end, (netns, &mut pod), mtu_bytes)?;
         let (host_mac, pod_mac) = (mac(&mut self.netlink, host_end)?, mac(&mut pod, pod_end)?);
-        up(&mut pod, pod_end, Some(Ipv4Net::new(self.pod_address(), 32)?))?;
+        up(&mut pod, pod_end, Some(Ipv4Net::new(address, 32)?))?;
         up(&mut self.netlink, host_end, None)?;
         let everything = "0.0.0.0/0".parse()?;
         let mut inside = Batch::new();
@@ -108,7 +142,7 @@ impl Node {
         inside.add_route(&Route::dev(host_net(GATEWAY.into()), pod_end));
         inside.add_route(&Route { oif: Some(pod_end), ..Route::via(everything, GATEWAY.into()) });
         pod.execute(&inside)?;
-        let address = IpAddr::V4(self.pod_address());
+        let address = IpAddr::V4(address);
         let mut outside = Batch::new();
         outside.replace_neighbour(&Neighbour::permanent(host_end, address, pod_mac));
         outside.add_route(&Route::dev(host_net(address), host_end));
@@ -117,7 +151,8 @@ impl Node {
 
     /// The pod on a bridge, as flannel's CNI plugin has it made.
     pub fn bridged_pod(&mut self, mtu_bytes: u32) -> Result<()> {
-        let (host_end, mut pod, pod_end) = self.veth(mtu_bytes)?;
+        let (netns, mut pod) = (self.pod.as_raw_fd(), self.pod.with(Socket::route)??);
+        let (host_end, pod_end) = self.veth(HOST_END, (netns, &mut pod), mtu_bytes)?;
         let kind = LinkKind::Bridge(Bridge::default());
         let bridge = LinkAdd { mtu_bytes: Some(mtu_bytes), ..LinkAdd::new(name("cni0")?, kind) };
         self.netlink.execute(Batch::new().add_link(&bridge))?;
@@ -131,19 +166,33 @@ impl Node {
         Ok(pod.execute(Batch::new().add_route(&Route::via("0.0.0.0/0".parse()?, gateway.into())))?)
     }
 
-    /// A veth from the node to its pod: the index here, and socket and index there.
-    fn veth(&mut self, mtu_bytes: u32) -> Result<(u32, Socket, u32)> {
-        let peer = Peer {
-            netns: Some(self.pod.as_raw_fd()),
-            mtu_bytes: Some(mtu_bytes),
-            ..Peer::new(name("eth0")?)
-        };
-        let link = LinkAdd { mtu_bytes: Some(mtu_bytes), ..LinkAdd::veth(name(HOST_END)?, peer) };
+    /// A veth from the node to a pod: the index here, and there.
+    fn veth(
+        &mut self,
+        host_end: &str,
+        (netns, pod): (RawFd, &mut Socket),
+        mtu_bytes: u32,
+    ) -> Result<(u32, u32)> {
+        let peer = Peer { netns: Some(netns), mtu_bytes: Some(mtu_bytes), ..Peer::new(name("eth0")?) };
+        let link = LinkAdd { mtu_bytes: Some(mtu_bytes), ..LinkAdd::veth(name(host_end)?, peer) };
         self.netlink.execute(Batch::new().add_link(&link))?;
+        let host_end = self.netlink.link_by_name(&name(host_end)?)?.index;
+        Ok((host_end, pod.link_by_name(&name("eth0")?)?.index))
+    }
+
+    /// The largest packets of the pod's veth.
+    pub fn set_pod_sizes(&mut self, sizes: PacketSizes) -> Result<()> {
         let mut pod = self.pod.with(Socket::route)??;
-        let host_end = self.netlink.link_by_name(&name(HOST_END)?)?.index;
-        let pod_end = pod.link_by_name(&name("eth0")?)?.index;
-        Ok((host_end, pod, pod_end))
+        let change =
+            |end: &str| Ok::<_, BoxError>(LinkSet { sizes: Some(sizes), ..LinkSet::named(name(end)?) });
+        pod.execute(Batch::new().set_link(&change("eth0")?))?;
+        Ok(self.netlink.execute(Batch::new().set_link(&change(HOST_END)?))?)
+    }
+
+    /// The largest packets of this end of the wire.
+    pub fn set_wire_sizes(&mut self, sizes: PacketSizes) -> Result<()> {
+        let change = LinkSet { sizes: Some(sizes), ..LinkSet::index(self.wire) };
+        Ok(self.netlink.execute(Batch::new().set_link(&change))?)
     }
 }
 

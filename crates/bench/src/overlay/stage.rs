@@ -2,18 +2,21 @@
 
 use std::net::Ipv4Addr;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use russet_flanneld::udp::{OVERHEAD_BYTES, Options, PORT, Proxy};
+use russet_flanneld::udp::{FastPath, OVERHEAD_BYTES, Options, PORT, Proxy, Via};
 use russet_linux::NetNs;
-use russet_netlink::{Batch, Df, FdbEntry, LinkAdd, LinkKind, Neighbour, Route, Vxlan};
+use russet_netlink::{Batch, FdbEntry, LinkAdd, LinkKind, Neighbour, PacketSizes, Route, Vxlan};
 use russet_overlay::ROUTE_PROTOCOL;
-use russet_overlay::fast_path::FastPath;
+use russet_overlay::fast_path;
 use russet_overlay::flannel::Fabric;
 
 use crate::overlay::flanneld::NETWORK;
+use crate::overlay::metadata::MetadataTunnel;
 use crate::overlay::naive::Naive;
 use crate::overlay::node::{Node, WIRE_MTU, mac, name, up};
-use crate::overlay::{agent, fast, flanneld};
+use crate::overlay::{agent, fast, flanneld, metadata};
+use crate::policy::packets;
 use crate::{BoxError, Result};
 
 /// The path of packets from pod to pod.
@@ -31,14 +34,30 @@ pub enum Way {
     Agent(agent::Guards),
     /// The agent's with all guards, and the fast path.
     Fast,
+    /// The same without any guard.
+    FastOpen,
+    /// The agent's with all guards, a network policy at the receiver's node, and the fast path.
+    FastPolicy,
+    /// The agent's with all guards, and the fast path, between two pods of one node.
+    FastSame,
     /// Routed veth, route to the other node, and the fast path.
     FastRouted,
+    /// The same with BIG TCP.
+    FastRoutedBig,
     /// Bridge, and the overlay as our flannel daemon makes it, with these guards.
     Flanneld(flanneld::Guards),
     /// As flannel and the bridge plugin leave it: bridge, VXLAN device, connection tracking, `bridge-nf-call-iptables`.
     VxlanFlannel,
+    /// As Calico leaves it: routed veth, VXLAN device, connection tracking. Its policies are not there.
+    VxlanCalico,
+    /// Routed veth, and BPF programs that leave VXLAN to a device with metadata, as Cilium's do.
+    VxlanMetadata,
     /// Routed veth, our userspace udp backend.
     Udp,
+    /// Routed veth, our udp backend with its fast path.
+    UdpFast,
+    /// Routed veth, our udp backend; pods send packets that fit into one datagram batch.
+    UdpSized,
     /// Routed veth, one packet in each system call: the stand-in for flannel's original.
     UdpNaive,
 }
@@ -50,16 +69,21 @@ pub struct Stage {
     _proxies: Vec<Proxy>,
     /// Of the flannel daemons of both nodes, if they run.
     fabrics: Vec<Fabric>,
-    _fast_paths: Vec<FastPath>,
+    _fast_paths: Vec<fast_path::FastPath>,
+    _metadata: Vec<MetadataTunnel>,
 }
 
 const VXLAN_MTU: u32 = 1450;
 const UDP_MTU: u32 = WIRE_MTU - OVERHEAD_BYTES;
+/// As the agent sets them (docs/big-tcp.md).
+const BIG: PacketSizes = PacketSizes::all(190_000);
+/// One read of the TUN then fits into one send of at most 65,507 bytes (dataplane.md section 2.5).
+const DATAGRAM_BATCH: PacketSizes = PacketSizes::all(62_000);
 /// flannel's port is the kernel's default.
-const VXLAN_PORT: u16 = 8472;
+pub(super) const VXLAN_PORT: u16 = 8472;
 
-/// What dataplane.md section 7 gives the flannel model; a cluster's rules are longer.
-const FLANNEL_RULES: &str = "
+/// What dataplane.md section 7 gives the models with connection tracking; a cluster's rules are longer.
+const TRACKING_RULES: &str = "
 table ip flannel {
   chain forward {
     type filter hook forward priority filter; policy accept;
@@ -94,17 +118,48 @@ impl FromStr for Way {
             "agent-tunnel" => Self::Agent(agent::Guards::Tunnel),
             "agent" => Self::Agent(agent::Guards::All),
             "fast" => Self::Fast,
+            "fast-open" => Self::FastOpen,
+            "fast-policy" => Self::FastPolicy,
+            "fast-same" => Self::FastSame,
             "fast-routed" => Self::FastRouted,
+            "fast-routed-big" => Self::FastRoutedBig,
             "flanneld-open" => Self::Flanneld(flanneld::Guards::None),
             "flanneld-ports" => Self::Flanneld(flanneld::Guards::Ports),
             "flanneld-pods" => Self::Flanneld(flanneld::Guards::Pods),
             "flanneld-tunnel" => Self::Flanneld(flanneld::Guards::Tunnel),
             "flanneld" => Self::Flanneld(flanneld::Guards::All),
             "vxlan-flannel" => Self::VxlanFlannel,
+            "vxlan-calico" => Self::VxlanCalico,
+            "vxlan-metadata" => Self::VxlanMetadata,
             "udp" => Self::Udp,
+            "udp-fast" => Self::UdpFast,
+            "udp-sized" => Self::UdpSized,
             "udp-naive" => Self::UdpNaive,
             _ => return Err(format!("no way {text:?}").into()),
         })
+    }
+}
+
+impl Way {
+    /// Those of the agent's node.
+    const fn guards(self) -> agent::Guards {
+        match self {
+            Self::Agent(guards) => guards,
+            Self::FastOpen => agent::Guards::None,
+            _ => agent::Guards::All,
+        }
+    }
+
+    const fn has_fast_path(self) -> bool {
+        matches!(
+            self,
+            Self::Fast
+                | Self::FastOpen
+                | Self::FastPolicy
+                | Self::FastSame
+                | Self::FastRouted
+                | Self::FastRoutedBig
+        )
     }
 }
 
@@ -114,28 +169,43 @@ impl Stage {
     /// Makes everything.
     pub fn set(way: Way) -> Result<Self> {
         let mut nodes = Node::pair(WIRE_MTU)?;
-        let (mut proxies, mut fabrics) = (Vec::new(), Vec::new());
+        let (mut proxies, mut fabrics, mut metadata) = (Vec::new(), Vec::new(), Vec::new());
         match way {
             Way::Bare => {}
-            Way::Routed | Way::FastRouted => each(&mut nodes, |node, other| {
+            Way::Routed | Way::FastRouted | Way::FastRoutedBig => each(&mut nodes, |node, other| {
                 node.routed_pod(WIRE_MTU)?;
                 let route = Route::via(other.subnet()?.into(), other.address().into());
                 let route = Route { protocol: ROUTE_PROTOCOL, oif: Some(node.wire), ..route };
                 Ok(node.netlink.execute(Batch::new().add_route(&route))?)
             })?,
-            Way::Vxlan | Way::VxlanRules => vxlan(&mut nodes, |node| node.routed_pod(VXLAN_MTU))?,
+            Way::Vxlan | Way::VxlanRules | Way::VxlanCalico => {
+                vxlan(&mut nodes, |node| node.routed_pod(VXLAN_MTU))?
+            }
             Way::VxlanFlannel => vxlan(&mut nodes, |node| node.bridged_pod(VXLAN_MTU))?,
-            Way::Agent(_) | Way::Fast => {
-                let guards = if let Way::Agent(guards) = way { guards } else { agent::Guards::All };
-                each(&mut nodes, |node, _| node.routed_pod(VXLAN_MTU))?;
-                nodes.iter().try_for_each(|node| agent::start(node, guards))?;
+            Way::VxlanMetadata => each(&mut nodes, |node, other| {
+                node.routed_pod(VXLAN_MTU)?;
+                metadata.push(metadata::start(node, other, VXLAN_MTU)?);
+                Ok(())
+            })?,
+            Way::Agent(_) | Way::Fast | Way::FastOpen | Way::FastPolicy | Way::FastSame => {
+                let mtu = if way == Way::FastSame { WIRE_MTU } else { VXLAN_MTU };
+                each(&mut nodes, |node, _| node.routed_pod(mtu))?;
+                if way == Way::FastSame {
+                    nodes[0].routed_neighbour(mtu)?;
+                }
+                nodes.iter().try_for_each(|node| agent::start(node, way.guards()))?;
+                if way == Way::FastPolicy {
+                    let client = nodes[0].pod_address();
+                    packets::judge(&nodes[1], client)?;
+                }
             }
             Way::Flanneld(guards) => {
                 each(&mut nodes, |node, _| node.bridged_pod(VXLAN_MTU))?;
                 fabrics = flanneld::start(&nodes, guards)?;
             }
-            Way::Udp => {
+            Way::Udp | Way::UdpFast | Way::UdpSized => {
                 each(&mut nodes, |node, _| node.routed_pod(UDP_MTU))?;
+                let proxy = |node, other| proxy(node, other, way == Way::UdpFast);
                 proxies = vec![proxy(&nodes[0], &nodes[1])?, proxy(&nodes[1], &nodes[0])?];
             }
             Way::UdpNaive => {
@@ -146,14 +216,25 @@ impl Stage {
         match way {
             Way::VxlanRules => nodes.iter().try_for_each(flanneld::rules)?,
             Way::VxlanFlannel => nodes.iter().try_for_each(|node| {
-                node.run("nft", &["-f", "-"], FLANNEL_RULES)?;
+                node.run("nft", &["-f", "-"], TRACKING_RULES)?;
                 node.set("net/bridge/bridge-nf-call-iptables", "1")
             })?,
+            Way::VxlanCalico => {
+                nodes.iter().try_for_each(|node| node.run("nft", &["-f", "-"], TRACKING_RULES))?;
+            }
             _ => {}
         }
-        let has_fast_path = matches!(way, Way::Fast | Way::FastRouted);
+        match way {
+            Way::FastRoutedBig => nodes.iter_mut().try_for_each(|node| {
+                node.set_wire_sizes(BIG)?;
+                node.set_pod_sizes(BIG)
+            })?,
+            Way::UdpSized => nodes.iter_mut().try_for_each(|node| node.set_pod_sizes(DATAGRAM_BATCH))?,
+            _ => {}
+        }
+        let has_fast_path = way.has_fast_path();
         let fast_paths = nodes.iter().filter(|_| has_fast_path).map(fast::start).collect::<Result<_>>()?;
-        Ok(Self { way, nodes, _proxies: proxies, fabrics, _fast_paths: fast_paths })
+        Ok(Self { way, nodes, _proxies: proxies, fabrics, _fast_paths: fast_paths, _metadata: metadata })
     }
 
     /// Lets the guards of flannel's daemons hold for some more minutes, as the daemons do.
@@ -172,6 +253,10 @@ impl Stage {
         let [one, two] = &self.nodes;
         match self.way {
             Way::Bare => (&one.host, &two.host, two.address()),
+            Way::FastSame => match &one.neighbour {
+                Some(neighbour) => (&one.pod, neighbour, one.neighbour_address()),
+                None => (&one.pod, &one.pod, one.pod_address()),
+            },
             _ => (&one.pod, &two.pod, two.pod_address()),
         }
     }
@@ -186,22 +271,8 @@ fn each(nodes: &mut [Node; 2], mut body: impl FnMut(&mut Node, &Node) -> Result<
 /// A VXLAN device on each node, and the other in its tables (flannel.md section 6.2).
 fn vxlan(nodes: &mut [Node; 2], mut pod: impl FnMut(&mut Node) -> Result<()>) -> Result<()> {
     let mut device = |node: &mut Node| {
-        let vxlan = Vxlan {
-            vni: 1,
-            local: Some(node.address().into()),
-            parent: Some(node.wire),
-            port: VXLAN_PORT,
-            learning: false,
-            ttl: 0,
-            df: Df::Unset,
-            gbp: false,
-            collect_metadata: false,
-            group: None,
-            l2miss: false,
-            udp_csum: true,
-            udp_zero_csum6_tx: false,
-            udp_zero_csum6_rx: false,
-        };
+        let (local, parent) = (Some(node.address().into()), Some(node.wire));
+        let vxlan = Vxlan { local, parent, udp_csum: true, ..Vxlan::new(1, VXLAN_PORT) };
         let link = LinkAdd {
             mtu_bytes: Some(VXLAN_MTU),
             ..LinkAdd::new(name("flannel.1")?, LinkKind::Vxlan(vxlan))
@@ -227,7 +298,8 @@ fn vxlan(nodes: &mut [Node; 2], mut pod: impl FnMut(&mut Node) -> Result<()>) ->
     })
 }
 
-fn proxy(node: &Node, other: &Node) -> Result<Proxy> {
+fn proxy(node: &Node, other: &Node, is_fast: bool) -> Result<Proxy> {
+    let fast_path = is_fast.then(|| FastPath::load(node.wire)).transpose()?.map(Arc::new);
     let options = Options {
         tun: "flannel%d".to_owned(),
         mtu: UDP_MTU,
@@ -238,8 +310,15 @@ fn proxy(node: &Node, other: &Node) -> Result<Proxy> {
         queues: 1,
         offload: true,
         guard: true,
+        fast_path: fast_path.clone(),
     };
     let proxy = node.host.run_in_thread(|| Proxy::start(options))??;
-    proxy.put(other.subnet()?, other.address());
-    Ok(proxy)
+    proxy.put(other.subnet()?, Via { address: other.address(), decapsulates: is_fast });
+    match fast_path.and_then(|fast_path| fast_path.failure()) {
+        Some(reason) => Err(reason.into()),
+        None => Ok(proxy),
+    }
 }
+
+#[cfg(test)]
+mod tests;

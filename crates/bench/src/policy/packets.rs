@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::overlay::cores::{ONE, pin_all};
 use crate::overlay::load::{self, Test};
+use crate::overlay::node::Node;
 use crate::overlay::stage::{self, Stage};
 use crate::policy::percentile;
 use crate::{BoxError, Result};
@@ -101,6 +102,12 @@ fn rules(count: usize) -> String {
         let _ = writeln!(text, "  ip daddr 172.{}.{}.1 drop", 16 + number / 256, number % 256);
     }
     text + " }\n}\n"
+}
+
+/// Has a node judge connections to its pod: one policy allows those of the client.
+pub fn judge(node: &Node, client: Ipv4Addr) -> Result<()> {
+    let engine = engine(Way::One, client, node.pod_address())?;
+    node.host.with(|| decide(engine))?
 }
 
 fn decide(mut engine: Engine) -> Result<()> {

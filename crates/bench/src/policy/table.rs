@@ -123,6 +123,28 @@ pub fn load(count: usize) -> Result<Value> {
     Ok(json!({ "ms": begun.elapsed().as_secs_f64() * 1e3, "elements": report.elements }))
 }
 
+/// The time of a transaction that changes one decision among so many, from the change until the kernel has taken it.
+pub fn flip(count: usize) -> Result<Value> {
+    /// As many as there are of each change in `changes`.
+    const ROUNDS: usize = 200;
+    let (mut policies, wanted) = (empty()?, decisions(count)?);
+    let keys: Vec<Key> = wanted.decisions.keys().step_by(count.div_ceil(ROUNDS)).copied().collect();
+    policies.restore(wanted, Instant::now())?;
+    let mut times = Vec::new();
+    for key in keys {
+        let flip = Delta { decisions: [(key, Some(Word::DENY))].into(), ..Delta::default() };
+        let began = Instant::now();
+        let elements = policies.apply(&flip, &BTreeSet::new(), began)?.elements;
+        times.push(began.elapsed().as_secs_f64() * 1e6);
+        // The old value goes and the new one comes.
+        if elements != 2 {
+            return Err(format!("{elements} elements were written for one decision").into());
+        }
+    }
+    let p50 = percentile(&mut times, 50);
+    Ok(json!({ "p50_us": p50, "p99_us": percentile(&mut times, 99), "flips": times.len() }))
+}
+
 /// Changes at even distances: the processor time of this process meanwhile, and the times from a change
 /// until the kernel has taken it.
 pub fn churn(kind: Kind, lasts: Duration) -> Result<Value> {

@@ -8,6 +8,7 @@ use russet_addr::{IfName, Mac};
 use russet_lease::Lease;
 use russet_model::flannel::{NetworkConfig, SubnetKey, Vtep, WireguardData, vtep_data, wireguard_data};
 use russet_overlay::ReconcileReport;
+use russet_overlay::fast_path::FastPathMode;
 use russet_overlay::flannel::{
     self, ExistingDevice, Fabric, Networks, Peer, PeerKey, Prepared, Underlay, WireguardEnd,
 };
@@ -58,6 +59,8 @@ pub struct FabricOptions {
     pub guard: bool,
     /// Whether pods behind bridges are kept to the addresses of these.
     pub guard_pods: bool,
+    /// Whether BPF programs carry packets of the backend `udp`.
+    pub fast_path: FastPathMode,
     /// The networks of an earlier run, whose routes are removed.
     pub former: Networks,
 }

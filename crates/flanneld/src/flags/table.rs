@@ -157,6 +157,8 @@ flags! {
         "drop tunnel packets from addresses that no lease names; false where peers send from others" |to, value| to.tunnel_guard = boolean(value)?;
     "pod-guard" Bool "true" Ours
         "drop what pods behind bridges of this node send from addresses outside of these bridges' networks, and their IP in IP and GRE to nodes" |to, value| to.pod_guard = boolean(value)?;
+    "fast-path" Text "off" Ours
+        "off, auto or require: whether BPF programs carry packets of backend `udp`; auto where the kernel can, with require the node is not ready without" |to, value| to.fast_path = value.parse().map_err(|_| "it must be off, auto or require")?;
     "extension-shell" Bool "false" Ours
         "run the commands of backend `extension` by sh -c" |to, value| to.extension_shell = boolean(value)?;
     "takeover" Bool "false" Ours

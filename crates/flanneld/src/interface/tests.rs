@@ -19,6 +19,8 @@ fn link(index: u32, name: &str) -> Link {
         link_netnsid: None,
         operstate: OperState::Up,
         tx_queue_len: 1000,
+        sizes: Default::default(),
+        tso_max_bytes: 0,
         addr_gen_mode: None,
         vxlan: None,
         ipip: None,
@@ -34,6 +36,7 @@ fn address(ifindex: u32, net: &str, flags: u32) -> Address {
         broadcast: None,
         scope: Scope::Universe,
         flags: AddressFlags(flags),
+        protocol: 0,
     }
 }
 

@@ -1,10 +1,13 @@
 //! Two nodes in namespaces of their own, `h1` and `h2`, on one wire, with a pod each, `p1` and `p2`.
 
+use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use russet_addr::Ipv4Net;
-use russet_flanneld::udp::{OVERHEAD_BYTES, Options, PORT, Proxy};
+use russet_flanneld::udp::{FastPath, OVERHEAD_BYTES, Options, PORT, Proxy, Via};
 use russet_linux::NetNs;
+use russet_netlink::Socket;
 use russet_testkit::{eventually_some, in_netns_with_loopback, sh};
 use rustix::net::{AddressFamily, Protocol, SocketType, sockopt};
 
@@ -20,6 +23,8 @@ pub struct Capture(rustix::fd::OwnedFd);
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const WIRE_MTU: u32 = 1500;
+const ETH_P_IP: u16 = 0x0800;
+const ETH_P_ALL: u16 = 3;
 
 /// Runs `body` with two nodes that can reach each other, and no backend yet.
 pub fn with_nodes(body: impl FnOnce([Node; 2]) + Send) {
@@ -70,7 +75,14 @@ impl Node {
             queues: 1,
             offload: true,
             guard: true,
+            fast_path: None,
         }
+    }
+
+    /// The same with the fast path, which then is the other node's, too.
+    pub fn fast_options(&self) -> Options {
+        let load = || FastPath::load(link("w0")).unwrap();
+        Options { fast_path: Some(Arc::new(self.host.with(load).unwrap())), ..self.options() }
     }
 
     /// Starts a proxy with the other node as peer.
@@ -79,8 +91,9 @@ impl Node {
         // proxy.
         let try_it = || self.host.run_in_thread(|| Proxy::start(options.clone())).unwrap().ok();
         let proxy = eventually_some(DEADLINE, try_it);
+        let has_fast_path = options.fast_path.is_some();
         let other = 3 - self.number;
-        proxy.put(lease(other), [192, 168, 77, other].into());
+        proxy.put(lease(other), Via { decapsulates: has_fast_path, ..node(other) });
         proxy
     }
 
@@ -104,7 +117,12 @@ impl Node {
 
     /// Begins to capture the packets that the node receives.
     pub fn capture(&self) -> Capture {
-        self.host.with(Capture::new).unwrap()
+        self.host.with(|| Capture::new(ETH_P_IP)).unwrap()
+    }
+
+    /// Begins to capture what its interfaces receive and send, before any program at them.
+    pub fn capture_all(&self) -> Capture {
+        self.host.with(|| Capture::new(ETH_P_ALL)).unwrap()
     }
 }
 
@@ -117,6 +135,16 @@ fn without_ipv6() {
     }
 }
 
+/// The index of a link in the calling thread's namespace.
+pub fn link(name: &str) -> u32 {
+    Socket::route().unwrap().link_by_name(&name.parse().unwrap()).unwrap().index
+}
+
+/// A node of which nothing else is known than its address.
+pub fn node(number: u8) -> Via {
+    Ipv4Addr::from([192, 168, 77, number]).into()
+}
+
 /// The subnet of a node.
 pub fn lease(number: u8) -> Ipv4Net {
     Ipv4Net::new([10, 1, number, 0].into(), 24).unwrap()
@@ -125,11 +153,12 @@ pub fn lease(number: u8) -> Ipv4Net {
 // === impl Capture ===
 
 impl Capture {
-    fn new() -> Self {
-        // ETH_P_IP in network order, as packet(7) requires in socket(2).
-        let ipv4 = Protocol::from_raw(u32::from(0x0800u16.to_be()).try_into().unwrap());
-        let socket = rustix::net::socket(AddressFamily::PACKET, SocketType::DGRAM, Some(ipv4)).unwrap();
+    fn new(protocol: u16) -> Self {
+        // In network order, as packet(7) requires in socket(2).
+        let protocol = Protocol::from_raw(u32::from(protocol.to_be()).try_into().unwrap());
+        let socket = rustix::net::socket(AddressFamily::PACKET, SocketType::DGRAM, Some(protocol)).unwrap();
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(DEADLINE)).unwrap();
+        sockopt::set_socket_recv_buffer_size_force(&socket, 16 << 20).unwrap();
         Self(socket)
     }
 

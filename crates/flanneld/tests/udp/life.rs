@@ -6,7 +6,7 @@ use russet_flanneld::udp::{Count, Proxy};
 use russet_netlink::{Monitor, Topic};
 use russet_testkit::{eventually, ip_json, sh};
 
-use crate::lab::{lease, with_nodes};
+use crate::lab::{lease, node, with_nodes};
 use crate::transfer::tcp;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -116,12 +116,12 @@ fn added_and_removed_peers_take_effect_at_once() {
         proxies[0].remove(lease(2));
         assert!(!one.ping("-W 1", "10.1.2.2").0);
         // The wide prefix has no peer, the narrow one has.
-        proxies[0].put("10.1.0.0/16".parse().unwrap(), [192, 168, 77, 99].into());
-        proxies[0].put(lease(2), [192, 168, 77, 2].into());
+        proxies[0].put("10.1.0.0/16".parse().unwrap(), node(99));
+        proxies[0].put(lease(2), node(2));
         assert!(one.ping("", "10.1.2.2").0);
         proxies[0].reset(&[]);
         assert!(!one.ping("-W 1", "10.1.2.2").0);
-        proxies[0].reset(&[(lease(2), [192, 168, 77, 2].into())]);
+        proxies[0].reset(&[(lease(2), node(2))]);
         assert!(one.ping("", "10.1.2.2").0);
     });
 }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests are tests, too")]
 
+mod fast;
 mod guards;
 mod lab;
 mod life;

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use russet_flanneld::udp::Options;
+use russet_flanneld::udp::{Count, Options};
 use russet_linux::tun::{Queue, Tun};
-use russet_testkit::sh;
+use russet_testkit::{bound, sh};
 
-use crate::lab::{Node, with_nodes};
+use crate::lab::{Node, lease, node, with_nodes};
 use crate::transfer::{tcp, udp_segments};
 
 /// The peer. All its packets go to the one other node.
@@ -37,7 +37,7 @@ const MTU: usize = 1472;
 impl Plain {
     fn start(node: &Node, other: Ipv4Addr) -> Self {
         let options = node.options();
-        let bind = || UdpSocket::bind((options.local, options.port)).unwrap();
+        let bind = || bound(|| UdpSocket::bind((options.local, options.port)));
         let (tun, socket) =
             node.host.with(|| (Tun::create(&options.tun, 1, false).unwrap(), bind())).unwrap();
         let (n, device) = (node.number, tun.name.as_str());
@@ -112,7 +112,7 @@ impl Drop for Plain {
 }
 
 /// Why a datagram is not a single inner packet with right checksums.
-fn object(packet: &[u8]) -> Option<&'static str> {
+pub fn object(packet: &[u8]) -> Option<&'static str> {
     let total = usize::from(u16::from_be_bytes([*packet.get(2)?, *packet.get(3)?]));
     if packet.len() < 20 || packet[0] != 0x45 || total != packet.len() {
         return Some("no IPv4 packet of its length");
@@ -141,7 +141,7 @@ fn age(packet: &mut [u8]) -> bool {
     packet[8] > 0
 }
 
-fn sum(bytes: &[u8]) -> u16 {
+pub fn sum(bytes: &[u8]) -> u16 {
     let words =
         bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0)));
     let mut sum: u32 = words.sum();
@@ -155,19 +155,32 @@ fn sum(bytes: &[u8]) -> u16 {
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn a_peer_with_one_packet_in_each_datagram_understands_all_and_is_understood() {
-    with_nodes(|[one, two]| {
-        let proxy = one.start(one.options());
-        let peer = Plain::start(&two, [192, 168, 77, 1].into());
-        let (answered, said) = one.ping("-t 64", "10.1.2.2");
-        assert!(answered && said.contains("ttl=60"), "{said}");
-        let (answered, said) = two.ping("-s 1444", "10.1.1.2");
-        assert!(answered, "{said}");
-        assert_eq!(udp_segments(&one.pod, &two.pod, [10, 1, 2, 2].into(), 5, 30, 1200), 150);
-        assert_eq!(udp_segments(&two.pod, &one.pod, [10, 1, 1, 2].into(), 5, 30, 1200), 150);
-        tcp(&one.pod, &two.pod, [10, 1, 2, 2].into(), 8 << 20);
-        tcp(&two.pod, &one.pod, [10, 1, 1, 2].into(), 8 << 20);
-        assert!(peer.packets() > (8 << 20) / 1472);
-        assert!(proxy.offloads().segments);
-        peer.packets();
-    });
+    for options in [Node::options, Node::fast_options] {
+        with_nodes(|nodes| understands(nodes, options));
+    }
+}
+
+/// With the fast path, programs take what it sends out of datagrams.
+fn understands([one, two]: [Node; 2], options: fn(&Node) -> Options) {
+    let options = options(&one);
+    let fast_path = options.fast_path.clone();
+    let proxy = one.start(options);
+    proxy.put(lease(2), node(2));
+    let peer = Plain::start(&two, [192, 168, 77, 1].into());
+    let (answered, said) = one.ping("-t 64", "10.1.2.2");
+    assert!(answered && said.contains("ttl=60"), "{said}");
+    let (answered, said) = two.ping("-s 1444", "10.1.1.2");
+    assert!(answered, "{said}");
+    assert_eq!(udp_segments(&one.pod, &two.pod, [10, 1, 2, 2].into(), 5, 30, 1200), 150);
+    assert_eq!(udp_segments(&two.pod, &one.pod, [10, 1, 1, 2].into(), 5, 30, 1200), 150);
+    tcp(&one.pod, &two.pod, [10, 1, 2, 2].into(), 8 << 20);
+    tcp(&two.pod, &one.pod, [10, 1, 1, 2].into(), 8 << 20);
+    assert!(peer.packets() > (8 << 20) / 1472);
+    assert!(proxy.offloads().segments);
+    peer.packets();
+    if let Some(fast_path) = fast_path {
+        let [sent, received] = fast_path.carried().unwrap();
+        assert_eq!(sent.packets, 0);
+        assert!(received.packets > (8 << 20) / 1472 && proxy.count(Count::Received) < 100);
+    }
 }

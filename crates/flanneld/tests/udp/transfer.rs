@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use russet_linux::NetNs;
 use russet_linux::udp::{DatagramBatch, PortSharing, UdpSocket as SegmentingSocket};
+use russet_testkit::bound;
 use rustix::net::sockopt;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -15,11 +16,16 @@ const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 
 /// Sends `bytes` bytes over TCP from one namespace to an address in another, and compares what arrives.
 pub fn tcp(from: &NetNs, to: &NetNs, address: Ipv4Addr, bytes: usize) {
+    tcp_by(from, to, address, address, bytes);
+}
+
+/// The same where the receiver is reached by another address than its own.
+pub fn tcp_by(from: &NetNs, to: &NetNs, address: Ipv4Addr, by: Ipv4Addr, bytes: usize) {
     let pattern: Vec<u8> = (0..bytes).map(|n| (n * 7 + n / 251) as u8).collect();
     let listener = to.with(|| TcpListener::bind((address, 0))).unwrap().unwrap();
     // Timeout of `accept`, in case the sender fails.
     sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(DEADLINE)).unwrap();
-    let target = listener.local_addr().unwrap();
+    let target = (by, listener.local_addr().unwrap().port()).into();
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();
@@ -51,7 +57,7 @@ pub fn udp_segments(
     each: u32,
     size: usize,
 ) -> usize {
-    let receiver = to.with(|| UdpSocket::bind((address, 4433))).unwrap().unwrap();
+    let receiver = to.with(|| bound(|| UdpSocket::bind((address, 4433)))).unwrap();
     sockopt::set_socket_recv_buffer_size_force(&receiver, RECEIVE_BUFFER_BYTES).unwrap();
     receiver.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);

@@ -39,7 +39,7 @@ pub(super) struct Named {
 pub enum Owner {
     /// A pod's, or of unknown origin: an endpoint names it.
     Pod,
-    /// A node's tunnel: the node's record names it.
+    /// A node's, for its tunnel or for probes: the node's record names it.
     Tunnel,
     /// A service's or a virtual machine's, which may be switched off: records elsewhere name it.
     Elsewhere,
@@ -80,7 +80,7 @@ fn addresses(record: &Record) -> Option<Result<Vec<IpAddr>, DecodeError>> {
     }
 }
 
-/// The addresses of a node's tunnel devices of all kinds.
+/// The addresses of a node's tunnel devices of all kinds, and those that it has only for probes.
 fn tunnels(node: &Node) -> Vec<IpAddr> {
     let vxlan = Family::BOTH.iter().filter_map(|family| node.spec.vxlan_tunnel(*family));
     let ipip = node.spec.bgp.as_ref().and_then(|bgp| bgp.ipv4_ipip_tunnel_addr).map(IpAddr::V4);
@@ -88,7 +88,8 @@ fn tunnels(node: &Node) -> Vec<IpAddr> {
     let wireguard = ["interfaceIPv4Address", "interfaceIPv6Address"]
         .into_iter()
         .filter_map(|name| wireguard?.get(name)?.as_str()?.parse().ok());
-    vxlan.chain(ipip).chain(wireguard).collect()
+    let probes = Family::BOTH.iter().filter_map(|family| node.probe_address(*family));
+    vxlan.chain(ipip).chain(wireguard).chain(probes).collect()
 }
 
 // === impl Named ===

@@ -246,3 +246,26 @@ fn findings_keep_numbers_above_2_to_the_53_in_json() {
     assert!(text.contains(r#""kind":"handle-missing","address":"10.1.0.16""#), "{text}");
     assert_eq!(serde_json::from_str::<Vec<Finding>>(&text).unwrap(), findings);
 }
+
+#[test]
+fn an_address_for_probes_is_named_by_its_nodes_annotation() {
+    // calico-ipam.md section 5.2; no endpoint and no tunnel names it
+    let text = TV4.replace("vxlan-tunnel-addr-node-a", "russet-probe-addr-node-a");
+    let record = |address: &str| {
+        format!(
+            r#"{{"kind":"Node","metadata":{{"name":"node-a","annotations":{{"russet.dev/probe-address-v4":"{address}"}}}},"spec":{{}}}}"#
+        )
+    };
+    let with = |address: &str| {
+        found(|store| {
+            store.insert(BLOCK.into(), text.clone());
+            store.remove(&handle("vxlan-tunnel-addr-node-a"));
+            store.insert(handle("russet-probe-addr-node-a"), counts(1));
+            store.insert("/calico/resources/v3/projectcalico.org/nodes/node-a".into(), record(address));
+        })
+    };
+    assert_eq!(with("10.1.0.19"), [""; 0]);
+    // One that is not allocated is found, as a tunnel's is.
+    let missing = with("10.1.0.21");
+    assert!(missing.iter().any(|finding| finding.contains("10.1.0.21")), "{missing:?}");
+}

@@ -1,6 +1,7 @@
 use std::fs;
 
 use russet_attach::{Attachment as Routed, Bridge, Dialect, Port};
+use serde_json::json;
 
 use super::*;
 
@@ -506,6 +507,43 @@ fn the_files_format_is_that_of_earlier_versions() {
 }
 
 #[test]
+fn an_interface_that_was_attached_without_an_agent_is_known_with_its_pod_also_in_place_of_an_earlier_one() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    ["a", "b"].iter().for_each(|container| _ = add(&journal, container));
+    let (journal, _) = desk.open();
+    let history = desk.dir.path().join("history");
+    let line = |container: &str| {
+        let pod = format!("shop/{container}");
+        json!({ "at": "t", "verb": "ADD", "ips": ["10.1.0.9"], "container": container, "ifname": "eth0",
+            "network": id(container).network.as_str(), "pod": pod })
+    };
+    fs::write(&history, format!("{}\n{}\n", line("b"), line("c"))).unwrap();
+    let routed = |container: &str, address: &str| {
+        let mut attachment = Routed::new(Dialect::Native, id(container), None);
+        attachment.addresses = vec![address.parse().unwrap()];
+        attachment
+    };
+    let found =
+        [routed("a", "10.1.0.7"), routed("b", "10.1.0.8"), routed("c", "10.1.0.9"), routed("d", "10.1.0.10")];
+    journal.fill(|_| true, found.into(), &history);
+    let known = |container: &str| {
+        let endpoint = journal.table.get(&id(container)).unwrap();
+        (endpoint.pod, endpoint.wired.unwrap().addresses()[0].to_string())
+    };
+    let expected = [
+        ("a", Some("shop/web-0"), "10.1.0.7"),
+        ("b", Some("shop/b"), "10.1.0.8"),
+        ("c", Some("shop/c"), "10.1.0.9"),
+        ("d", None, "10.1.0.10"),
+    ];
+    for (container, pod, address) in expected {
+        assert_eq!(known(container), (pod.map(str::to_owned), address.to_owned()), "{container}");
+    }
+    assert_eq!(journal.table.attached().len(), expected.len());
+}
+
+#[test]
 fn attachments_that_no_longer_exist_are_removed_from_the_journal_and_not_listed() {
     let desk = desk();
     let (journal, _) = desk.open();
@@ -517,7 +555,7 @@ fn attachments_that_no_longer_exist_are_removed_from_the_journal_and_not_listed(
         journal.end(op.unwrap(), 0).unwrap();
     }
     let (journal, _) = desk.open();
-    journal.fill(|wired| wired.id().container.as_str() == "a", Vec::new());
+    journal.fill(|wired| wired.id().container.as_str() == "a", Vec::new(), Path::new("/none"));
     let attached: Vec<EndpointId> = journal.table.attached().into_iter().map(|it| it.subject.id).collect();
     assert_eq!(attached, [id("a")]);
     let subjects = |journal: &Journal| {

@@ -11,7 +11,7 @@ use russet_netlink::Direction;
 
 use super::{BpfError, Program, sys};
 
-/// A program at a link. Dropping it detaches the program, unless it has a pin.
+/// A program at a link. Dropping it detaches the program.
 #[derive(Debug)]
 pub struct TcxLink(OwnedFd);
 
@@ -65,8 +65,18 @@ impl TcxLink {
         Ok((Attached { program: info.prog_id, link: info.id }, info.ifindex))
     }
 
-    pub(super) fn of(fd: OwnedFd) -> Self {
-        Self(fd)
+    fn detach(&self) -> io::Result<libc::c_int> {
+        let mut attributes = sys::DetachLink { link_fd: self.0.as_raw_fd() as u32 };
+        // SAFETY: the attributes have no address.
+        unsafe { sys::call(sys::LINK_DETACH, &mut attributes) }
+    }
+}
+
+impl Drop for TcxLink {
+    fn drop(&mut self) {
+        // Closing it would leave the program there for as long as another process has it open, as one does
+        // between `fork` and `exec`. After a failure the kernel detaches the program with the last of them.
+        let _ = self.detach();
     }
 }
 

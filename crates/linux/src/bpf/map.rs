@@ -31,12 +31,9 @@ pub struct MapDefinition {
     pub entries: u32,
     /// `BPF_F_*` of linux/bpf.h.
     pub flags: u32,
-    /// The version of what keys and values mean.
-    pub layout: u32,
 }
 
-/// A map in the kernel; the kernel frees it when no program uses it, it has no pin and this is
-/// dropped.
+/// A map in the kernel; the kernel frees it when no program uses it and this is dropped.
 #[derive(Debug)]
 pub struct Map {
     fd: OwnedFd,
@@ -96,19 +93,6 @@ impl Map {
         Ok(Self { fd, definition: definition.clone(), value_bytes })
     }
 
-    /// The map behind a descriptor, if it has the kind and the lengths of the definition.
-    pub(super) fn of(fd: OwnedFd, definition: &MapDefinition) -> io::Result<Option<Self>> {
-        // SAFETY: the structure consists of numbers.
-        let found = unsafe { sys::info::<sys::MapInfo>(fd.as_raw_fd() as u32) }?;
-        let is_same = found.kind == definition.kind as u32
-            && found.key_size == definition.key_bytes
-            && found.value_size == definition.value_bytes
-            && found.max_entries == definition.entries
-            && found.map_flags == definition.flags;
-        let value_bytes = value_bytes(definition)?;
-        Ok(is_same.then(|| Self { fd, definition: definition.clone(), value_bytes }))
-    }
-
     /// Another descriptor of the same map.
     pub fn try_clone(&self) -> Result<Self, BpfError> {
         let fd = self.fd.try_clone().map_err(self.failed("open again"))?;
@@ -117,6 +101,11 @@ impl Map {
 
     pub fn definition(&self) -> &MapDefinition {
         &self.definition
+    }
+
+    /// How many bytes a value has as it is read and written.
+    pub const fn value_bytes(&self) -> usize {
+        self.value_bytes
     }
 
     /// The value of a key. That of a per-CPU array has the values of all CPUs, each padded to 8

@@ -49,7 +49,7 @@ const STT_FUNC: u8 = 2;
 const R_BPF_64_64: u64 = 1;
 
 /// `struct map` of russet.h.
-const DEFINITION_BYTES: usize = 24;
+const DEFINITION_BYTES: usize = 20;
 /// `BPF_LD | BPF_DW | BPF_IMM`, which takes two slots.
 const LOAD_WIDE: u64 = 0x18;
 /// `BPF_PSEUDO_MAP_FD` as the source register.
@@ -166,7 +166,6 @@ fn maps(
             value_bytes: field(2)?,
             entries: field(3)?,
             flags: field(4)?,
-            layout: field(5)?,
         });
     }
     Ok((maps, symbols.iter().map(|symbol| symbol.value).collect()))
@@ -292,7 +291,6 @@ mod tests {
             value_bytes: 16,
             entries: 64,
             flags: 0,
-            layout: 2,
         };
         assert_eq!(object.maps()[2], flows);
         let code = object.code_with(&[10, 11, 12, 13, 14]).unwrap();

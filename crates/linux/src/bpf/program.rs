@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use super::{BpfError, Map, Object, end_of, sys};
 
@@ -104,10 +105,15 @@ impl Program {
 
     /// Runs it once on a packet that is at no link, `BPF_PROG_TEST_RUN`. For tests.
     pub fn run(&self, packet: &Packet<'_>) -> Result<Ran, BpfError> {
-        self.try_run(packet).map_err(BpfError::kernel(format!("run BPF program {}", self.name)))
+        self.run_repeatedly(packet, 1).map(|(ran, _)| ran)
     }
 
-    fn try_run(&self, packet: &Packet<'_>) -> io::Result<Ran> {
+    /// Runs it so many times, each on what the run before made of the packet. The time is that of one run.
+    pub fn run_repeatedly(&self, packet: &Packet<'_>, times: u32) -> Result<(Ran, Duration), BpfError> {
+        self.try_run(packet, times).map_err(BpfError::kernel(format!("run BPF program {}", self.name)))
+    }
+
+    fn try_run(&self, packet: &Packet<'_>, times: u32) -> io::Result<(Ran, Duration)> {
         let mut frame = vec![0; packet.frame.len() + ADDED_BYTES];
         let mut context = [0; CONTEXT_BYTES];
         context[CONTEXT_MARK..CONTEXT_MARK + 4].copy_from_slice(&packet.mark.to_ne_bytes());
@@ -122,7 +128,7 @@ impl Program {
             data_size_out: sys::length(frame.len())?,
             data_in: packet.frame.as_ptr() as u64,
             data_out: frame.as_mut_ptr() as u64,
-            repeat: 1,
+            repeat: times,
             ctx_size_in: sys::length(context.len())?,
             ctx_size_out: sys::length(after.len())?,
             ctx_in: context.as_ptr() as u64,
@@ -133,7 +139,8 @@ impl Program {
         unsafe { sys::call(sys::PROG_TEST_RUN, &mut run) }?;
         frame.truncate(run.data_size_out as usize);
         let [a, b, c, d] = [0, 1, 2, 3].map(|at| after[CONTEXT_MARK + at]);
-        Ok(Ran { verdict: run.retval.cast_signed(), frame, mark: u32::from_ne_bytes([a, b, c, d]) })
+        let ran = Ran { verdict: run.retval.cast_signed(), frame, mark: u32::from_ne_bytes([a, b, c, d]) };
+        Ok((ran, Duration::from_nanos(run.duration.into())))
     }
 }
 

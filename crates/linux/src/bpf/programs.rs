@@ -14,6 +14,16 @@ pub const FAST_UPLINK: &[u8] = include_bytes!("../../bpf/fast_uplink.o");
 /// Packets that leave the kernel's path, of which the fast path learns flows.
 pub const FAST_LEARN: &[u8] = include_bytes!("../../bpf/fast_learn.o");
 
+/// Packets that leave through the device of flannel's backend `udp`.
+pub const UDP_SEND: &[u8] = include_bytes!("../../bpf/udp_send.o");
+/// Packets that the uplink receives, with that backend.
+pub const UDP_RECEIVE: &[u8] = include_bytes!("../../bpf/udp_receive.o");
+
+/// Packets from a pod, in the model of the benchmark that leaves VXLAN to a device with metadata.
+pub const MODEL_TUNNEL_SEND: &[u8] = include_bytes!("../../bpf/model_tunnel_send.o");
+/// Packets that the device of that model receives.
+pub const MODEL_TUNNEL_RECEIVE: &[u8] = include_bytes!("../../bpf/model_tunnel_receive.o");
+
 /// All of them by their names.
 #[cfg(test)]
 pub(super) const ALL: &[(&str, &[u8])] = &[
@@ -23,6 +33,10 @@ pub(super) const ALL: &[(&str, &[u8])] = &[
     ("fast_pod", FAST_POD),
     ("fast_uplink", FAST_UPLINK),
     ("fast_learn", FAST_LEARN),
+    ("udp_send", UDP_SEND),
+    ("udp_receive", UDP_RECEIVE),
+    ("model_tunnel_send", MODEL_TUNNEL_SEND),
+    ("model_tunnel_receive", MODEL_TUNNEL_RECEIVE),
 ];
 
 /// A program of the loader's tests, with a map of each kind.

@@ -2,11 +2,10 @@
 //! nothing about what a distribution adds or leaves out.
 
 use std::fmt;
-use std::path::Path;
 
 use russet_netlink::Direction;
 
-use super::{BpfError, Map, MapDefinition, MapKind, Pins, Program, attached};
+use super::{BpfError, Map, MapDefinition, MapKind, Program, attached};
 
 /// Something that the fast path uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,10 +14,8 @@ pub enum Need {
     Programs,
     /// A map of this kind, with entries that are written and read by few calls.
     Maps(MapKind),
-    /// Attaching by TCX. Without it there is `clsact`.
+    /// Attaching by TCX.
     Tcx,
-    /// A file system for pins. Without it nothing of TCX outlives the agent.
-    Pins,
 }
 
 /// What is missing, and why.
@@ -35,13 +32,12 @@ const NO_PREALLOC: u32 = 1;
 // === impl Support ===
 
 impl Support {
-    /// Tries everything. Nothing of it stays but the directory of the pins.
-    pub fn probe(pins: &Path) -> Self {
+    /// Tries everything. Nothing of it stays.
+    pub fn probe() -> Self {
         let maps = MapKind::ALL.map(|kind| (Need::Maps(kind), try_map(kind)));
         let others = [
             (Need::Programs, Program::from_instructions("probe", &PASS).map(drop)),
             (Need::Tcx, attached(LOOPBACK, Direction::Ingress).map(drop)),
-            (Need::Pins, Pins::open(pins).map(drop)),
         ];
         let all = others.into_iter().chain(maps);
         Self(all.filter_map(|(need, tried)| tried.err().map(|why| (need, why))).collect())
@@ -68,7 +64,6 @@ fn try_map(kind: MapKind) -> Result<(), BpfError> {
         value_bytes: 8,
         entries: 1,
         flags: if is_trie { NO_PREALLOC } else { 0 },
-        layout: 0,
     };
     let map = Map::create(&definition)?;
     let value = match map.entries()?.first() {
@@ -86,7 +81,6 @@ impl fmt::Display for Need {
             Self::Programs => f.write_str("BPF programs"),
             Self::Maps(kind) => write!(f, "BPF maps of kind {}", kind.name()),
             Self::Tcx => f.write_str("TCX"),
-            Self::Pins => f.write_str("pins of BPF maps"),
         }
     }
 }

@@ -9,8 +9,6 @@ pub const MAP_LOOKUP_ELEM: libc::c_int = 1;
 pub const MAP_UPDATE_ELEM: libc::c_int = 2;
 pub const MAP_DELETE_ELEM: libc::c_int = 3;
 pub const PROG_LOAD: libc::c_int = 5;
-pub const OBJ_PIN: libc::c_int = 6;
-pub const OBJ_GET: libc::c_int = 7;
 pub const PROG_TEST_RUN: libc::c_int = 10;
 pub const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 pub const PROG_QUERY: libc::c_int = 16;
@@ -18,6 +16,7 @@ pub const MAP_LOOKUP_BATCH: libc::c_int = 24;
 pub const MAP_UPDATE_BATCH: libc::c_int = 26;
 pub const LINK_CREATE: libc::c_int = 28;
 pub const LINK_UPDATE: libc::c_int = 29;
+pub const LINK_DETACH: libc::c_int = 34;
 
 /// `BPF_OBJ_NAME_LEN`
 pub const NAME_BYTES: usize = 16;
@@ -73,14 +72,6 @@ pub struct Elements {
     pub map_fd: u32,
     pub elem_flags: u64,
     pub flags: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-pub struct Pin {
-    pub pathname: u64,
-    pub bpf_fd: u32,
-    pub file_flags: u32,
 }
 
 #[repr(C)]
@@ -142,6 +133,12 @@ pub struct UpdateLink {
     pub old_prog_fd: u32,
 }
 
+#[repr(C)]
+#[derive(Default)]
+pub struct DetachLink {
+    pub link_fd: u32,
+}
+
 /// `struct bpf_prog_info`, as far as it is read.
 #[repr(C)]
 #[derive(Default)]
@@ -151,18 +148,6 @@ pub struct ProgramInfo {
     pub tag: [u8; 8],
     pub unread: [u64; 6],
     pub name: [u8; NAME_BYTES],
-}
-
-/// `struct bpf_map_info`, as far as it is read.
-#[repr(C)]
-#[derive(Default)]
-pub struct MapInfo {
-    pub kind: u32,
-    pub id: u32,
-    pub key_size: u32,
-    pub value_size: u32,
-    pub max_entries: u32,
-    pub map_flags: u32,
 }
 
 /// `struct bpf_link_info` of a TCX link.

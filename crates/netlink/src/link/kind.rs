@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use russet_addr::{IfName, Mac};
 
-use super::{Flags, attr_fd, attr_option, ifinfomsg};
+use super::{Flags, PacketSizes, attr_fd, attr_option, ifinfomsg};
 use crate::kernel::*;
 use crate::wire::{Attributes, MessageBuilder};
 
@@ -44,6 +44,8 @@ pub struct Peer {
     pub mac: Option<Mac>,
     /// Length of the transmit queue.
     pub tx_queue_len: Option<u32>,
+    /// Its largest packets inside the kernel.
+    pub sizes: Option<PacketSizes>,
 }
 
 /// Options of a bridge; STP is always off.
@@ -175,7 +177,7 @@ fn one_queue(message: &mut MessageBuilder<'_>) {
 impl Peer {
     /// A peer in the same namespace, with default options.
     pub fn new(name: IfName) -> Self {
-        Self { name, netns: None, mtu_bytes: None, mac: None, tx_queue_len: None }
+        Self { name, netns: None, mtu_bytes: None, mac: None, tx_queue_len: None, sizes: None }
     }
 
     fn encode(&self, message: &mut MessageBuilder<'_>) {
@@ -186,6 +188,7 @@ impl Peer {
             message.attr(IFLA_ADDRESS, &mac.octets());
         }
         attr_option(message, IFLA_TXQLEN, self.tx_queue_len);
+        PacketSizes::encode(self.sizes, message);
         attr_fd(message, self.netns);
         one_queue(message);
     }

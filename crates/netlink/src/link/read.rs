@@ -2,7 +2,7 @@
 
 use russet_addr::{IfName, Mac};
 
-use super::{AddrGenMode, BridgePort, Ipip, Vxlan};
+use super::{AddrGenMode, BridgePort, Ipip, PacketSizes, Vxlan};
 use crate::error::Result;
 use crate::kernel::*;
 use crate::socket::Socket;
@@ -39,6 +39,10 @@ pub struct Link {
     pub operstate: OperState,
     /// Length of the transmit queue.
     pub tx_queue_len: u32,
+    /// Its largest packets inside the kernel; 0 for what the kernel does not report.
+    pub sizes: PacketSizes,
+    /// The largest that `sizes` can be for its driver; 0 if the kernel does not report it (before 5.19).
+    pub tso_max_bytes: u32,
     /// How IPv6 link-local addresses are generated; `None` without IPv6.
     pub addr_gen_mode: Option<AddrGenMode>,
     /// A VXLAN device's options.
@@ -125,6 +129,8 @@ impl Link {
             link_netnsid: None,
             operstate: OperState::Unknown,
             tx_queue_len: 0,
+            sizes: PacketSizes::default(),
+            tso_max_bytes: 0,
             addr_gen_mode: None,
             vxlan: None,
             bridge_port: None,
@@ -144,9 +150,10 @@ impl Link {
             IFLA_LINK_NETNSID => self.link_netnsid = attribute.u32().map(u32::cast_signed),
             IFLA_OPERSTATE => self.operstate = OperState::from_number(attribute.u8().unwrap_or(0)),
             IFLA_TXQLEN => self.tx_queue_len = attribute.u32().unwrap_or(0),
+            IFLA_TSO_MAX_SIZE => self.tso_max_bytes = attribute.u32().unwrap_or(0),
             IFLA_LINKINFO => self.take_info(&attribute.nested()),
             IFLA_AF_SPEC => self.addr_gen_mode = addr_gen_mode(&attribute.nested()),
-            _ => {}
+            _ => self.sizes.take(attribute),
         }
     }
 

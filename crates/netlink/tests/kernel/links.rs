@@ -2,7 +2,8 @@
 
 use russet_addr::Mac;
 use russet_netlink::{
-    AddrGenMode, Batch, Bridge, Df, LinkAdd, LinkDel, LinkKind, LinkSet, OperState, Peer, Socket, Vxlan,
+    AddrGenMode, Batch, Bridge, Df, LinkAdd, LinkDel, LinkKind, LinkSet, OperState, PacketSizes, Peer,
+    Socket, Vxlan,
 };
 
 use super::{in_new_netns, ip_link, name, new_netns, raw, run, tool, wire, within};
@@ -176,6 +177,32 @@ fn a_link_of_any_other_kind_takes_raw_options() {
         assert_eq!(shown["linkinfo"]["info_kind"], "macvlan");
         assert_eq!(shown["linkinfo"]["info_data"]["mode"], "bridge");
         assert_eq!(socket.link_by_name(&name("mv0")).unwrap().link, Some(parent));
+    });
+}
+
+#[test]
+#[ignore = "kernel: veth in network namespaces"]
+fn both_ends_of_a_veth_have_their_sizes_from_their_creation_until_they_are_changed() {
+    // dataplane.md section 2.5
+    let pod = new_netns();
+    in_new_netns(|| {
+        let mut socket = Socket::route().unwrap();
+        let big = PacketSizes { gso: 150_000, gro: 160_000, gso_ipv4: 170_000, gro_ipv4: 180_000 };
+        let half = PacketSizes { gso: PacketSizes::LEGACY.gso, gro: PacketSizes::LEGACY.gro, ..big };
+        let peer = Peer { netns: raw(&pod), sizes: Some(half), ..Peer::new(name("eth0")) };
+        let link = LinkAdd { sizes: Some(big), ..LinkAdd::veth(name("v0"), peer) };
+        run(&mut socket, |batch| batch.add_link(&link)).unwrap();
+        let host = socket.link_by_name(&name("v0")).unwrap();
+        assert_eq!((host.sizes, host.tso_max_bytes), (big, 524_280));
+        assert!(big.is_big() && half.is_big() && !PacketSizes::LEGACY.is_big());
+        let pod_end = within(&pod, || Socket::route().unwrap().link_by_name(&name("eth0")).unwrap());
+        assert_eq!(pod_end.sizes, half);
+
+        let set = |sizes| LinkSet { sizes: Some(sizes), ..LinkSet::index(host.index) };
+        run(&mut socket, |batch| batch.set_link(&set(PacketSizes::LEGACY))).unwrap();
+        assert_eq!(socket.link_by_index(host.index).unwrap().sizes, PacketSizes::LEGACY);
+        let error = run(&mut socket, |batch| batch.set_link(&set(PacketSizes::all(600_000)))).unwrap_err();
+        assert!(error.to_string().contains("EINVAL"), "{error}");
     });
 }
 

@@ -69,6 +69,35 @@ fn addresses_of_pods_are_usable_at_once() {
     });
 }
 
+#[test]
+#[ignore = "kernel: addresses of the loopback interface"]
+fn an_address_of_the_loopback_interface_names_its_owner_and_is_no_source_by_itself() {
+    in_new_netns(|| {
+        let mut socket = Socket::route().unwrap();
+        let lo = socket.link_by_name(&name("lo")).unwrap().index;
+        let owned = |text: &str| Address { protocol: 114, ..Address::new(lo, net(text)) };
+        let v4 = Address { scope: Scope::Host, ..owned("10.1.0.9/32") };
+        let v6 = owned("fd00::9/128");
+        let flags = AddressFlags::NOPREFIXROUTE | AddressFlags::DEPRECATED;
+        let v6 = Address { flags: v6.flags | flags, ..v6 };
+        let foreign = Address::new(lo, net("10.1.0.10/32"));
+        for _ in 0..2 {
+            let all = [&v4, &v6, &foreign];
+            run(&mut socket, |batch| all.iter().fold(batch, |batch, address| batch.replace_address(address)))
+                .unwrap();
+            let read = socket.addresses_of(lo).unwrap();
+            for address in all {
+                let found = read.iter().find(|found| found.net == address.net).unwrap();
+                assert_eq!((found.protocol, found.scope), (address.protocol, address.scope), "{found:?}");
+                assert!(found.flags.contains(address.flags), "{found:?}");
+            }
+        }
+        assert_eq!(tool("ip -j -6 route show fd00::9").len(), 0);
+        run(&mut socket, |batch| batch.delete_address(&v4).delete_address(&v6)).unwrap();
+        assert!(!socket.addresses_of(lo).unwrap().iter().any(|found| found.protocol == 114));
+    });
+}
+
 /// One route of each kind that Russet creates.
 fn some_routes(oif: u32) -> Vec<Route> {
     let base = |route: Route| Route { protocol: 114, ..route };

@@ -55,12 +55,14 @@ pub(crate) fn verdict(expressions: &Attributes<'_>) -> Option<Verdict> {
 
 /// The packet count of the counters in a list; `None` without counters.
 pub(crate) fn packets(expressions: &Attributes<'_>) -> Option<u64> {
-    let count = |element: Attribute<'_>| {
-        let parts = element.nested();
-        parts.find(NFTA_EXPR_NAME).filter(|name| name.text() == "counter")?;
-        parts.find(NFTA_EXPR_DATA)?.nested().find(NFTA_COUNTER_PACKETS)?.be64()
-    };
-    expressions.clone().filter_map(count).reduce(u64::wrapping_add)
+    expressions.clone().filter_map(counted).reduce(u64::wrapping_add)
+}
+
+/// The packet count of an expression, if it is a counter.
+pub(crate) fn counted(expression: Attribute<'_>) -> Option<u64> {
+    let parts = expression.nested();
+    parts.find(NFTA_EXPR_NAME).filter(|name| name.text() == "counter")?;
+    parts.find(NFTA_EXPR_DATA)?.nested().find(NFTA_COUNTER_PACKETS)?.be64()
 }
 
 /// The comment in iptables' comment match.

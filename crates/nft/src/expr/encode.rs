@@ -20,10 +20,13 @@ const LOG_WARNING: u32 = 4;
 impl Expr {
     /// Appends the expression as a member of a list.
     pub(crate) fn encode(&self, message: &mut MessageBuilder<'_>) {
-        message.nested(NFTA_LIST_ELEM, |element| {
-            element.attr_str(NFTA_EXPR_NAME, self.name());
-            element.nested(NFTA_EXPR_DATA, |data| self.encode_data(data));
-        });
+        message.nested(NFTA_LIST_ELEM, |element| self.encode_parts(element));
+    }
+
+    /// Appends its name and its data.
+    pub(crate) fn encode_parts(&self, message: &mut MessageBuilder<'_>) {
+        message.attr_str(NFTA_EXPR_NAME, self.name());
+        message.nested(NFTA_EXPR_DATA, |data| self.encode_data(data));
     }
 
     /// The kernel's name for the expression.

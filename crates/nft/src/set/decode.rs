@@ -7,6 +7,7 @@ use russet_netlink::wire::{Attributes, Message};
 use super::bytes::Bytes;
 use super::element::{predecessor, to_network_order};
 use super::{Element, KEY_MAX_BYTES, KeyPart, KeyType, Set, SetInfo, TYPE_BITS, Value, ValueType};
+use crate::expr::counted;
 use crate::kernel::*;
 use crate::table::{Table, TableFamily};
 use crate::userdata;
@@ -42,6 +43,7 @@ pub(crate) fn decode_set(message: &Message<'_>) -> Option<SetInfo> {
         timeout: flags & NFT_SET_TIMEOUT != 0,
         constant: flags & NFT_SET_CONSTANT != 0,
         dynamic: flags & NFT_SET_EVAL != 0,
+        counter: find(NFTA_SET_EXPR).is_some_and(|expression| counted(expression).is_some()),
         default_timeout: find(NFTA_SET_TIMEOUT).and_then(|value| value.be64()).map(Duration::from_millis),
         size,
         comment: find(NFTA_SET_USERDATA).and_then(|data| userdata::set_comment_of(data.payload)),
@@ -68,6 +70,20 @@ pub(crate) fn decode_elements<'a>(set: &Set, lists: impl IntoIterator<Item = &'a
             Element { key, ..member.element }
         })
         .collect()
+}
+
+/// Decodes the elements that have counters in the messages of a dump, with the packets that each has counted. Not for intervals.
+pub(crate) fn decode_counted<'a>(
+    set: &Set,
+    lists: impl IntoIterator<Item = &'a [u8]>,
+) -> Vec<(Element, u64)> {
+    let members = lists.into_iter().flat_map(Attributes::new).filter_map(|member| {
+        let attributes = member.nested();
+        let packets = attributes.find(NFTA_SET_ELEM_EXPR).and_then(counted)?;
+        let member = decode_member(&attributes).filter(|it| it.key.len() == set.key_len() as usize)?;
+        Some((Element { key: split(set, &member.key, &member.key), ..member.element }, packets))
+    });
+    members.collect()
 }
 
 /// Starts and ends are not sorted; an end belongs to the start before it, and the last start may

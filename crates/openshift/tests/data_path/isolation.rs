@@ -1,6 +1,7 @@
 //! Which pods reach which, by ping: slow, but easy to read.
 
 use russet_openshift::data_path::Tenancy;
+use russet_testkit::bound;
 
 use crate::lab::{Pod, gateway, id, with_nodes};
 
@@ -113,8 +114,8 @@ fn streams_and_fragments_arrive_whole_on_the_node_and_between_nodes() {
         let inside = |pod: &Pod| russet_linux::NetNs::open_named(&pod.name).unwrap();
         for to in [&near, &far] {
             let address = (to.port.address, 7100);
-            let listener = inside(to).with(|| std::net::TcpListener::bind(address).unwrap()).unwrap();
-            let datagrams = inside(to).with(|| std::net::UdpSocket::bind(address).unwrap()).unwrap();
+            let listener = inside(to).with(|| bound(|| std::net::TcpListener::bind(address))).unwrap();
+            let datagrams = inside(to).with(|| bound(|| std::net::UdpSocket::bind(address))).unwrap();
             datagrams.set_read_timeout(Some(std::time::Duration::from_millis(20))).unwrap();
             let sent: Vec<u8> = (0..STREAM_BYTES).map(|at| (at % 251) as u8).collect();
             let mut got = Vec::new();

@@ -40,6 +40,21 @@ pub struct Content {
     pub hooks: BTreeSet<Hook>,
     /// Interfaces whose packets all take the kernel's path, and why.
     pub left_out: BTreeMap<String, &'static str>,
+    /// Pods' addresses to and from which nothing is carried, and why.
+    pub excluded: BTreeMap<IpAddr, &'static str>,
+    /// The host ends of all pods, by their indexes: what is carried of them is counted.
+    pub interfaces: BTreeMap<u32, String>,
+    /// Nodes whose packets take the kernel's path for a while.
+    pub paused: BTreeSet<Node>,
+}
+
+/// What the kernel's path carries for a while, so that it is seen at the devices that the fast path passes by.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Paused {
+    /// Indexes of pods' host ends, and of tunnels' devices.
+    pub interfaces: BTreeSet<u32>,
+    /// The outer addresses of nodes.
+    pub peers: BTreeSet<IpAddr>,
 }
 
 /// A program at a link.
@@ -75,6 +90,7 @@ const OF_RECEIVED: [&str; 2] = ["ingress", "clsact"];
 /// The priorities of the rules for the tables local, main and default.
 const DEFAULT_RULES: [u32; 3] = [0, 32766, 32767];
 const RULED: &str = "there are routing rules besides the kernel's own";
+const PAUSED: &str = "a capture runs, which shall see its packets";
 const LIMITED: &str = "a queueing discipline or filter is at its interface";
 
 /// What the fast path does beside this path of the kernel. `host_prefix` begins the names of pods'
@@ -87,6 +103,7 @@ pub fn content(kernel: &KernelPath, host_prefix: &str, protocol: u8) -> Content 
         content.left_out.insert("all".to_owned(), RULED);
         return content;
     }
+    content.interfaces = host_ends(kernel, host_prefix);
     content.find_endpoints(kernel, &links, host_prefix);
     content.find_nodes(kernel, &links, protocol);
     // Without a pod, nothing is sent or received.
@@ -106,6 +123,24 @@ pub(super) fn tunnels(links: &[Link]) -> impl Iterator<Item = (&Link, &Vxlan)> {
 // === impl Content ===
 
 impl Content {
+    /// Leaves to the kernel's path what is paused. Programs stay at the other links, so that it ends at once.
+    pub fn pause(&mut self, paused: &Paused) {
+        let is_paused = |ifindex: u32| paused.interfaces.contains(&ifindex);
+        let pods = self.endpoints.iter().filter(|(_, endpoint)| is_paused(endpoint.ifindex));
+        self.excluded.extend(pods.map(|(address, _)| (*address, PAUSED)));
+        self.endpoints.retain(|_, endpoint| !is_paused(endpoint.ifindex));
+        self.hooks.retain(|hook| !(self.interfaces.contains_key(&hook.ifindex) && is_paused(hook.ifindex)));
+        let is_meant = |node: &Node| {
+            let is_of_peer = |headers: VxlanHeaders| paused.peers.contains(&headers.remote.into());
+            // What is sent without a tunnel is seen at the uplink in any case.
+            node.vxlan.is_some_and(is_of_peer)
+                || (node.vxlan.is_some()
+                    && node.via_ifindex != node.out_ifindex
+                    && is_paused(node.via_ifindex))
+        };
+        self.paused = self.prefixes.values().flatten().filter(|node| is_meant(node)).copied().collect();
+    }
+
     fn find_endpoints(&mut self, kernel: &KernelPath, links: &Links<'_>, host_prefix: &str) {
         let routed: BTreeSet<(u32, IpNet)> = kernel
             .routes
@@ -123,6 +158,7 @@ impl Content {
             let Some(host_mac) = host.mac else { continue };
             if !links.is_plain(host.index) {
                 self.left_out.insert(host.name.clone(), LIMITED);
+                self.excluded.insert(neighbour.address, LIMITED);
                 continue;
             }
             let endpoint = Endpoint { ifindex: host.index, mtu_bytes: host.mtu_bytes, pod_mac, host_mac };
@@ -203,6 +239,11 @@ impl Content {
         }
         true
     }
+}
+
+fn host_ends(kernel: &KernelPath, host_prefix: &str) -> BTreeMap<u32, String> {
+    let is_veth = |link: &&Link| link.kind.as_deref() == Some("veth") && link.name.starts_with(host_prefix);
+    kernel.links.iter().filter(is_veth).map(|link| (link.index, link.name.clone())).collect()
 }
 
 fn is_host_end(link: &Link, host_prefix: &str) -> bool {

@@ -1,6 +1,6 @@
 //! Keys and values of the programs' maps, as the structures of `crates/linux/bpf/fast.h`. Pure.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use russet_addr::{IpNet, Mac};
 
@@ -48,6 +48,43 @@ pub struct Tunnel {
     pub port: u16,
 }
 
+/// What flows are distinguished by. A connection has two of them, one for each direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tuple {
+    pub from: IpAddr,
+    pub to: IpAddr,
+    pub from_port: u16,
+    pub to_port: u16,
+    pub protocol: u8,
+}
+
+/// A direction of a flow that the kernel's path has let pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KnownFlow {
+    pub tuple: Tuple,
+    /// Where it came in, and where it left.
+    pub ifindex: u32,
+    pub out_ifindex: u32,
+    /// The number of the epoch in which it was learnt; 0 once it has ended.
+    pub epoch: u32,
+    /// What the fast path has carried of it.
+    pub carried: Carried,
+}
+
+/// Packets, and their bytes from their IP headers on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Carried {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// What was carried of a pod's interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traffic {
+    pub from_pod: Carried,
+    pub to_pod: Carried,
+}
+
 /// The number of a value in the map `settings`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -61,6 +98,9 @@ pub(super) enum Setting {
 const NODE_DIRECT: u32 = 1;
 const NODE_VXLAN: u32 = 2;
 const NODE_BYTES: usize = 64;
+const CARRIED_BYTES: usize = 16;
+/// Where `kind` ends in a node's.
+const KIND_BYTES: usize = 4;
 /// Where the outer headers' values begin in a node's.
 const HEADERS_AT: usize = 36;
 /// IPv4 in the keys of addresses: `::ffff:0:0/96`.
@@ -90,9 +130,11 @@ pub(super) fn vni(number: u32) -> [u8; 4] {
 // === impl Endpoint ===
 
 impl Endpoint {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    /// `place` is where packets to the pod are counted.
+    pub(super) fn encode(&self, place: u32) -> Vec<u8> {
         let numbers = [self.ifindex, self.mtu_bytes].map(u32::to_ne_bytes);
-        [numbers.as_flattened(), &self.pod_mac.octets(), &self.host_mac.octets()].concat()
+        let macs = [self.pod_mac.octets(), self.host_mac.octets()];
+        [numbers.as_flattened(), macs.as_flattened(), &place.to_ne_bytes()].concat()
     }
 }
 
@@ -120,9 +162,119 @@ impl Node {
         value
     }
 
+    /// The value of a node whose packets take the kernel's path for a while: nothing but the kind differs, because a
+    /// program may read the others at the moment.
+    pub(super) fn paused(&self) -> Vec<u8> {
+        let mut value = self.encode();
+        value.iter_mut().take(KIND_BYTES).for_each(|byte| *byte = 0);
+        value
+    }
+
     /// The value of a place that no node has.
     pub(super) fn none() -> Vec<u8> {
         vec![0; NODE_BYTES]
+    }
+}
+
+// === impl Tuple ===
+
+impl Tuple {
+    pub const fn reversed(self) -> Self {
+        Self {
+            from: self.to,
+            to: self.from,
+            from_port: self.to_port,
+            to_port: self.from_port,
+            protocol: self.protocol,
+        }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let ports = [self.from_port, self.to_port].map(u16::to_be_bytes);
+        let protocol = u32::from(self.protocol).to_ne_bytes();
+        [&address(self.from)[..], &address(self.to), ports.as_flattened(), &protocol].concat()
+    }
+
+    fn decode(key: &[u8]) -> Option<Self> {
+        let (from, rest) = key.split_first_chunk::<16>()?;
+        let (to, rest) = rest.split_first_chunk::<16>()?;
+        let (from_port, rest) = rest.split_first_chunk()?;
+        let (to_port, rest) = rest.split_first_chunk()?;
+        let protocol = u32::from_ne_bytes(*rest.first_chunk()?);
+        Some(Self {
+            from: Ipv6Addr::from(*from).to_canonical(),
+            to: Ipv6Addr::from(*to).to_canonical(),
+            from_port: u16::from_be_bytes(*from_port),
+            to_port: u16::from_be_bytes(*to_port),
+            protocol: u8::try_from(protocol).ok()?,
+        })
+    }
+}
+
+// === impl KnownFlow ===
+
+impl KnownFlow {
+    /// An entry of the map `flows`.
+    pub(super) fn decode(key: &[u8], value: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_ne_bytes(*value.get(at..)?.first_chunk()?));
+        Some(Self {
+            tuple: Tuple::decode(key)?,
+            epoch: word(0)?,
+            ifindex: word(4)?,
+            out_ifindex: word(8)?,
+            carried: Carried::decode(value.get(32..)?)?,
+        })
+    }
+
+    /// Whether the connection has ended, or another one with the same ports begins.
+    pub const fn has_ended(&self) -> bool {
+        self.epoch == 0
+    }
+}
+
+// === impl Carried ===
+
+impl Carried {
+    fn decode(value: &[u8]) -> Option<Self> {
+        let (packets, rest) = value.split_first_chunk()?;
+        let bytes = u64::from_ne_bytes(*rest.first_chunk()?);
+        Some(Self { packets: u64::from_ne_bytes(*packets), bytes })
+    }
+
+    /// The sum over all processors.
+    pub(super) fn sum(value: &[u8]) -> Self {
+        value.chunks_exact(CARRIED_BYTES).filter_map(Self::decode).fold(Self::default(), Self::plus)
+    }
+
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        let packets = self.packets.wrapping_add(other.packets);
+        Self { packets, bytes: self.bytes.wrapping_add(other.bytes) }
+    }
+
+    /// What came since there was so much; everything, if it began again.
+    #[must_use]
+    pub const fn since(self, before: Self) -> Self {
+        match (self.packets.checked_sub(before.packets), self.bytes.checked_sub(before.bytes)) {
+            (Some(packets), Some(bytes)) => Self { packets, bytes },
+            _ => self,
+        }
+    }
+}
+
+// === impl Traffic ===
+
+impl Traffic {
+    /// The sum over all processors.
+    pub(super) fn sum(value: &[u8]) -> Self {
+        let of_processors = value.chunks_exact(2 * CARRIED_BYTES);
+        of_processors.fold(Self::default(), |sum, value| {
+            let (from, to) = value.split_at(CARRIED_BYTES);
+            Self {
+                from_pod: sum.from_pod.plus(Carried::sum(from)),
+                to_pod: sum.to_pod.plus(Carried::sum(to)),
+            }
+        })
     }
 }
 
@@ -163,7 +315,7 @@ mod tests {
         assert_eq!((&six[..4], six[4], six[19]), (&122_u32.to_ne_bytes()[..], 0xfd, 0x40));
         assert_eq!(vni(4096), [0, 16, 0, 0]);
         let endpoint = Endpoint { ifindex: 7, mtu_bytes: 1450, pod_mac: Mac([1; 6]), host_mac: Mac([2; 6]) };
-        assert_eq!(endpoint.encode().len(), 20);
+        assert_eq!((endpoint.encode(5).len(), &endpoint.encode(5)[20..]), (24, &5_u32.to_ne_bytes()[..]));
         let mut node = Node {
             via_ifindex: 3,
             mtu_bytes: 1450,
@@ -183,7 +335,32 @@ mod tests {
         assert_eq!(value[20..24], [192, 0, 2, 1]);
         assert_eq!(value[36..48], [192, 0, 2, 2, 192, 0, 2, 3, 0, 0, 1, 0]);
         assert_eq!(value[48..64], [0x12, 0xb5, 3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 0, 0]);
+        assert_eq!((node.paused()[..4].to_vec(), &node.paused()[4..]), (vec![0; 4], &value[4..]));
         node.vxlan = None;
         assert_eq!((node.encode()[0], &node.encode()[36..]), (1, &[0; 28][..]));
+    }
+
+    #[test]
+    fn flows_and_counters_are_read_and_what_is_cut_is_none() {
+        for [from, to] in [["10.244.1.2", "10.244.2.3"], ["fd00::1", "fd00:0:0:1::2"]] {
+            let [from, to] = [from, to].map(|text| text.parse().unwrap());
+            let tuple = Tuple { from, to, from_port: 0x1234, to_port: 80, protocol: 6 };
+            let words = [7, 3, 4, 0].map(u32::to_ne_bytes);
+            let longs = [99, 0, 5, 700_u64].map(u64::to_ne_bytes);
+            let value = [words.as_flattened(), longs.as_flattened()].concat();
+            let carried = Carried { packets: 5, bytes: 700 };
+            let flow = KnownFlow { tuple, ifindex: 3, out_ifindex: 4, epoch: 7, carried };
+            assert_eq!(KnownFlow::decode(&tuple.encode(), &value), Some(flow));
+            assert_eq!((tuple.reversed().from_port, tuple.reversed().reversed()), (80, tuple));
+            assert!((0..value.len()).all(|len| KnownFlow::decode(&tuple.encode(), &value[..len]).is_none()));
+            assert!((0..40).all(|len| KnownFlow::decode(&tuple.encode()[..len], &value).is_none()));
+        }
+        let two_processors = [1, 10, 2, 20, 3, 30, 4, 40_u64].map(u64::to_ne_bytes);
+        let traffic = Traffic::sum(two_processors.as_flattened());
+        let carried = |packets, bytes| Carried { packets, bytes };
+        assert_eq!((traffic.from_pod, traffic.to_pod), (carried(4, 40), carried(6, 60)));
+        assert_eq!(Carried::sum(two_processors.as_flattened()), carried(10, 100));
+        assert_eq!(carried(5, 50).since(carried(3, 20)), carried(2, 30));
+        assert_eq!(carried(2, 50).since(carried(3, 20)), carried(2, 50), "it began again");
     }
 }

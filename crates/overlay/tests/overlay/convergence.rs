@@ -37,12 +37,14 @@ prop_compose! {
         claims in prop::collection::vec((0..8u8, 0..20u8, 26..33u8, state()), 0..20),
         borrowed in prop::collection::vec((0..8u8, any::<u8>()), 0..6),
         mtu in 1400..1600u32,
+        probes in (prop::option::of(0..4u8), prop::option::of(0..4u8)),
     ) -> Inputs {
         let mut inputs = alone()
             .pool("10.1.0.0/17", pools.0)
             .pool("10.1.1.0/24", pools.1)
             .pool("fd10::/48", pools.2);
         inputs.underlay.mtu = mtu;
+        inputs.probes = [probes.0.map(|last| ip(&format!("10.1.2.{last}"))), probes.1.map(|last| ip(&format!("fd10::9{last}")))];
         let node = |number: u8| if number == 0 { "me".to_owned() } else { format!("node-{number}") };
         for (number, subnet, tunnel, mac) in nodes.into_iter().filter(|node| node.0 > 0) {
             let tunnel4 = tunnel.map_or(String::new(), |tunnel| format!("10.1.{}.{}", tunnel % 4, tunnel));
@@ -125,6 +127,29 @@ fn programmed() -> (Inputs, Kernel) {
 
 fn ops(inputs: &Inputs, kernel: &Kernel) -> Vec<Op> {
     plan(&desired(inputs), &kernel.observe()).ops
+}
+
+#[test]
+fn addresses_for_probes_are_on_the_loopback_interface_and_others_stay_there() {
+    let (mut inputs, mut kernel) = programmed();
+    let (foreign, probe) = (ip("10.1.0.9"), ip("10.1.0.8"));
+    kernel.all.loopback.insert(foreign, false);
+    inputs.probes = [Some(probe), None];
+    assert_eq!(ops(&inputs, &kernel), [Op::AddProbeAddress(probe)]);
+    converge(&mut kernel, &inputs).unwrap();
+    // Another one takes its place, and the old one is not there any more when that is.
+    inputs.probes = [Some(ip("10.1.0.10")), None];
+    assert_eq!(ops(&inputs, &kernel), [Op::DeleteProbeAddress(probe), Op::AddProbeAddress(ip("10.1.0.10"))]);
+    converge(&mut kernel, &inputs).unwrap();
+    inputs.probes = [None, None];
+    converge(&mut kernel, &inputs).unwrap();
+    assert_eq!(kernel.all.loopback, [(foreign, false)].into());
+    // Whatever a store says: not what must stay reachable, and nothing outside of the pools.
+    for hostile in ["192.168.77.1", "192.168.77.2", "127.0.0.1", "10.9.0.1"] {
+        inputs.probes = [Some(ip(hostile)), None];
+        assert_eq!(desired(&inputs).probes, [].into(), "{hostile}");
+        assert!(!desired(&inputs).refusals.is_empty(), "{hostile}");
+    }
 }
 
 #[test]

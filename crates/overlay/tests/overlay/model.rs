@@ -39,6 +39,12 @@ impl Kernel {
             && observed.fdb.len() == desired.fdb.len()
             && neighbours.eq(desired.neighbours.iter().map(|(address, mac)| (*address, *mac)))
             && Family::BOTH.iter().all(|family| self.device_equals(*family, desired))
+            && observed
+                .loopback
+                .iter()
+                .filter(|(_, ours)| **ours)
+                .map(|(address, _)| address)
+                .eq(&desired.probes)
     }
 
     fn device_equals(&self, family: Family, desired: &Desired) -> bool {
@@ -110,6 +116,12 @@ impl Kernel {
             }
             Op::DeleteAddress(family, net) => {
                 self.device(*family).map(|device| _ = device.addresses.remove(net))
+            }
+            Op::AddProbeAddress(address) => {
+                self.all.loopback.insert(*address, true).map_or(Ok(()), |_| Err("the address exists".into()))
+            }
+            Op::DeleteProbeAddress(address) => {
+                self.all.loopback.remove(address).map(drop).ok_or_else(|| "no such address".to_owned())
             }
             Op::PutNeighbour(address, mac) => {
                 let ifindex = self.index(Family::of(*address)).ok_or("no device")?;

@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use russet_overlay::{Encapsulation, Kind};
-use russet_testkit::{sh, succeeds};
+use russet_testkit::{bound, sh, succeeds};
 
 use crate::cluster::{assert_reachable, with_nodes};
 use crate::scene::{Build, net};
@@ -99,13 +99,8 @@ fn masqueraded_udp_avoids_the_tunnels_port() {
     // calico-cni.md section 4.8, last row
     with_nodes(Encapsulation::Vxlan, |nodes| {
         nodes[0].reconcile();
-        let bind = |node: usize, address: &str| {
-            nodes[node]
-                .ns
-                .with(|| UdpSocket::bind(address))
-                .unwrap()
-                .unwrap_or_else(|e| panic!("{address}: {e}"))
-        };
+        let bind =
+            |node: usize, address: &str| nodes[node].ns.with(|| bound(|| UdpSocket::bind(address))).unwrap();
         let (pod, outside) = (bind(0, "10.1.1.5:3000"), bind(1, "192.168.77.2:9000"));
         outside.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         pod.send_to(b"x", "192.168.77.2:9000").unwrap();

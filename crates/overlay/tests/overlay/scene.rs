@@ -23,7 +23,12 @@ pub fn name(text: &str) -> NodeName {
 
 fn addresses(underlay: &str, tunnel: &str) -> Addresses {
     let tunnel = Some(tunnel).filter(|text| !text.is_empty()).map(ip);
-    Addresses { underlay: Some(underlay).filter(|text| !text.is_empty()).map(net), tunnel, mac: None }
+    Addresses {
+        underlay: Some(underlay).filter(|text| !text.is_empty()).map(net),
+        tunnel,
+        mac: None,
+        probe: None,
+    }
 }
 
 /// Node `me` on 192.168.77.1/24 and fd77::1/64, interface 3, MTU 1500; no pools.
@@ -44,6 +49,7 @@ pub fn alone() -> Inputs {
         borrowed: Vec::new(),
         own_pods: BTreeSet::new(),
         protected: BTreeSet::new(),
+        probes: [None, None],
     };
     inputs.v4("me", "192.168.77.1/24", "10.1.0.1").v6("me", "fd77::1/64", "fd10::1")
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use russet_addr::IpNet;
 use russet_linux::NetNs;
 use russet_policy::{Policies, PolicyReport, PolicySettings};
-use russet_testkit::{eventually_some, in_netns_with_loopback, pings_with, run, sh};
+use russet_testkit::{bound, in_netns_with_loopback, pings_with, run, sh};
 use russet_verdict::ir::{Direction, Protocol};
 use russet_verdict::table::{Delta, Identity, Key, Part, Word};
 use russet_verdict::world::{Endpoint, Update};
@@ -43,7 +43,7 @@ pub fn on_a_node<T: Send>(body: impl FnOnce() -> T + Send) -> T {
         }
         // The node's own address.
         sh("ip addr add 192.0.2.1/32 dev lo");
-        sh("ip addr add 2001:db8::1/128 dev lo");
+        sh("ip addr add 2001:db8::1/128 dev lo nodad");
         body()
     })
 }
@@ -59,17 +59,12 @@ pub fn inside<T>(netns: Option<&str>, body: impl FnOnce() -> T) -> T {
     }
 }
 
-/// A new address of IPv6 cannot be used at once.
-fn bound<T>(netns: Option<&str>, bind: impl Fn() -> Option<T>) -> T {
-    inside(netns, || eventually_some(ARRIVES, bind))
-}
-
 pub fn listen(netns: Option<&str>, address: &str, port: u16) -> TcpListener {
-    bound(netns, || TcpListener::bind((ip(address), port)).ok())
+    inside(netns, || bound(|| TcpListener::bind((ip(address), port))))
 }
 
 pub fn udp(netns: Option<&str>, address: &str, port: u16) -> UdpSocket {
-    let socket = bound(netns, || UdpSocket::bind((ip(address), port)).ok());
+    let socket = inside(netns, || bound(|| UdpSocket::bind((ip(address), port))));
     socket.set_read_timeout(Some(DROPPED)).unwrap();
     socket
 }

@@ -17,7 +17,8 @@ pub const EXAMPLES: &str = "Examples:
 
 Packets of a pod are shown wherever this node sees them, each place under its own name: the pod's host end, the tunnel's device, and the
 interfaces to other nodes, there plain and in the tunnel's packets. What leaves with the node's address is on the host end only. On a host
-end, inbound is what the pod sends.
+end, inbound is what the pod sends. Packets that the fast path carries would pass by the host end and the tunnel's device: while the
+capture runs, the agent leaves those of the pod or node to the kernel's path, and so at most 10 s longer if the capture is killed.
 
 It needs root, and no other program. The file is pcapng, for Wireshark, tshark and tcpdump, has mode 0600, and replaces no other one
 without --force. Payload is in it unless --snap-length cuts it. It ends at the first limit, with SIGINT or SIGTERM, or when the reader

@@ -14,7 +14,8 @@ pub const EXAMPLES: &str = "Examples:
   russet flows -f --denied                 the same without those
 
 The agent keeps the last 2048 flows; retries within a minute are one. Flows that pass are recorded only while they are followed
-(new connections, at most 100 a second in each direction), and where a rule of Calico's policies has the action Log. Exit codes: 0 good; 1 the agent does not answer, enforces no policies, or cannot read what the kernel logs; 2 usage. docs/policy.md.";
+(new connections, at most 100 a second in each direction), and where a rule of Calico's policies has the action Log. Of these a line says
+which path their packets take, `kernel` or `fast` (docs/fast-path.md), and what the fast path has carried; a connection begins on the kernel's. Exit codes: 0 good; 1 the agent does not answer, enforces no policies, or cannot read what the kernel logs; 2 usage. docs/policy.md.";
 
 #[derive(Debug, Args)]
 pub struct FlowsArgs {

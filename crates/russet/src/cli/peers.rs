@@ -10,7 +10,7 @@ use super::span::Span;
 /// How an agent probes other nodes.
 #[derive(Debug, Default, Args)]
 pub struct PeerArgs {
-    /// Whether the agent probes other nodes through the data path of pods, `on` or `off` [default: on].
+    /// Whether the agent probes other nodes through the data path of pods, and holds addresses for their probes, `on` or `off` [default: on].
     #[arg(long, env = "RUSSET_PEER_PROBES", value_name = "WHETHER")]
     pub peer_probes: Option<PeerProbing>,
     /// The time from one probe of a node to the next; three lost ones in a row make it unreachable [default: 5s].

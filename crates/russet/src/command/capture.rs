@@ -5,6 +5,7 @@
 //! and the kernel counts what it drops.
 
 mod headers;
+mod pause;
 mod pcapng;
 mod target;
 mod writer;
@@ -28,6 +29,7 @@ use super::{Failure, runtime, stop_signal};
 use crate::cli::Format;
 use crate::cli::capture::CaptureArgs;
 use crate::output;
+use pause::Pause;
 use pcapng::{Captured, InterfaceCounts, LinkType};
 use target::{Choice, Place, Plan};
 use writer::Writer;
@@ -113,7 +115,8 @@ pub fn run(args: CaptureArgs) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(USAGE));
     }
     let choice = Choice { host: args.host, port: args.port, ..Choice::default() };
-    let plan = target::plan(&Paths::new(&args.root), &args.target, choice)?;
+    let paths = Paths::new(&args.root);
+    let plan = target::plan(&paths, &args.target, choice)?;
     let file = args.file.clone().unwrap_or_else(|| default_file(&plan.name, SystemTime::now()));
     let limits = Limits {
         packets: args.count.unwrap_or(u64::MAX),
@@ -121,13 +124,16 @@ pub fn run(args: CaptureArgs) -> Result<ExitCode, Failure> {
         snap_bytes: args.snap_length,
     };
     let duration = args.duration.map(|span| span.0);
+    let pause = (!plan.passed_by.is_empty()).then(|| Pause::begin(&paths, &plan.passed_by));
     let summary = runtime()?.block_on(async {
         // Before the file: without the right to capture there is nothing to write.
         let capture = Capture::new(plan, limits)?;
         let writer = if is_stream { Writer::stream() } else { Writer::file(&file, args.force) }?;
         capture.announce();
         capture.run(writer, (!is_stream).then_some(file), duration).await
-    })?;
+    });
+    drop(pause);
+    let summary = summary?;
     match args.output.format {
         Format::Json | Format::Yaml if !is_stream => {
             output::print_as(args.output.format, &summary, String::new)

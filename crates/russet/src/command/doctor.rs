@@ -58,6 +58,9 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
         None => Needs::of_pools(&Default::default()),
     };
     needs.plugins = needs::plugins(&conflists);
+    if let Some(Described { config, .. }) = described.as_ref().filter(|it| !it.config.calico) {
+        needs.fast_path = config.fast_path;
+    }
     kernel::look(&needs, &mut report);
     if let Some(Described { config, inputs, pod_mtu_bytes }) = &described {
         if let Some(inputs) = inputs {

@@ -4,6 +4,7 @@
 mod agents;
 mod decisions;
 mod egress;
+mod fast_path;
 mod path;
 mod reachable;
 mod report;
@@ -104,6 +105,7 @@ async fn of_cluster(mut args: ExplainArgs, mut question: Question) -> Result<Exi
     agents::compare(&place, snapshot, pairs, &mut report).await;
     if let Some(node) = &mut node {
         node.compare(&data, &flows, &mut report);
+        fast_path::look(&place.paths, &flows, &mut report);
     }
     egress::explain(&data, &flows, &mut report);
     Ok(print(&args, (snapshot, &data.other_pods()), &flows, &report))

@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use russet_agent::Paths;
+use russet_agent::fast_path::Path;
 use russet_agent::flows::{
-    Decision, FLOWS_PATH, FlowEnd, FlowRecord, FlowsReport, FlowsRequest, Packets, WAIT_MAX,
+    ALLOWED, Decision, FLOWS_PATH, FlowEnd, FlowRecord, FlowsReport, FlowsRequest, Packets, WAIT_MAX,
 };
 
 use super::ask::{self, AskError};
@@ -111,14 +112,25 @@ fn line(flow: &FlowRecord) -> String {
         format!("  pending: {} by {}", pending.verdict, by.join(", "))
     });
     let packets = if flow.packets > 1 { format!(" x{}", flow.packets) } else { String::new() };
+    let path = path(flow).map_or_else(String::new, |path| format!("  {path}"));
     output::visible(&format!(
-        "{}  {} {direction}  {} -> {} {}{packets}  {reason}{by}{pending}",
+        "{}  {} {direction}  {} -> {} {}{packets}{path}  {reason}{by}{pending}",
         flow.last,
         flow.verdict.to_uppercase(),
         end(source),
         end(destination),
         flow.decision.what(),
     ))
+}
+
+/// The path that packets take which are let pass.
+fn path(flow: &FlowRecord) -> Option<String> {
+    let path = match flow.path {
+        Path::Kernel => "kernel",
+        Path::Fast => "fast",
+    };
+    let carried = flow.carried.map(|it| format!(" ({} packets, {} bytes carried)", it.packets, it.bytes));
+    (flow.verdict == ALLOWED).then(|| format!("{path}{}", carried.unwrap_or_default()))
 }
 
 fn end(end: &FlowEnd) -> String {
@@ -128,6 +140,7 @@ fn end(end: &FlowEnd) -> String {
 
 #[cfg(test)]
 mod tests {
+    use russet_agent::fast_path::Packets as Carried;
     use russet_agent::flows::{Pending, PolicyName};
 
     use super::*;
@@ -144,6 +157,8 @@ mod tests {
             last: at,
             packets: 3,
             verdict: "denied".into(),
+            path: Path::Kernel,
+            carried: None,
             decision: Decision {
                 direction: "ingress".into(),
                 source: FlowEnd { name: "10.1.0.2".into(), address: "10.1.0.2".parse().unwrap() },
@@ -179,6 +194,24 @@ mod tests {
         assert!(line.ends_with("  pending: allowed by StagedGlobalNetworkPolicy soon"), "{line}");
         assert!(!line.chars().any(char::is_control), "{line:?}");
         assert_eq!(one(&flow, Format::Json).lines().count(), 1);
+    }
+
+    #[test]
+    fn a_flow_that_passes_names_the_path_of_its_packets() {
+        let mut flow = record();
+        flow.verdict = "allowed".into();
+        assert!(line(&flow).contains(" tcp/5432 x3  kernel  no rule"), "{}", line(&flow));
+        (flow.path, flow.carried) = (Path::Fast, Some(Carried { packets: 120, bytes: 9000 }));
+        let text = " tcp/5432 x3  fast (120 packets, 9000 bytes carried)  no rule";
+        assert!(line(&flow).contains(text), "{}", line(&flow));
+        let json: serde_json::Value = serde_json::from_str(&one(&flow, Format::Json)).unwrap();
+        assert_eq!((&json["path"], &json["carried"]["packets"]), (&"fast".into(), &120.into()));
+        // Records of earlier versions have none.
+        let mut earlier = json;
+        let members = earlier.as_object_mut().unwrap();
+        members.retain(|name, _| name != "path" && name != "carried");
+        let read: FlowRecord = serde_json::from_value(earlier).unwrap();
+        assert_eq!((read.path, read.carried), (Path::Kernel, None));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use russet_addr::Family;
 use russet_model::time::parse_rfc3339;
-use russet_model::{Node, NodeSpec};
+use russet_model::{Node, NodeSpec, probe_annotation};
 use serde_json::Value;
 
 use super::fields::Field;
@@ -95,6 +95,14 @@ impl Definition for NodeSpec {
         if let (Some(before), Some(after)) = (&before.bgp, &mut after.bgp) {
             after.ipv4_ipip_tunnel_addr = after.ipv4_ipip_tunnel_addr.or(before.ipv4_ipip_tunnel_addr);
         }
+        for name in Family::BOTH.map(probe_annotation) {
+            if let (Some(address), None) =
+                (old.metadata.annotations.get(name), new.metadata.annotations.get(name))
+            {
+                new.metadata.annotations.insert(name.to_owned(), address.clone());
+            }
+        }
+        let (before, after) = (&old.spec, &mut new.spec);
         for name in KEPT {
             if let (Some(value), None) = (before.extra.get(name), after.extra.get(name)) {
                 after.extra.insert(name.to_owned(), value.clone());
@@ -180,6 +188,17 @@ mod tests {
             NodeSpec::row(&new, true, &TableContext::elsewhere()),
             ["n", "unknown", "10.0.0.2", "-", "64512", "10.0.0.2/24", "", "10.1.0.2", ""]
         );
+    }
+
+    #[test]
+    fn a_nodes_addresses_for_probes_survive_a_file_without_annotations() {
+        let (mut old, mut new) = (node(json!({})), node(json!({})));
+        let address = "10.1.0.9".parse().unwrap();
+        old.set_probe_address(Family::V4, Some(address));
+        old.metadata.annotations.insert("other".to_owned(), "gone".to_owned());
+        NodeSpec::check_change(&old, &mut new, &mut Problems::default());
+        assert_eq!(new.probe_address(Family::V4), Some(address));
+        assert_eq!(new.metadata.annotations.len(), 1);
     }
 
     #[test]

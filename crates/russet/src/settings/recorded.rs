@@ -305,6 +305,7 @@ impl Recorded {
             annotate: file.parsed("annotate")?.unwrap_or_default(),
             policies: file.parsed("policies")?.unwrap_or_default(),
             fast_path: file.parsed("fast_path")?.unwrap_or_default(),
+            big_tcp: file.parsed("big_tcp")?.unwrap_or_default(),
             conflist: None,
             calico_kubeconfig: file.parsed("calico_kubeconfig")?,
             peers: Default::default(),

@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 
 use russet_kube::testing::Server;
 use russet_runtime::{Attachment, Runtime};
-use russet_testkit::{inside, pings};
+use russet_testkit::{bound, inside, pings};
 use serde_json::{Value, json};
 
 use crate::fabric::{Fabric, RESOURCES};
@@ -541,7 +541,7 @@ fn a_chain_of_calico_and_portmap_opens_a_port_and_closes_it_again() {
     let result = setup.node.netns().with(|| runtime.add(&list, &attachment)).unwrap().unwrap();
     assert_eq!((result.interfaces.len(), result.interfaces[0].name.as_str()), (2, "caliabc123"));
     let netns = russet_linux::NetNs::open(pod.path()).unwrap();
-    let listener = netns.with(|| TcpListener::bind("0.0.0.0:80")).unwrap().unwrap();
+    let listener = netns.with(|| bound(|| TcpListener::bind("0.0.0.0:80"))).unwrap();
     let accepted = std::thread::spawn(move || listener.accept().unwrap().1);
     let connect = || TcpStream::connect_timeout(&"10.77.0.11:8080".parse().unwrap(), TIMEOUT);
     setup.node.netns().with(connect).unwrap().unwrap();

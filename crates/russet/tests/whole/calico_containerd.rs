@@ -9,7 +9,7 @@ use std::time::Duration;
 use russet_kube::testing::Server;
 use russet_linux::{NetNs, process};
 use russet_testkit::cri::{Pod, Sandbox};
-use russet_testkit::{eventually, require_tool};
+use russet_testkit::{bound, eventually, require_tool};
 use serde_json::{Value, json};
 
 use crate::containerd::Containerd;
@@ -138,7 +138,7 @@ impl Greeter {
         let netns = NetNs::open(&sandbox.netns).unwrap();
         let address: IpAddr = sandbox.addresses[0].parse().unwrap();
         let address = SocketAddr::new(address, HOST_PORT.1);
-        let listener = netns.with(|| TcpListener::bind(address).unwrap()).unwrap();
+        let listener = netns.with(|| bound(|| TcpListener::bind(address))).unwrap();
         let serve = move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use russet_linux::NetNs;
 use russet_testkit::kubernetes::require_program;
-use russet_testkit::{eventually, let_pass, run, succeeds};
+use russet_testkit::{bound, eventually, let_pass, run, succeeds};
 use serde_json::{Value, json};
 
 use crate::calico::{CalicoSetup, Request, address};
@@ -195,9 +195,7 @@ impl Pod {
 impl Datagrams {
     fn start(from: &str, to: &str) -> Self {
         let [from, to] = [from, to].map(|name| NetNs::open_named(name).unwrap());
-        let receiver = to.with(|| UdpSocket::bind((OUTSIDE, PORT))).unwrap();
-        // Another one of this test may have the port.
-        let receiver = receiver.unwrap();
+        let receiver = to.with(|| bound(|| UdpSocket::bind((OUTSIDE, PORT)))).unwrap();
         receiver.set_nonblocking(true).unwrap();
         let sender = from.with(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
         let (over, arrived, sent) = <(Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();

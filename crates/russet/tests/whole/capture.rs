@@ -16,21 +16,21 @@ use crate::peers::FAST;
 
 /// What the test reads of a file, by the specification of pcapng and not by the code under test.
 #[derive(Debug, Default)]
-struct Recording {
-    interfaces: Vec<String>,
+pub struct Recording {
+    pub interfaces: Vec<String>,
     packets: Vec<Recorded>,
     /// Received, dropped and accepted packets of each interface.
     counts: BTreeMap<u32, [u64; 3]>,
 }
 
 #[derive(Debug, Clone)]
-struct Recorded {
+pub struct Recorded {
     interface: String,
     nanoseconds: u64,
     /// 1: inbound, 2: outbound.
     direction: u32,
     whole_bytes: u32,
-    frame: Vec<u8>,
+    pub frame: Vec<u8>,
 }
 
 /// An echo request (8) or its answer (0): identifier, sequence number and data.
@@ -66,7 +66,7 @@ fn echo(packet: &[u8]) -> Option<Echo> {
 
 impl Recording {
     /// Reads a file, which has to be complete.
-    fn read(path: &Path) -> Self {
+    pub fn read(path: &Path) -> Self {
         Self::of(&std::fs::read(path).unwrap())
     }
 
@@ -111,7 +111,7 @@ impl Recording {
         }
     }
 
-    fn of_interface(&self, name: &str) -> Vec<&Recorded> {
+    pub fn of_interface(&self, name: &str) -> Vec<&Recorded> {
         self.packets.iter().filter(|packet| packet.interface == name).collect()
     }
 

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use russet_linux::NetNs;
-use russet_testkit::{eventually, let_pass};
+use russet_testkit::{bound, eventually, let_pass};
 
 /// A connection without traffic for this long counts as broken.
 const STALL: Duration = Duration::from_secs(3);
@@ -27,7 +27,7 @@ impl Conversation {
     /// Between two pods, of which the second has this address; pauses after each round trip.
     pub fn start(from: &NetNs, to: &NetNs, address: &str, gap: Duration) -> Self {
         let address: IpAddr = address.parse().unwrap();
-        let listener = to.with(|| TcpListener::bind(SocketAddr::new(address, PORT)).unwrap()).unwrap();
+        let listener = to.with(|| bound(|| TcpListener::bind(SocketAddr::new(address, PORT)))).unwrap();
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut byte = [0];

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use russet_linux::NetNs;
 use russet_nft::monitor::{Event, Monitor, Object};
+use russet_nft::{Nft, Table, Transaction};
 use russet_policy::decisions_table;
-use russet_testkit::{eventually, eventually_some, let_pass};
+use russet_testkit::{bound, eventually, eventually_some, let_pass};
 use serde_json::{Value, json};
 
 use crate::flows::{Setup, resource};
 use crate::node::TIMEOUT;
-use crate::syscall_killer::{KINDS, STEPS_MAX, SyscallKiller};
+use crate::syscall_killer::{FailingCalls, KINDS, STEPS_MAX, SyscallKiller};
 
 /// What the log says when decisions are written or found.
 const IN_FORCE: &str = "policies are in force";
@@ -134,7 +135,7 @@ impl DeniedDatagrams {
     fn start(setup: &Setup) -> Self {
         let [from, to] = setup.pods.each_ref().map(|pod| NetNs::open(pod.path()).unwrap());
         let target = format!("{}:2", setup.addresses[1]);
-        let receiver = to.with(|| UdpSocket::bind(&target).unwrap()).unwrap();
+        let receiver = to.with(|| bound(|| UdpSocket::bind(&target))).unwrap();
         receiver.set_nonblocking(true).unwrap();
         let sender = from.with(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
         let over = Arc::new(AtomicBool::new(false));
@@ -200,6 +201,93 @@ fn an_agent_killed_at_any_step_of_a_change_leaves_the_old_decisions_or_the_new_o
     let datagrams = DeniedDatagrams::start(&setup);
     let kills = killed_at_each_change(&mut setup);
     assert!(kills >= 3, "the agent was killed {kills} times");
+    assert_eq!(datagrams.finish(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: nf_tables; tool: nft, ping"]
+fn without_a_client_no_connection_that_passes_is_logged() {
+    let setup = decided_setup();
+    let before = elements(&setup);
+    setup.apply(&admitted(false));
+    eventually(TIMEOUT, || elements(&setup) != before);
+    let sampled = setup.node.inside("nft", &["list", "set", "inet", "russet-decisions", "sampled"]);
+    assert!(!sampled.contains("elements"), "{sampled}");
+}
+
+/// Commits of another program, one directly after the other: each makes the generation stale at which the agent reads the tables and commits.
+struct ForeignCommits {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+// === impl ForeignCommits ===
+
+impl ForeignCommits {
+    fn start(setup: &Setup) -> Self {
+        let mut nft = setup.node.netns().run_in_thread(Nft::open).unwrap().unwrap();
+        let table = Table::inet("unrelated");
+        let mut change = Transaction::new();
+        change.add_table(&table).delete_table(&table);
+        let over = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&over);
+        let thread = std::thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                nft.commit(&change).unwrap();
+            }
+        });
+        Self { over, thread }
+    }
+
+    fn end(self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap();
+    }
+}
+
+/// Changes that the kernel did not take at once, as the agent counts them.
+fn counted_errors(setup: &Setup) -> u64 {
+    let metrics = setup.node.get("/metrics");
+    let value = metrics.lines().find_map(|line| line.strip_prefix("russet_policy_apply_errors_total "));
+    value.unwrap_or_else(|| panic!("{metrics}")).parse().unwrap()
+}
+
+/// Applies what lets in TCP instead of ICMP while something stands in the way of the agent's commits, until `end` is called. `reason` is the kernel's error.
+fn is_logged_and_counted<T>(setup: &Setup, reason: &str, start: impl Fn() -> T, end: impl Fn(T)) {
+    const NOT_YET: &str = "decisions of policies are not in force yet; it is tried again";
+    let [icmp, tcp] = [admitted(true), admitted(false)];
+    let lines = |text: &str| {
+        let log = setup.node.log();
+        let is_it = |line: &&str| line.contains(" WARN ") && line.contains(NOT_YET) && line.contains(text);
+        log.lines().filter(is_it).count() as u64
+    };
+    let (before, errors, logged) = (elements(setup), counted_errors(setup), lines(""));
+    let obstacle = start();
+    setup.apply(&tcp);
+    eventually(TIMEOUT, || lines(reason) > 0);
+    assert!(setup.ping(0, 1), "what was in force stays in force");
+    end(obstacle);
+    eventually(TIMEOUT, || elements(setup) != before && !setup.ping(0, 1));
+    // Some of them may say what the end of it interrupted.
+    let (lines, counted) = (lines("") - logged, counted_errors(setup) - errors);
+    println!("{reason}: {lines} lines, {counted} counted");
+    assert_eq!(lines, counted, "{reason}");
+    setup.apply(&icmp);
+    eventually(TIMEOUT, || elements(setup) == before);
+    assert_eq!(counted_errors(setup), errors + counted, "{reason}: a change that is made is no error");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: nf_tables; tool: nft, ping, strace"]
+fn a_change_that_the_kernel_does_not_take_is_logged_counted_and_made_later() {
+    // policy.md P125
+    let setup = decided_setup();
+    let datagrams = DeniedDatagrams::start(&setup);
+    let without_memory = || FailingCalls::of(setup.node.agent_pid(), "policies", "sendto", "ENOMEM");
+    is_logged_and_counted(&setup, "Cannot allocate memory", without_memory, FailingCalls::end);
+    let conflicts = || ForeignCommits::start(&setup);
+    // Reading what there is takes longer than the time between two commits.
+    is_logged_and_counted(&setup, "the tables kept changing", conflicts, ForeignCommits::end);
     assert_eq!(datagrams.finish(), 0);
 }
 

@@ -3,6 +3,7 @@
 
 mod differential;
 mod many_flows;
+mod seen;
 
 use std::io::{IoSlice, Read as _, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use russet_linux::{NetNs, process};
 use russet_testkit::cri::{Cri, Pod, Sandbox};
-use russet_testkit::{Process, eventually, require_tool, run};
+use russet_testkit::{Process, bound, eventually, require_tool, run};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -106,7 +106,7 @@ fn carries(iptables: &str, subnet: &str, plugins: &Value, check: impl FnOnce(&Te
 /// A client on the node gets through the host port to the pod.
 fn host_port_leads_to(node: &TestNode, gateway: &str, pod: &Sandbox) {
     let listener =
-        NetNs::open(&pod.netns).unwrap().with(|| TcpListener::bind("0.0.0.0:80")).unwrap().unwrap();
+        NetNs::open(&pod.netns).unwrap().with(|| bound(|| TcpListener::bind("0.0.0.0:80"))).unwrap();
     let accepted = std::thread::spawn(move || listener.accept().unwrap().1);
     let address = format!("{gateway}:8080").parse().unwrap();
     node.netns().with(|| TcpStream::connect_timeout(&address, TIMEOUT).unwrap()).unwrap();

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use russet_linux::NetNs;
-use russet_testkit::eventually;
+use russet_testkit::{bound, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -256,7 +256,7 @@ fn a_published_port_answers_until_teardown_and_cannot_be_published_twice() {
         json!([{ "host_ip": "", "host_port": 18080, "container_port": 80, "protocol": "tcp", "range": 2 }]);
     host.setup(&web).unwrap();
     let answers = |port: u16| {
-        let listener = within(&web.pod, || TcpListener::bind("0.0.0.0:80")).unwrap();
+        let listener = within(&web.pod, || bound(|| TcpListener::bind("0.0.0.0:80")));
         let client = host.node.netns().with(|| {
             TcpStream::connect_timeout(&SocketAddr::from(([192, 0, 2, 10], port)), Duration::from_secs(5))
         });

@@ -57,6 +57,7 @@ fn packages_of_equal_executables_are_equal_and_complete() {
     let expected = [
         "SHA256SUMS".to_owned(),
         format!("russet-{VERSION}-1.x86_64.rpm"),
+        format!("russet-{VERSION}-image.tar"),
         format!("russet-{VERSION}-x86_64-linux.tar.gz"),
         format!("russet-{VERSION}.cdx.json"),
         format!("russet_{VERSION}-1_amd64.deb"),
@@ -67,7 +68,11 @@ fn packages_of_equal_executables_are_equal_and_complete() {
     }
     run("sh", &["-c", &format!("cd {} && sha256sum --strict -c SHA256SUMS", one.path().display())]);
 
-    let archive = one.path().join(&expected[2]);
+    let image = run("tar", &["-xOf", one.path().join(&expected[2]).to_str().unwrap(), "index.json"]);
+    let image: Value = serde_json::from_str(&image).unwrap();
+    let name = &image["manifests"][0]["annotations"]["io.containerd.image.name"];
+    assert_eq!(name, &format!("localhost/russet:{VERSION}"));
+    let archive = one.path().join(&expected[3]);
     let listed = run("tar", &["--numeric-owner", "-tvzf", archive.to_str().unwrap()]);
     let line = |end: &str| {
         listed.lines().find(|line| line.ends_with(end)).unwrap_or_else(|| panic!("{end}: {listed}"))
@@ -78,7 +83,7 @@ fn packages_of_equal_executables_are_equal_and_complete() {
     {
         line(end);
     }
-    check_sbom(&serde_json::from_slice(&files[&expected[3]]).unwrap());
+    check_sbom(&serde_json::from_slice(&files[&expected[4]]).unwrap());
 }
 
 fn check_sbom(sbom: &Value) {

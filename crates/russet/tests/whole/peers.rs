@@ -10,10 +10,10 @@ use crate::node::{TIMEOUT, TestNode};
 pub const FAST: [&str; 4] = ["--peer-probe-interval", "1s", "--ipv6-pool", "none"];
 
 /// The same in both families, with the fabric's IPv6 addresses that [`both_families`] gives.
-const DUAL: [&str; 2] = ["--peer-probe-interval", "1s"];
+pub const DUAL: [&str; 2] = ["--peer-probe-interval", "1s"];
 
 /// The value of a metric with these labels; none if it has no such series.
-fn metric(node: &TestNode, series: &str) -> Option<u64> {
+pub fn metric(node: &TestNode, series: &str) -> Option<u64> {
     let text = node.get("/metrics");
     text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.trim().parse().ok())
 }
@@ -22,13 +22,13 @@ fn reaches(node: &TestNode, other: &str) -> Option<bool> {
     reaches_by(node, other, 4)
 }
 
-fn reaches_by(node: &TestNode, other: &str, ip_version: u8) -> Option<bool> {
+pub fn reaches_by(node: &TestNode, other: &str, ip_version: u8) -> Option<bool> {
     let series = format!("russet_peer_reachable{{node=\"{other}\",ip_version=\"{ip_version}\"}}");
     metric(node, &series).map(|value| value == 1)
 }
 
 /// Two nodes with addresses of both families, whose agents run.
-fn both_families(fabric: &mut Fabric) -> [TestNode; 2] {
+pub fn both_families(fabric: &mut Fabric) -> [TestNode; 2] {
     let mut nodes = ["node-a", "node-b"].map(|name| fabric.node(name, &DUAL));
     for (node, address) in nodes.iter().zip(["fd00:77::11/64", "fd00:77::12/64"]) {
         node.ip(&["address", "add", address, "dev", "eth0", "nodad"]);
@@ -39,7 +39,7 @@ fn both_families(fabric: &mut Fabric) -> [TestNode; 2] {
 }
 
 /// What the status of a node says of the only other node, by family: its state, and the reason.
-fn by_family(node: &TestNode) -> Vec<(u64, String, String)> {
+pub fn by_family(node: &TestNode) -> Vec<(u64, String, String)> {
     let status = node.russet(&["status", "-o", "json"]);
     let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
     let mut all: Vec<(u64, String, String)> = status["peers"]["peers"]
@@ -215,7 +215,7 @@ fn a_node_whose_tunnel_another_program_keeps_is_probed_as_well() {
 
 #[test]
 #[ignore = "root: two nodes without encapsulation, one of which is not ready while no other node answers; tool: etcd, ip"]
-fn nodes_without_a_tunnel_are_probed_by_their_own_addresses_and_can_gate_readiness() {
+fn nodes_without_a_tunnel_are_probed_and_can_gate_readiness() {
     let mut fabric = Fabric::new();
     let args = [&FAST[..], &["--encapsulation", "none", "--ready-needs-peers"]].concat();
     let mut nodes = ["node-a", "node-b"].map(|name| fabric.node(name, &args));
@@ -223,7 +223,7 @@ fn nodes_without_a_tunnel_are_probed_by_their_own_addresses_and_can_gate_readine
     let [a, b] = &nodes;
     eventually(TIMEOUT, || reaches(a, "node-b") == Some(true) && a.get("/readyz").contains("200"));
     b.ip(&["link", "set", "eth0", "down"]);
-    is_cut_off(a, "node-b", "the node does not answer at 10.77.0.12");
+    is_cut_off(a, "node-b", "nor at its own address 10.77.0.12");
     eventually(TIMEOUT, || a.get("/readyz?verbose").contains("[-] peers: none of 1 probed nodes answers"));
     // Pods can be attached meanwhile.
     assert_eq!(a.status().status, 0);

@@ -1,6 +1,7 @@
 //! How much memory an agent needs among many pods and policies in etcd.
 //!
-//! `RUSSET_PODS` says how many of each, and `RUSSET_COMMAND` which executable the agent is.
+//! `RUSSET_PODS` says how many of each, `RUSSET_COMMAND` which executable the agent is, and `RUSSET_MEASURED` into which file goes what was measured:
+//! `cargo xtask bench policy` compares it with the goal.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -78,7 +79,8 @@ fn an_agent_among_many_pods_and_policies_stays_small() {
     apply(&node, &command, &(0..wanted).map(policy).collect::<Vec<_>>());
     let in_force = format!("russet_policy_policies {wanted}");
     eventually(DEADLINE, || node.get("/metrics").lines().any(|line| line == in_force));
-    println!("{wanted} policies were applied and in force after {:.1} s", began.elapsed().as_secs_f64());
+    let in_force_s = began.elapsed().as_secs_f64();
+    println!("{wanted} policies were applied and in force after {in_force_s:.1} s");
     let after = std::fs::read_to_string(format!("/proc/{}/status", node.agent_pid())).unwrap();
     for (when, status) in [("before", &before), ("after", &after)] {
         let of = |field| bytes(status, field) as f64 / 1e6;
@@ -88,6 +90,11 @@ fn an_agent_among_many_pods_and_policies_stays_small() {
             of("RssAnon:"),
             of("VmHWM:")
         );
+    }
+    if let Some(file) = std::env::var_os("RUSSET_MEASURED") {
+        let mb = |field| bytes(&after, field) as f64 / 1e6;
+        let measured = json!({ "rss_mb": mb("VmRSS:"), "most_mb": mb("VmHWM:"), "in_force_s": in_force_s });
+        return std::fs::write(file, measured.to_string()).unwrap();
     }
     assert!(bytes(&after, "VmRSS:") <= GOAL_BYTES, "{after}");
 }

@@ -78,7 +78,7 @@ impl Stable {
         let is_number = core.parse::<f64>().is_ok();
         let is_handle = before == "rule" && after.starts_with(['(', '"']);
         let counted = ["--mtu", "-s", "about"].contains(&before)
-            || ["ms", "records"].contains(&after.trim_matches(is_edge))
+            || ["ms", "records", "encapsulated", "arrived"].contains(&after.trim_matches(is_edge))
             || is_handle;
         let shown = match core {
             "" => return token.to_owned(),
@@ -267,6 +267,10 @@ fn what_differs_from_run_to_run_is_shown_the_same() {
         (
             "13:19:55  denied   ingress  shop/web  shop/db  icmp/8/0  114  policy  no rule",
             "TIME  denied  ingress  shop/web  shop/db  icmp/8/0  N  policy  no rule",
+        ),
+        (
+            "a has sent 12 encapsulated packets in 20s; 7 arrived at b",
+            "a has sent N encapsulated packets in Ns; N arrived at b",
         ),
         ("18 records in 65536 bytes, clean", "N records in 65536 bytes, clean"),
         (

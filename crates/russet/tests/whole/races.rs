@@ -5,7 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::process::Command;
 
 use russet_store::{Remote, Step, Store};
-use russet_testkit::eventually;
+use russet_testkit::{bound, eventually};
 use serde_json::{Value, json};
 
 use crate::node::{TIMEOUT, TestNode};
@@ -127,7 +127,7 @@ fn connections_to_the_health_address_do_not_take_the_requests_descriptors() {
 fn pods_are_attached_while_another_process_has_the_health_address() {
     let mut node = TestNode::start(&[]);
     node.stop_agent();
-    let squat = || std::net::TcpListener::bind("127.0.0.1:9471").unwrap();
+    let squat = || bound(|| std::net::TcpListener::bind("127.0.0.1:9471"));
     let squatter = node.netns().with(squat).unwrap();
     // It waits for a STATUS without an error.
     node.start_agent();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use russet_linux::NetNs;
 use russet_testkit::pages::Page;
-use russet_testkit::{Process, eventually, eventually_some};
+use russet_testkit::{Process, bound, eventually, eventually_some};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
@@ -97,7 +97,7 @@ impl Pod {
         let address = answer.addresses().into_iter().find(|address| address.contains('.')).unwrap();
         let address = SocketAddr::new(address.parse().unwrap(), PORT);
         let netns = NetNs::open(pod.path()).unwrap();
-        let listener = netns.with(|| TcpListener::bind(address)).unwrap().unwrap();
+        let listener = netns.with(|| bound(|| TcpListener::bind(address))).unwrap();
         listener.set_nonblocking(true).unwrap();
         Self { name, netns, address, listener }
     }

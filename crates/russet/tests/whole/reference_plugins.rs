@@ -57,7 +57,7 @@ fn shipped_conflist_works(ours: &[&str], more: &[&str]) {
         assert_eq!(result.ips[0].address.to_string(), "10.5.29.2/24");
         assert_eq!(std::fs::read_to_string("/var/lib/cni/flannel/abc").unwrap(), RENDERED);
         assert_eq!(testkit::ip_json(&["link", "show", "cni0"])[0]["mtu"], 1450);
-        let listener = pod.with(|| TcpListener::bind("0.0.0.0:80")).unwrap().unwrap();
+        let listener = pod.with(|| testkit::bound(|| TcpListener::bind("0.0.0.0:80"))).unwrap();
         let accepted = std::thread::spawn(move || listener.accept().unwrap().1);
         let connect = || TcpStream::connect_timeout(&"10.5.29.1:8080".parse().unwrap(), TIMEOUT);
         connect().unwrap();

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use russet_testkit::{Process, eventually};
+use russet_testkit::{Process, bound, eventually};
 
 use crate::configured::Configured;
 use crate::fabric::Fabric;
@@ -214,7 +214,7 @@ fn an_agent_whose_etcd_is_away_says_so_long_before_its_requests_run_out() {
     for (is_silent, logged) in [(true, "the store does not answer yet"), (false, "refused")] {
         let node = TestNode::without_agent(&["--store", "etcd:http://127.0.0.1:2379"]);
         // It never accepts: connections are established, and not answered.
-        let listen = || TcpListener::bind("127.0.0.1:2379").unwrap();
+        let listen = || bound(|| TcpListener::bind("127.0.0.1:2379"));
         let _listener = is_silent.then(|| node.netns().with(listen).unwrap());
         let _agent = node.spawn_agent();
         eventually(TIMEOUT, || node.log().contains(logged));

@@ -15,16 +15,16 @@ use crate::pinging::Pinging;
 use crate::reference_plugins;
 
 /// Two nodes; the client is on the first, the other pods are on the second.
-struct Setup {
-    fabric: Fabric,
-    one: TestNode,
-    two: TestNode,
-    client: Pod,
-    other: Pod,
-    server: Pod,
+pub struct Setup {
+    pub fabric: Fabric,
+    pub one: TestNode,
+    pub two: TestNode,
+    pub client: Pod,
+    pub other: Pod,
+    pub server: Pod,
 }
 
-struct Pod {
+pub struct Pod {
     pod: TestPod,
     name: &'static str,
     address: String,
@@ -33,7 +33,7 @@ struct Pod {
 // === impl Setup ===
 
 impl Setup {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let mut fabric = Fabric::new();
         let (mut one, mut two) = (fabric.node("n1", &[]), fabric.node("n2", &[]));
         one.start_agent();
@@ -50,7 +50,7 @@ impl Setup {
     }
 
     #[track_caller]
-    fn apply(&self, documents: &[Value]) {
+    pub fn apply(&self, documents: &[Value]) {
         let answer = self.run("apply", documents);
         assert_eq!(answer.status, 0, "{answer:?}");
     }
@@ -63,7 +63,7 @@ impl Setup {
 
     /// Waits until the client and the other pod reach the server, or do not.
     #[track_caller]
-    fn expect(&self, client: bool, other: bool) {
+    pub fn expect(&self, client: bool, other: bool) {
         eventually(TIMEOUT, || self.client.reaches(&self.server) == client);
         eventually(TIMEOUT, || self.other.reaches(&self.server) == other);
         assert_eq!(self.client.reaches(&self.server), client, "{}", self.two.log());
@@ -80,14 +80,19 @@ impl Setup {
         self.two.netns().with(|| succeeds("nft list table inet russet-decisions")).unwrap()
     }
 
-    /// Runs calicoctl on the etcd.
+    /// Has calicoctl do something with an object in the etcd.
     #[track_caller]
     fn calicoctl(&self, verb: &str, document: &Value) {
+        let answer = self.try_calicoctl(&[verb, "-f", "-"], document);
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+
+    /// Runs calicoctl on the etcd.
+    pub fn try_calicoctl(&self, args: &[&str], document: &Value) -> Answer {
         let mut command = Command::new(require_program("calico", "calicoctl"));
         command.env("DATASTORE_TYPE", "etcdv3").env("ETCD_ENDPOINTS", "http://10.77.0.1:2379");
-        command.args([verb, "-f", "-", "--allow-version-mismatch"]);
-        let answer = self.one.output(&mut command, document.to_string());
-        assert_eq!(answer.status, 0, "{answer:?}");
+        command.args(args).arg("--allow-version-mismatch");
+        self.one.output(&mut command, document.to_string())
     }
 
     /// Resources by their keys: their bytes as etcd has them, and the revision that wrote them.
@@ -117,7 +122,7 @@ impl Pod {
         Self { pod, name, address }
     }
 
-    fn reaches(&self, target: &Self) -> bool {
+    pub fn reaches(&self, target: &Self) -> bool {
         self.pod.pings(&["-W", "1", &target.address])
     }
 
@@ -131,7 +136,7 @@ impl Pod {
     }
 }
 
-fn resource(kind: &str, name: &str, spec: Value) -> Value {
+pub fn resource(kind: &str, name: &str, spec: Value) -> Value {
     json!({ "apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": { "name": name }, "spec": spec })
 }
 

@@ -1,4 +1,4 @@
-//! Kills an agent at a system call of its work, by strace.
+//! Kills an agent at a system call of its work, or has calls of one of its threads fail, by strace.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -17,15 +17,50 @@ pub const KINDS: [&str; 3] = ["pwrite64", "sendto", "sendmsg"];
 /// Kills the agent as it is about to make its `nth` system call of a kind.
 pub struct SyscallKiller(Process);
 
+/// Has every system call of a kind fail that one thread of the agent makes.
+pub struct FailingCalls(SyscallKiller);
+
+// === impl FailingCalls ===
+
+impl FailingCalls {
+    /// Of the thread with this name; waits until it is traced.
+    pub fn of(agent: u32, thread: &str, kind: &str, error: &str) -> Self {
+        let tasks = std::fs::read_dir(format!("/proc/{agent}/task")).unwrap().flatten();
+        let named = |path: &std::path::PathBuf| {
+            std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == thread)
+        };
+        let task = tasks.map(|task| task.path()).find(named).unwrap_or_else(|| panic!("no thread {thread}"));
+        let inject = format!("inject={kind}:error={error}");
+        let mut command = strace(kind, &inject);
+        command.arg(task.file_name().unwrap());
+        let it = Self(SyscallKiller(Process::start(&mut command)));
+        let status = || std::fs::read_to_string(task.join("status")).unwrap();
+        eventually(TIMEOUT, || !status().contains("TracerPid:\t0\n"));
+        it
+    }
+
+    /// They succeed again.
+    pub fn end(self) {
+        self.0.detach();
+    }
+}
+
+/// Traces what the caller names by its last argument.
+fn strace(kind: &str, inject: &str) -> Command {
+    let mut command = Command::new(require_tool("strace"));
+    command.args(["-q", "-o", "/dev/null", "-e", &format!("trace={kind}"), "-e", inject, "-p"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
 // === impl SyscallKiller ===
 
 impl SyscallKiller {
     /// Waits until all of the agent's threads are traced.
     pub fn wait_for(agent: u32, kind: &str, nth: usize) -> Self {
         let inject = format!("inject={kind}:signal=SIGKILL:when={nth}");
-        let mut command = Command::new(require_tool("strace"));
-        command.args(["-f", "-q", "-o", "/dev/null", "-e", &format!("trace={kind}"), "-e", &inject, "-p"]);
-        command.arg(agent.to_string()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut command = strace(kind, &inject);
+        command.arg(agent.to_string()).arg("-f");
         let it = Self(Process::start(&mut command));
         let traced = || {
             let tasks = std::fs::read_dir(format!("/proc/{agent}/task")).unwrap().flatten();

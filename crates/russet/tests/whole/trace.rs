@@ -11,7 +11,7 @@ use russet_addr::IpNet;
 use russet_linux::NetNs;
 use russet_policy::{Policies, PolicySettings};
 use russet_testkit::forged::routed_pod;
-use russet_testkit::{Process, eventually, eventually_some, in_netns_with_loopback, run, sh};
+use russet_testkit::{Process, bound, eventually, eventually_some, in_netns_with_loopback, run, sh};
 use russet_verdict::ir::{Direction, Protocol};
 use russet_verdict::table::{Delta, Identity, Key, Part, Word};
 use rustix::process::Signal;
@@ -137,12 +137,11 @@ fn connects(address: &str, port: u16, limit: Duration) -> bool {
 }
 
 fn listen(netns: &str, address: &str, port: u16) -> TcpListener {
-    // A new address of IPv6 cannot be used at once.
-    inside(netns, || eventually_some(TIMEOUT, || TcpListener::bind((ip(address), port)).ok()))
+    inside(netns, || bound(|| TcpListener::bind((ip(address), port))))
 }
 
 fn send(netns: &str, from: (&str, u16), to: (&str, u16), bytes: &[u8]) {
-    let socket = inside(netns, || UdpSocket::bind((ip(from.0), from.1)).unwrap());
+    let socket = inside(netns, || bound(|| UdpSocket::bind((ip(from.0), from.1))));
     socket.send_to(bytes, (ip(to.0), to.1)).unwrap();
 }
 
@@ -248,7 +247,7 @@ fn p135_a_drop_by_another_program_and_one_outside_of_nf_tables_are_named() {
         sent(A, 8);
         sent(A, 7);
         // Its chain has no rule for what answers.
-        inside("a", || UdpSocket::bind((ip(A), 7)).unwrap().send_to(b"x", (ip(B), 9))).unwrap();
+        send("a", (A, 7), (B, 9), b"x");
         eventually(TIMEOUT, || traced.read("out").contains("dropped by ip other guard\n"));
         eventually(TIMEOUT, || traced.read("out").contains("passed: leaves by russb\n"));
         let text = traced.read("out");
@@ -360,11 +359,8 @@ fn p135_the_answers_of_a_service_are_traced_with_its_requests() {
             sh(&format!(
                 "nft add rule inet services each {family} daddr {asked} udp dport 53 dnat {family} to {to}"
             ));
-            let bound = |netns, address: SocketAddr| {
-                inside(netns, || eventually_some(TIMEOUT, || UdpSocket::bind(address).ok()))
-            };
-            let answering = bound("a", to);
-            let asking = bound("b", SocketAddr::new(ip(client), 0));
+            let answering = inside("a", || bound(|| UdpSocket::bind(to)));
+            let asking = inside("b", || UdpSocket::bind((ip(client), 0)).unwrap());
             // By the name of the Service its answers come from another address, and by that of the server from this one.
             for (end, port) in [(asked, 53), (server, 5353)] {
                 let [name, number] = [end.to_string(), port.to_string()];

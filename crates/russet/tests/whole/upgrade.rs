@@ -41,7 +41,7 @@ impl Release {
     }
 
     /// The same with other bytes.
-    fn named(machine: &Path, name: &str) -> Self {
+    pub fn named(machine: &Path, name: &str) -> Self {
         Self::at(version(machine, name).parent().unwrap().to_owned())
     }
 
@@ -99,11 +99,11 @@ fn call(
 }
 
 /// The command as it is installed.
-fn installed_command(node: &TestNode) -> PathBuf {
+pub fn installed_command(node: &TestNode) -> PathBuf {
     node.path("usr/local/bin/russet")
 }
 
-fn installed_plugin(node: &TestNode, name: &str) -> PathBuf {
+pub fn installed_plugin(node: &TestNode, name: &str) -> PathBuf {
     node.path("opt/cni/bin").join(name)
 }
 
@@ -114,7 +114,7 @@ pub fn restart_agent(node: &mut TestNode) {
 }
 
 /// Goes back to the release before with the command that is installed.
-fn roll_back(node: &TestNode) {
+pub fn roll_back(node: &TestNode) {
     let answer = run(&installed_command(node), node, &["install", "--rollback"]);
     assert_eq!(answer.status, 0, "{answer:?}");
 }

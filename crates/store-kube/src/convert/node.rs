@@ -1,7 +1,7 @@
 //! Nodes: Calico's node is in annotations of Kubernetes' (kubernetes.md section 1.7).
 
-use russet_addr::NodeName;
-use russet_model::{API_VERSION, Key};
+use russet_addr::{Family, NodeName};
+use russet_model::{API_VERSION, Key, probe_annotation};
 use serde_json::{Map, Value, json};
 
 use super::{ConvertError, Converted, encoded, name_of, text, wrong};
@@ -80,10 +80,12 @@ pub(crate) fn patch(value: &[u8], companion: &Companion) -> Result<Option<Value>
         serde_json::from_slice(value).map_err(|error| wrong(format!("the value is not JSON: {error}")))?;
     let name = name_of(&value)?;
     let read = json!({ "metadata": companion.metadata });
-    let known = metadata(&read, name);
+    let mut known = metadata(&read, name);
+    // Those annotations are ours.
+    let mut given = value.pointer("/metadata").and_then(Value::as_object).cloned().unwrap_or_default();
+    let (had_probes, wanted_probes) = (take_probe_addresses(&mut known), take_probe_addresses(&mut given));
     for member in ["labels", "annotations"] {
-        let given = value.pointer("/metadata").and_then(|all| all.get(member));
-        if given.is_some_and(|given| Some(given) != known.get(member)) {
+        if given.get(member).is_some_and(|given| Some(given) != known.get(member)) {
             return Err(ConvertError(format!(
                 "{member} of a node belong to Kubernetes: set them with kubectl"
             )));
@@ -102,7 +104,26 @@ pub(crate) fn patch(value: &[u8], companion: &Companion) -> Result<Option<Value>
             changed.insert(name, json!(wanted));
         }
     }
+    for name in Family::BOTH.map(probe_annotation) {
+        let (had, wanted) = (had_probes.get(name), wanted_probes.get(name));
+        if had != wanted {
+            changed.insert(name.to_owned(), json!(wanted));
+        }
+    }
     Ok((!changed.is_empty()).then(|| json!({ "metadata": { "annotations": changed } })))
+}
+
+/// Removes the annotations with the node's addresses for probes from its metadata, and returns them.
+fn take_probe_addresses(metadata: &mut Object) -> Object {
+    let mut taken = Object::new();
+    let Some(Value::Object(annotations)) = metadata.get_mut("annotations") else { return taken };
+    for name in Family::BOTH.map(probe_annotation) {
+        taken.extend(annotations.remove(name).map(|address| (name.to_owned(), address)));
+    }
+    if annotations.is_empty() {
+        metadata.remove("annotations");
+    }
+    taken
 }
 
 /// Calico's view of a node's metadata: Kubernetes' labels and annotations win over those that were

@@ -512,3 +512,25 @@ fn rubbish_is_an_error_that_says_what_is_wrong() {
         assert!(to_object(&place, &key, wrong.as_bytes(), None, Group::V1).is_err(), "{wrong}");
     }
 }
+
+#[test]
+fn a_nodes_addresses_for_probes_are_annotations_that_are_written() {
+    // kubernetes.md section 1.7; the other annotations of a node are Kubernetes' own
+    let companion = Companion::of(&node()).unwrap();
+    let (_, mut value) = record(Collection::Nodes, Group::V1, &node());
+    let patch = |value: &Value| node_patch(value.to_string().as_bytes(), &companion);
+    value["metadata"]["annotations"]["russet.dev/probe-address-v4"] = json!("10.1.0.9");
+    let written = json!({ "metadata": { "annotations": { "russet.dev/probe-address-v4": "10.1.0.9" } } });
+    assert_eq!(patch(&value).unwrap(), Some(written));
+    value["metadata"]["annotations"]["other"] = json!("changed");
+    assert!(patch(&value).unwrap_err().to_string().contains("kubectl"));
+
+    let mut object = node();
+    object["metadata"]["annotations"] = json!({ "russet.dev/probe-address-v6": "fd00::9" });
+    let companion = Companion::of(&object).unwrap();
+    let (_, mut value) = record(Collection::Nodes, Group::V1, &object);
+    assert_eq!(value["metadata"]["annotations"]["russet.dev/probe-address-v6"], "fd00::9");
+    value["metadata"].as_object_mut().unwrap().remove("annotations");
+    let removed = node_patch(value.to_string().as_bytes(), &companion).unwrap().unwrap();
+    assert_eq!(removed, json!({ "metadata": { "annotations": { "russet.dev/probe-address-v6": null } } }));
+}

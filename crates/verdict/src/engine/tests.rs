@@ -268,7 +268,7 @@ fn a_change_in_a_cluster_writes_only_what_it_concerns() {
     {
         assert_eq!(elements(name), 0, "{name}");
     }
-    for name in ["inactive policy", "tier, order", "active policy, order"] {
+    for name in ["active policy, identical", "inactive policy", "tier, order", "active policy, order"] {
         assert_eq!(elements(name), 0, "{name}");
     }
     assert!(elements("remote pod, another class") <= 200, "one element for each of 200 pods");

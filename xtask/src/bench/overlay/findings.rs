@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use crate::bench::Printed;
 use crate::bench::overlay::{
-    AGENT, AGENT_OPEN, BARE, CONNECT, FAST, FAST_ROUTED, FLANNELD, FLANNELD_OPEN, GUARDED, ROUND_TRIP,
-    ROUTED, SMALL, STREAM, UDP, UDP_NAIVE, VXLAN, VXLAN_FLANNEL, VXLAN_RULES,
+    AGENT, AGENT_OPEN, BARE, CONNECT, FAST, FAST_OPEN, FAST_POLICY, FAST_ROUTED, FAST_ROUTED_BIG, FAST_SAME,
+    FLANNELD, FLANNELD_OPEN, GUARDED, ROUND_TRIP, ROUTED, SMALL, STREAM, UDP, UDP_FAST, UDP_NAIVE, VXLAN,
+    VXLAN_CALICO, VXLAN_FLANNEL, VXLAN_METADATA, VXLAN_RULES,
 };
 use crate::bench::statistics::{Conditions, Goal, quantile, rounded};
 use crate::error::{Error, Result};
@@ -47,13 +48,21 @@ const fn at_most(test: &'static str, way: &'static str, times: f64, against: &'s
 }
 
 /// The goals, and what they leave open with the rules in place.
-const GOALS: [Comparison; 18] = [
+const GOALS: [Comparison; 27] = [
     at_least(STREAM, FAST, 0.72, BARE),
     at_least(STREAM, FAST, 1.65, VXLAN_FLANNEL),
     at_most(ROUND_TRIP, FAST, 0.6, VXLAN_FLANNEL),
     at_most(CONNECT, FAST, 0.6, VXLAN_FLANNEL),
     at_least(SMALL, FAST, 2.2, VXLAN_FLANNEL),
+    at_least(STREAM, FAST, 1.45, VXLAN_CALICO),
+    at_most(ROUND_TRIP, FAST, 0.68, VXLAN_CALICO),
+    at_most(CONNECT, FAST, 0.62, VXLAN_CALICO),
+    at_least(STREAM, FAST, 1.2, VXLAN_METADATA),
+    at_most(ROUND_TRIP, FAST, 0.86, VXLAN_METADATA),
     at_least(STREAM, FAST_ROUTED, 0.85, BARE),
+    at_least(STREAM, FAST_ROUTED_BIG, 1.25, BARE),
+    at_least(STREAM, FAST_SAME, 0.93, BARE),
+    at_most(CPU, FAST_POLICY, 1.03, FAST_OPEN),
     at_least(STREAM, ROUTED, 0.72, BARE),
     at_least(STREAM, VXLAN, 1.2, VXLAN_FLANNEL),
     at_most(ROUND_TRIP, VXLAN, 0.8, VXLAN_FLANNEL),
@@ -61,6 +70,7 @@ const GOALS: [Comparison; 18] = [
     at_least(STREAM, AGENT, 0.99, AGENT_OPEN),
     at_least(STREAM, FLANNELD, 0.99, FLANNELD_OPEN),
     at_most(ROUND_TRIP, VXLAN_RULES, 1.0, VXLAN_FLANNEL),
+    at_least(STREAM, UDP_FAST, 80.0, UDP_NAIVE),
     at_least(STREAM, UDP, 10.0, UDP_NAIVE),
     at_most(CPU, UDP, 0.1, UDP_NAIVE),
     at_least(SMALL, UDP, 2.0, UDP_NAIVE),

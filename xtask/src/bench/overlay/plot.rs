@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use crate::bench::overlay::findings;
 use crate::bench::overlay::{
-    AGENT, AGENT_OPEN, BARE, FAST, FAST_ROUTED, FLANNELD, FLANNELD_OPEN, ROUTED, STREAM, UDP, UDP_NAIVE,
-    VXLAN, VXLAN_FLANNEL, VXLAN_RULES,
+    AGENT, AGENT_OPEN, BARE, FAST, FAST_OPEN, FAST_POLICY, FAST_ROUTED, FAST_ROUTED_BIG, FAST_SAME, FLANNELD,
+    FLANNELD_OPEN, ROUTED, STREAM, UDP, UDP_FAST, UDP_NAIVE, UDP_SIZED, VXLAN, VXLAN_CALICO, VXLAN_FLANNEL,
+    VXLAN_METADATA, VXLAN_RULES,
 };
 use crate::error::{Error, Result};
 
@@ -24,12 +25,12 @@ const TIMES_MAX: f64 = 10.0;
 const TEXT_MAX: usize = 100;
 
 /// Sizes, in pixels.
-const WIDTH: f64 = 760.0;
+const WIDTH: f64 = 780.0;
 const TOP: f64 = 62.0;
 const ROW: f64 = 30.0;
 const BAR: f64 = 18.0;
-const LEFT: f64 = 310.0;
-const RIGHT: f64 = 700.0;
+const LEFT: f64 = 330.0;
+const RIGHT: f64 = 720.0;
 const BELOW: f64 = 82.0;
 /// The distance of the lines of the scale, as a multiple of the bare nodes.
 const STEP: f64 = 0.25;
@@ -44,7 +45,7 @@ const STYLE: &str = "\
 .other{fill:#6e7681}.ours{fill:#4493f8}.mark{stroke:#f0f6fc}}";
 
 /// What the picture says of each way; those of other names stand for themselves.
-const LABELS: [(&str, &str); 13] = [
+const LABELS: [(&str, &str); 21] = [
     (BARE, "node to node, without pods"),
     (ROUTED, "routes, no tunnel"),
     (FAST_ROUTED, "routes, fast path"),
@@ -53,15 +54,23 @@ const LABELS: [(&str, &str); 13] = [
     (AGENT_OPEN, "agent, without guards"),
     (AGENT, "VXLAN, agent with guards"),
     (FAST, "VXLAN, agent, fast path"),
+    (FAST_OPEN, "the same without guards"),
+    (FAST_POLICY, "with a network policy"),
+    (FAST_SAME, "pods of one node"),
+    (FAST_ROUTED_BIG, "the same with BIG TCP"),
     (FLANNELD_OPEN, "flanneld, without guards"),
     (FLANNELD, "flanneld with guards"),
     (VXLAN_FLANNEL, "as flannel wires it"),
+    (VXLAN_CALICO, "as Calico wires it"),
+    (VXLAN_METADATA, "BPF, like Cilium's"),
     (UDP, "Russet's userspace backend"),
+    (UDP_FAST, "the same, fast path"),
+    (UDP_SIZED, "smaller packets"),
     (UDP_NAIVE, "one packet a system call"),
 ];
 
 /// Ways that are no code of ours, and are drawn in another colour.
-const OTHERS: [&str; 3] = [BARE, VXLAN_FLANNEL, UDP_NAIVE];
+const OTHERS: [&str; 5] = [BARE, VXLAN_FLANNEL, VXLAN_CALICO, VXLAN_METADATA, UDP_NAIVE];
 
 /// All bars, and what is said below them.
 #[derive(Debug, PartialEq)]
@@ -208,7 +217,7 @@ impl Plot {
         let (y, width) = (top + (ROW - BAR) / 2.0, self.x(bar.times_bare) - LEFT);
         let baseline = y + 13.5;
         text(svg, (12.0, baseline), "ink", "font-weight=\"600\"", &bar.way);
-        text(svg, (118.0, baseline), "soft", "", label(&bar.way));
+        text(svg, (138.0, baseline), "soft", "", label(&bar.way));
         let class = if OTHERS.contains(&bar.way.as_str()) { "other" } else { "ours" };
         let _ = writeln!(
             svg,
@@ -308,8 +317,8 @@ mod tests {
         let plot = Plot::of(&report(&[(BARE, 1.0), (ROUTED, 0.5)])).unwrap();
         let svg = plot.svg();
         // 390 pixels are one bare.
-        assert!(svg.contains("<rect class=\"ours\" x=\"310\" y=\"98.0\" width=\"195.0\""), "{svg}");
-        assert!(svg.contains("<path class=\"mark missed\" d=\"M590.8 94.0v26\"/>"), "{svg}");
+        assert!(svg.contains("<rect class=\"ours\" x=\"330\" y=\"98.0\" width=\"195.0\""), "{svg}");
+        assert!(svg.contains("<path class=\"mark missed\" d=\"M610.8 94.0v26\"/>"), "{svg}");
         let wide = Plot::of(&report(&[(BARE, 1.0), (ROUTED, 2.1)])).unwrap();
         assert_eq!(wide.most(), 2.25);
         assert!((wide.x(2.25) - RIGHT).abs() < 1e-9);

@@ -29,7 +29,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn node(underlay: &str, tunnel: &str) -> Node {
-    let v4 = Addresses { underlay: Some(net(underlay)), tunnel: Some(ip(tunnel)), mac: None };
+    let v4 = Addresses { underlay: Some(net(underlay)), tunnel: Some(ip(tunnel)), mac: None, probe: None };
     Node { v4, ..Node::default() }
 }
 
@@ -59,6 +59,7 @@ fn inputs() -> Inputs {
         borrowed: Vec::new(),
         own_pods: BTreeSet::new(),
         protected: BTreeSet::new(),
+        probes: [None, None],
     }
 }
 
@@ -97,6 +98,8 @@ fn host_end(container: &str) -> Link {
         link_netnsid: Some(0),
         operstate: Default::default(),
         tx_queue_len: 0,
+        sizes: Default::default(),
+        tso_max_bytes: 0,
         addr_gen_mode: None,
         vxlan: None,
         bridge_port: None,

@@ -256,3 +256,47 @@ fn targets_that_change_are_judged_anew_and_others_keep_their_state() {
         (Some(Reached::Yes), None, None)
     );
 }
+
+#[test]
+fn packets_are_counted_for_nodes_that_do_not_answer_and_are_probed_now() {
+    let mut network = Network::new(60, 8, 3);
+    network.run(INTERVAL * 3);
+    assert_eq!(network.prober.uncertain(), BTreeMap::new());
+    network.cut = (1..60).map(|n| address(&format!("10.244.{n}.1"))).collect();
+    network.run(INTERVAL * 40);
+    let uncertain = network.prober.uncertain();
+    let unreachable = network.prober.states().filter(|(.., state)| state.reached == Reached::No).count();
+    assert!(unreachable > uncertain.len(), "others wait for their turn: {unreachable}");
+    assert!((1..=8).contains(&uncertain.len()), "{uncertain:?}");
+    for ((name, family), ends) in &uncertain {
+        assert!(network.prober.rotation.probed().any(|probed| probed == name));
+        assert_eq!(*family, Family::V4);
+        let n = name.as_str().trim_start_matches('n').parse::<u8>().unwrap();
+        assert_eq!(ends.tunnel, address(&format!("10.244.{n}.1")));
+        assert_eq!(ends.underlay, address(&format!("10.77.0.{}", n + 1)));
+    }
+    // However many are probed at a time.
+    let mut network = Network::new(51, 50, 3);
+    network.cut = (1..51).map(|n| address(&format!("10.244.{n}.1"))).collect();
+    network.run(INTERVAL * 5);
+    assert_eq!(network.prober.uncertain().len(), encapsulated::PEERS_MAX);
+}
+
+#[test]
+fn what_was_counted_is_said_after_two_intervals_and_until_the_node_answers() {
+    let mut network = Network::new(2, 16, 1);
+    network.cut.insert(address("10.244.1.1"));
+    network.run(INTERVAL * 4);
+    let (key, _) = network.prober.uncertain().pop_first().unwrap();
+    let counted = |for_s| Encapsulated { sent: 3, received: 0, decapsulated: 0, for_s };
+    let said = |network: &mut Network, for_s| {
+        network.prober.set_encapsulated(&BTreeMap::from([(key.clone(), counted(for_s))]));
+        network.report().peers[0].encapsulated
+    };
+    assert_eq!(said(&mut network, 9), None);
+    assert_eq!(said(&mut network, 10), Some(counted(10)));
+    network.cut.clear();
+    network.run(INTERVAL);
+    assert_eq!(network.report().peers[0].encapsulated, None);
+    assert!(network.prober.uncertain().is_empty());
+}

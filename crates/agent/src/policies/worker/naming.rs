@@ -13,7 +13,9 @@ use russet_verdict::snapshot::Snapshot;
 use russet_verdict::world::Update;
 
 use super::{Phase, Worker};
+use crate::fast_path::Share;
 use crate::flows::{Decision, FlowEnd, Pending, PolicyName, verdict};
+use crate::metrics::Policed;
 
 pub(super) use at_host::AtHosts;
 
@@ -48,6 +50,20 @@ impl Worker {
             if let Some(Pending { verdict, policies }) = pending {
                 policies.iter().for_each(|policy| self.metrics.pending_flow(policy.to_string(), &verdict));
             }
+        }
+    }
+
+    /// Counts what the fast path has carried for the policies that let it pass.
+    pub(super) fn count_carried(&self) {
+        for Share { direction, flow, carried } in self.shared.take_carried(NAMED_MAX) {
+            let Some(flow) = flow else {
+                self.metrics.carried(Policed::Unknown, carried);
+                continue;
+            };
+            let logged = LoggedFlow { direction, allowed: true, flow, host: None };
+            let policies = self.judged_at_pod(&logged).decided.policies;
+            let by = policies.last().map_or(Policed::ByNone, |policy| Policed::By(name(policy).to_string()));
+            self.metrics.carried(by, carried);
         }
     }
 

@@ -35,6 +35,8 @@ fn link(index: u32, name: &str, kind: Option<&str>) -> Link {
         link_netnsid: None,
         operstate: OperState::Up,
         tx_queue_len: 0,
+        sizes: Default::default(),
+        tso_max_bytes: 0,
         addr_gen_mode: None,
         vxlan: None,
         bridge_port: None,
@@ -94,6 +96,22 @@ fn kernel() -> KernelPath {
 
 fn found(kernel: &KernelPath) -> Content {
     content(kernel, "russ", crate::ROUTE_PROTOCOL)
+}
+
+#[test]
+fn what_is_paused_is_named_and_its_programs_are_away() {
+    let mut content = found(&kernel());
+    let whole = content.clone();
+    content.pause(&Paused::default());
+    assert_eq!(content, whole);
+    content.pause(&Paused { interfaces: [HOST_END].into(), ..Paused::default() });
+    assert_eq!(content.excluded.get(&address(POD)), Some(&PAUSED));
+    assert!(content.endpoints.is_empty() && !content.hooks.iter().any(|hook| hook.ifindex == HOST_END));
+    assert_eq!((content.paused.len(), content.prefixes), (0, whole.prefixes.clone()));
+    let mut content = whole.clone();
+    content.pause(&Paused { interfaces: [TUNNEL, UPLINK].into(), ..Paused::default() });
+    assert_eq!((content.endpoints, content.hooks), (whole.endpoints, whole.hooks));
+    assert!(content.paused.iter().all(|node| node.vxlan.is_some()) && content.paused.len() == 1);
 }
 
 #[test]

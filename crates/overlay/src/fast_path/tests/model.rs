@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use russet_addr::Mac;
 
-use super::super::Content;
-use super::super::layout::{self, Node};
+use super::super::layout::{self, Carried, Node, Traffic};
+use super::super::{Content, FastPath};
 use super::frame::{ETHERNET_BYTES, Frame, OUTER_BYTES, Transport, checksum};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,6 +27,8 @@ pub struct Flow {
     /// Seconds since a packet took the kernel's path.
     pub age_s: u64,
     pub answered_epoch: u32,
+    /// Of the pod that sends it.
+    pub from_place: u32,
     pub packets: u64,
     pub bytes: u64,
 }
@@ -38,6 +40,8 @@ pub struct Pending {
     pub node: u32,
     /// Seconds since it was noted.
     pub age_s: u64,
+    /// Where a packet that asks for a connection left the kernel's path; 0 until then.
+    pub out_ifindex: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +60,9 @@ pub struct Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Within,
+    Asks,
     Accepts,
-    AsksOrEnds,
+    Ends,
 }
 
 /// The maps.
@@ -68,12 +73,17 @@ pub struct Model {
     numbers: BTreeMap<Node, u32>,
     pub flows: BTreeMap<Tuple, Flow>,
     pub pending: BTreeMap<(Tuple, u32), Pending>,
+    places: BTreeMap<u32, u32>,
+    /// What was carried of pods' interfaces, by their indexes.
+    pub traffic: BTreeMap<u32, Traffic>,
 }
 
 const THROUGH_KERNEL_S: u64 = 20;
 const HELD_UP_S: u64 = 5;
 /// Ages are read back as one of these: tests take less than a second.
-const AGES_S: [u64; 3] = [0, 5, 30];
+const AGES_S: [u64; 4] = [0, 5, 30, ENDED_S];
+/// Of a flow that has ended: its time is the machine's start.
+const ENDED_S: u64 = 120;
 
 pub fn pending_key(tuple: &Tuple, ifindex: u32) -> Vec<u8> {
     [&tuple.encode()[..], &ifindex.to_ne_bytes()].concat()
@@ -115,7 +125,7 @@ impl Flow {
         let mut value =
             [self.epoch, self.ifindex, self.out_ifindex, self.node].map(u32::to_ne_bytes).concat();
         value.extend(through.to_ne_bytes());
-        value.extend([self.answered_epoch, 0].map(u32::to_ne_bytes).concat());
+        value.extend([self.answered_epoch, self.from_place].map(u32::to_ne_bytes).concat());
         value.extend([self.packets, self.bytes].map(u64::to_ne_bytes).concat());
         value
     }
@@ -130,6 +140,7 @@ impl Flow {
             node: word(12),
             age_s: age_s(long(16)),
             answered_epoch: word(24),
+            from_place: word(28),
             packets: long(32),
             bytes: long(40),
         }
@@ -141,13 +152,14 @@ impl Flow {
 impl Pending {
     pub fn encode(&self) -> Vec<u8> {
         let noted = now_ns() - self.age_s * 1_000_000_000;
-        [&[self.epoch, self.node].map(u32::to_ne_bytes).concat()[..], &noted.to_ne_bytes()].concat()
+        let words = |words: [u32; 2]| words.map(u32::to_ne_bytes).concat();
+        [&words([self.epoch, self.node])[..], &noted.to_ne_bytes(), &words([self.out_ifindex, 0])].concat()
     }
 
     pub fn decode(value: &[u8]) -> Self {
         let word = |at: usize| u32::from_ne_bytes(value[at..at + 4].try_into().unwrap());
         let noted = u64::from_ne_bytes(value[8..16].try_into().unwrap());
-        Self { epoch: word(0), node: word(4), age_s: age_s(noted) }
+        Self { epoch: word(0), node: word(4), age_s: age_s(noted), out_ifindex: word(16) }
     }
 }
 
@@ -166,8 +178,11 @@ impl Verdict {
 // === impl Model ===
 
 impl Model {
-    pub fn new(epoch: u32, content: Content, numbers: &BTreeMap<Node, u32>) -> Self {
-        Self { epoch, content, numbers: numbers.clone(), flows: BTreeMap::new(), pending: BTreeMap::new() }
+    pub fn new(epoch: u32, content: Content, fast_path: &FastPath) -> Self {
+        let (numbers, places) = (fast_path.numbers.clone(), fast_path.places.clone());
+        let traffic = places.keys().map(|ifindex| (*ifindex, Traffic::default())).collect();
+        let (flows, pending) = (BTreeMap::new(), BTreeMap::new());
+        Self { epoch, content, numbers, flows, pending, places, traffic }
     }
 
     fn node(&self, to: IpAddr) -> Option<&Node> {
@@ -198,15 +213,31 @@ impl Model {
 
     fn stage(frame: &Frame) -> Stage {
         match frame.headers.transport {
+            Transport::Tcp(flags) if flags & 0x17 == 0x02 => Stage::Asks,
             Transport::Tcp(flags) if flags & 0x17 == 0x12 => Stage::Accepts,
-            Transport::Tcp(flags) if flags & 0x07 != 0 => Stage::AsksOrEnds,
+            Transport::Tcp(flags) if flags & 0x07 != 0 => Stage::Ends,
             _ => Stage::Within,
         }
     }
 
     /// A direction that begins or ends is forgotten.
     fn forget(&mut self, tuple: &Tuple, ifindex: u32) {
-        self.flows.retain(|known, flow| known != tuple || flow.ifindex != ifindex);
+        let Some(flow) = self.flows.get_mut(tuple).filter(|it| it.ifindex == ifindex && it.epoch != 0) else {
+            return;
+        };
+        if flow.packets == 0 {
+            self.flows.remove(tuple);
+            return;
+        }
+        // What was carried is still to be read.
+        *flow = Flow {
+            ifindex,
+            out_ifindex: flow.out_ifindex,
+            age_s: ENDED_S,
+            packets: flow.packets,
+            bytes: flow.bytes,
+            ..Flow::default()
+        };
     }
 
     fn known(&mut self, tuple: &Tuple, ifindex: u32) -> Option<Flow> {
@@ -223,17 +254,32 @@ impl Model {
         Some(*flow)
     }
 
-    fn count(&mut self, tuple: &Tuple, ip_bytes: usize) {
+    /// The place of a pod's interface; 0 without one.
+    pub fn place(&self, ifindex: u32) -> u32 {
+        self.places.get(&ifindex).copied().unwrap_or(0)
+    }
+
+    /// Of a packet that goes to the pod at a link, or elsewhere.
+    fn count(&mut self, tuple: &Tuple, ip_bytes: usize, to: Option<u32>) {
         let flow = self.flows.get_mut(tuple).unwrap();
         flow.packets += 1;
         flow.bytes += ip_bytes as u64;
+        let one = Carried { packets: 1, bytes: ip_bytes as u64 };
+        let from =
+            self.places.iter().find(|(_, place)| **place == flow.from_place).map(|(ifindex, _)| *ifindex);
+        for (ifindex, is_from) in [(from, true), (to, false)] {
+            let Some(of_pod) = ifindex.and_then(|ifindex| self.traffic.get_mut(&ifindex)) else { continue };
+            let sum = if is_from { &mut of_pod.from_pod } else { &mut of_pod.to_pod };
+            *sum = sum.plus(one);
+        }
     }
 
     fn note(&mut self, tuple: Tuple, ifindex: u32, node: u32) {
         let earlier = self.pending.get(&(tuple, ifindex));
-        let may_come = |it: &Pending| it.epoch != self.epoch && it.age_s < HELD_UP_S;
+        let may_come = |it: &Pending| it.epoch != self.epoch && it.age_s < HELD_UP_S && it.out_ifindex == 0;
         if !earlier.is_some_and(may_come) {
-            self.pending.insert((tuple, ifindex), Pending { epoch: self.epoch, node, age_s: 0 });
+            let noted = Pending { epoch: self.epoch, node, age_s: 0, out_ifindex: 0 };
+            self.pending.insert((tuple, ifindex), noted);
         }
     }
 
@@ -248,7 +294,7 @@ impl Model {
         if stage != Stage::Within {
             self.forget(&tuple, ifindex);
         }
-        if stage == Stage::AsksOrEnds {
+        if stage == Stage::Ends {
             return left;
         }
         let known = if stage == Stage::Within { self.known(&tuple, ifindex) } else { None };
@@ -264,15 +310,18 @@ impl Model {
             let fits =
                 |it: &super::Endpoint| it.ifindex == flow.out_ifindex && ip_bytes <= it.mtu_bytes as usize;
             let Some(endpoint) = endpoint.filter(fits) else { return left };
-            self.count(&tuple, ip_bytes);
+            self.count(&tuple, ip_bytes, Some(endpoint.ifindex));
             let frame = with_macs(forwarded(&frame.bytes), endpoint.pod_mac, endpoint.host_mac);
             return Outcome { verdict: Verdict::Carried, frame };
         }
         let node = *self.numbers.iter().find(|(_, number)| **number == flow.node).unwrap().0;
-        if node.via_ifindex != flow.out_ifindex || ip_bytes > node.mtu_bytes as usize {
+        if self.content.paused.contains(&node)
+            || node.via_ifindex != flow.out_ifindex
+            || ip_bytes > node.mtu_bytes as usize
+        {
             return left;
         }
-        self.count(&tuple, ip_bytes);
+        self.count(&tuple, ip_bytes, None);
         let inner = forwarded(&frame.bytes);
         let Some(headers) = node.vxlan else { return Outcome { verdict: Verdict::Carried, frame: inner } };
         let ecn = frame.headers.tos & 3;
@@ -296,7 +345,7 @@ impl Model {
         if stage != Stage::Within {
             self.forget(&tuple, ifindex);
         }
-        if stage == Stage::AsksOrEnds {
+        if stage == Stage::Ends {
             return left;
         }
         let known = if stage == Stage::Within { self.known(&tuple, ifindex) } else { None };
@@ -309,13 +358,15 @@ impl Model {
             return left;
         }
         if let Some((from, _)) = frame.outer {
-            let node = self.numbers.iter().find(|(_, number)| **number == flow.node);
+            let is_meant =
+                |(node, number): &(&Node, &u32)| **number == flow.node && !self.content.paused.contains(node);
+            let node = self.numbers.iter().find(is_meant);
             let headers = node.and_then(|(node, _)| node.vxlan);
             if headers.is_none_or(|headers| headers.remote != from) {
                 return left;
             }
         }
-        self.count(&tuple, ip_bytes);
+        self.count(&tuple, ip_bytes, Some(endpoint.ifindex));
         let inner = forwarded(&frame.bytes[outer_bytes..]);
         Outcome { verdict: Verdict::Carried, frame: with_macs(inner, endpoint.pod_mac, endpoint.host_mac) }
     }
@@ -323,26 +374,46 @@ impl Model {
     /// It leaves the kernel's path, having come in through `ingress_ifindex`.
     pub fn learn(&mut self, frame: &Frame, ifindex: u32, ingress_ifindex: u32) -> Outcome {
         let left = Outcome { verdict: Verdict::Left, frame: frame.bytes.clone() };
-        if !Self::takes(frame) || Self::stage(frame) == Stage::AsksOrEnds {
+        let (tuple, stage) = (frame.headers.tuple(), Self::stage(frame));
+        if !Self::takes(frame) || stage == Stage::Ends {
             return left;
         }
-        let tuple = frame.headers.tuple();
+        if stage == Stage::Asks {
+            if let Some(asking) = self.pending.get_mut(&(tuple, ingress_ifindex)) {
+                asking.out_ifindex = ifindex;
+            }
+            return left;
+        }
         let Some(pending) = self.pending.remove(&(tuple, ingress_ifindex)) else { return left };
-        if pending.epoch == self.epoch {
-            let known = self.flows.get(&tuple);
-            let flow = Flow {
-                epoch: self.epoch,
-                ifindex: ingress_ifindex,
-                out_ifindex: ifindex,
-                node: pending.node,
-                age_s: 0,
-                answered_epoch: known.map_or(0, |known| known.answered_epoch),
-                packets: known.map_or(0, |known| known.packets),
-                bytes: known.map_or(0, |known| known.bytes),
-            };
-            self.flows.insert(tuple, flow);
+        if pending.epoch != self.epoch {
+            return left;
+        }
+        self.makes_known(tuple, ingress_ifindex, ifindex, pending.node);
+        let asking = (tuple.reversed(), ifindex);
+        let has_passed = self.pending.get(&asking).is_some_and(|it| it.out_ifindex != 0);
+        if stage == Stage::Accepts && has_passed {
+            let pending = self.pending.remove(&asking).unwrap();
+            if pending.epoch == self.epoch {
+                self.makes_known(asking.0, asking.1, pending.out_ifindex, pending.node);
+            }
         }
         left
+    }
+
+    fn makes_known(&mut self, tuple: Tuple, ifindex: u32, out_ifindex: u32, node: u32) {
+        let known = self.flows.get(&tuple);
+        let flow = Flow {
+            epoch: self.epoch,
+            ifindex,
+            out_ifindex,
+            node,
+            age_s: 0,
+            answered_epoch: known.map_or(0, |known| known.answered_epoch),
+            from_place: self.place(ifindex),
+            packets: known.map_or(0, |known| known.packets),
+            bytes: known.map_or(0, |known| known.bytes),
+        };
+        self.flows.insert(tuple, flow);
     }
 }
 

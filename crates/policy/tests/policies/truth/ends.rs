@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use russet_linux::NetNs;
+use russet_testkit::bound;
 use russet_verdict::ir::Protocol;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType, ipproto};
 
@@ -222,13 +223,13 @@ fn inside<T>(netns: Option<&NetNs>, body: impl FnOnce() -> T) -> T {
 }
 
 fn udp(address: IpAddr, port: u16) -> UdpSocket {
-    let socket = UdpSocket::bind((address, port)).unwrap();
+    let socket = bound(|| UdpSocket::bind((address, port)));
     socket.set_nonblocking(true).unwrap();
     socket
 }
 
 fn listener(address: IpAddr, port: u16) -> TcpListener {
-    let listener = TcpListener::bind((address, port)).unwrap();
+    let listener = bound(|| TcpListener::bind((address, port)));
     listener.set_nonblocking(true).unwrap();
     listener
 }
@@ -239,7 +240,7 @@ fn connecting(from: SocketAddr, to: SocketAddr) -> OwnedFd {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(family(from.ip()), SocketType::STREAM, flags, None).unwrap();
     rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
-    rustix::net::bind(&socket, &from).unwrap();
+    bound(|| Ok(rustix::net::bind(&socket, &from)?));
     match rustix::net::connect(&socket, &to) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => socket,
         Err(error) => panic!("{from} to {to}: {error}"),

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use russet_linux::NetNs;
-use russet_testkit::{inside, run};
+use russet_testkit::{bound, inside, run};
 use russet_verdict::explain::{Explanation, Probe};
 use russet_verdict::generate;
 use russet_verdict::ir::Protocol;
@@ -54,7 +54,7 @@ fn a_rule_for_the_clients_address_counts_only_where_no_node_translates_it_and_ex
             snapshot.apply(update.clone());
         }
         let pod = NetNs::open_named(POD.1).unwrap();
-        let server = pod.with(|| TcpListener::bind((POD.0, PORT)).unwrap()).unwrap();
+        let server = pod.with(|| bound(|| TcpListener::bind((POD.0, PORT)))).unwrap();
         // The policy allows this address alone: through which nodes the client reaches the pod.
         for (allowed, through) in
             [(client, [false, true]), (NODES[0].1, [true, false]), ("0.0.0.0/0", [true; 2])]

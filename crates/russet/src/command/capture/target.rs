@@ -12,6 +12,7 @@ use russet_netlink::{Address, FdbEntry, Link, NetlinkError, Socket};
 use serde_json::json;
 
 use super::headers::{self, Ip};
+use super::pause::Paused;
 use super::pcapng::LinkType;
 use crate::command::Failure;
 use crate::command::ask::ask;
@@ -24,6 +25,8 @@ pub struct Plan {
     pub name: String,
     pub places: Vec<Place>,
     pub choice: Choice,
+    /// What the fast path would carry past these places.
+    pub passed_by: Paused,
 }
 
 /// An interface, and which of its packets are wanted.
@@ -94,6 +97,7 @@ pub fn plan(paths: &Paths, name: &str, choice: Choice) -> Result<Plan, Failure> 
         Some(target) => target,
         None => peer(paths, name)?,
     };
+    let passed_by = kernel.passed_by(&target);
     let places = match &target {
         Target::Pod(attachment) => kernel.places_of_pod(attachment)?,
         Target::Peer(addresses) => kernel.places_of_peer(name, addresses)?,
@@ -101,7 +105,8 @@ pub fn plan(paths: &Paths, name: &str, choice: Choice) -> Result<Plan, Failure> 
             kernel.place(interface, "as it was named", Wanted::All).into_iter().collect()
         }
     };
-    Ok(Plan { name: name.to_owned(), places, choice: Choice { vxlan_ports: kernel.vxlan_ports(), ..choice } })
+    let choice = Choice { vxlan_ports: kernel.vxlan_ports(), ..choice };
+    Ok(Plan { name: name.to_owned(), places, choice, passed_by })
 }
 
 /// A pod, an interface or an address; None if it can only be a node's name.
@@ -188,6 +193,25 @@ impl Kernel {
         let ports: BTreeSet<u16> =
             self.links.iter().filter_map(|link| Some(link.vxlan.as_ref()?.port)).collect();
         ports.into_iter().collect()
+    }
+
+    /// What the fast path must not carry while a target is captured. At the interfaces to other nodes all packets are
+    /// seen in any case.
+    fn passed_by(&self, target: &Target) -> Paused {
+        let is_passed_by =
+            |link: &&Link| link.kind.as_deref().is_some_and(|kind| kind == "veth" || TUNNELS.contains(&kind));
+        let named = |name: &str| self.links.iter().find(|link| link.name == name);
+        let index = |name: &str| named(name).filter(is_passed_by).map(|link| link.index);
+        let interface = match target {
+            Target::Pod(attachment) => attachment.host_name.as_deref().and_then(index),
+            Target::Interface(name) => index(name),
+            Target::Peer(_) => None,
+        };
+        let peers = match target {
+            Target::Peer(addresses) => addresses.iter().copied().collect(),
+            _ => BTreeSet::new(),
+        };
+        Paused { interfaces: interface.into_iter().collect(), peers }
     }
 
     fn place(&self, name: &str, description: &str, wanted: Wanted) -> Option<Place> {

@@ -1,4 +1,4 @@
-//! Deleting a node (calico-ipam.md section 3.10): its tunnel addresses and its blocks are deleted with it,
+//! Deleting a node (calico-ipam.md section 3.10): its addresses for tunnels and probes and its blocks are deleted with it,
 //! and, if the operator states that the machine is gone, the addresses and endpoints of its pods.
 
 use russet_addr::{Family, NodeName};
@@ -68,6 +68,7 @@ pub(super) async fn delete(place: &Place, target: &Target, args: &DeleteArgs) ->
     for family in Family::BOTH {
         ipam.release_tunnel_address(&node, family).await?;
     }
+    ipam.release_probe_addresses(&node, ipam.probe_addresses(&node).await?).await?;
     // The handles have released some of these already.
     let left: Vec<Held> = ipam.held_by_node(&node).await?.into_iter().filter(is_tunnel).collect();
     release(&ipam, &left).await?;

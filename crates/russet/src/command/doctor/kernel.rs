@@ -1,6 +1,8 @@
 //! The kernel: its features, its settings, and its tables that may be full.
 
 use russet_addr::Family;
+use russet_agent::FastPathMode;
+use russet_linux::bpf::Support;
 use russet_linux::{conntrack, probe, sysctl};
 use russet_netlink::{NeighbourState, NetlinkError, Socket};
 
@@ -17,6 +19,7 @@ const CHECKSUMS_ONE_OF: u64 = 100;
 /// Examines the kernel.
 pub fn look(needs: &Needs, report: &mut Findings) {
     features(needs, report);
+    fast_path(needs.fast_path, report);
     for family in &needs.families {
         forwarding(*family, report);
         if let Err(error) = neighbours(*family, report) {
@@ -48,6 +51,24 @@ fn features(needs: &Needs, report: &mut Findings) {
             }
             Err(error) => report.unknown.push(error.to_string()),
         }
+    }
+}
+
+/// What the fast path lacks. The kernel's path carries all packets then.
+fn fast_path(mode: FastPathMode, report: &mut Findings) {
+    let follows = match mode {
+        FastPathMode::Off => return,
+        FastPathMode::Auto => "the kernel's path carries all packets",
+        FastPathMode::Require => "the agent is not ready",
+    };
+    let support = Support::probe();
+    if let Some((need, why)) = support.missing().first() {
+        report.found(
+            FindingKind::KernelFeature,
+            "fast path",
+            format!("it needs {need}, and {follows}: {why}"),
+            "use Linux 6.6 or later with BPF, and let the agent run as root or with CAP_BPF and CAP_NET_ADMIN; or set `fast_path = \"off\"`",
+        );
     }
 }
 
@@ -161,6 +182,30 @@ mod tests {
             report.findings.len()
         };
         assert_eq!([count(9, 0), count(10, 0), count(10, 990), count(10, 991)], [0, 1, 1, 0]);
+    }
+
+    #[test]
+    #[ignore = "kernel: bpf(2) needs root"]
+    fn what_the_fast_path_lacks_is_found_while_it_is_wanted() {
+        let found = |mode| {
+            let mut report = Findings::default();
+            fast_path(mode, &mut report);
+            report.findings.into_iter().map(|it| it.problem).collect::<Vec<_>>()
+        };
+        assert_eq!(found(FastPathMode::Require), [""; 0]);
+        russet_testkit::without_capabilities(|| {
+            assert_eq!(found(FastPathMode::Off), [""; 0]);
+            let [auto, required] =
+                [FastPathMode::Auto, FastPathMode::Require].map(|mode| found(mode).concat());
+            assert!(
+                auto.starts_with("it needs BPF programs, and the kernel's path carries all packets: "),
+                "{auto}"
+            );
+            assert!(
+                required.contains("the agent is not ready: ") && required.contains("CAP_BPF"),
+                "{required}"
+            );
+        });
     }
 
     #[test]

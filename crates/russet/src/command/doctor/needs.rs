@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use russet_addr::Family;
 use russet_agent::conflists::Conflists;
-use russet_agent::{DefaultPools, Encapsulation};
+use russet_agent::{DefaultPools, Encapsulation, FastPathMode};
 use russet_linux::probe::Feature;
 use russet_overlay::Inputs;
 
@@ -15,6 +15,8 @@ pub struct Needs {
     pub families: BTreeSet<Family>,
     /// Packets to other nodes are encapsulated.
     pub tunnel: bool,
+    /// Whether the fast path is wanted.
+    pub fast_path: FastPathMode,
     /// The kernel features of plugins, each with the file that names the plugin.
     pub plugins: BTreeMap<Feature, String>,
 }
@@ -25,13 +27,13 @@ impl Needs {
     pub fn of_inputs(inputs: &Inputs) -> Self {
         let families = inputs.pools.iter().map(|pool| Family::of_net(&pool.cidr)).collect();
         let tunnel = inputs.pools.iter().any(|pool| pool.encapsulation.needs_tunnel());
-        Self { families, tunnel, plugins: BTreeMap::new() }
+        Self { families, tunnel, ..Self::default() }
     }
 
     /// What a new store's pools need.
     pub fn of_pools(pools: &DefaultPools) -> Self {
         let families = [pools.ipv4, pools.ipv6].iter().flatten().map(Family::of_net).collect();
-        Self { families, tunnel: pools.encapsulation != Encapsulation::None, plugins: BTreeMap::new() }
+        Self { families, tunnel: pools.encapsulation != Encapsulation::None, ..Self::default() }
     }
 
     /// The kernel features that are needed, each with what needs it.

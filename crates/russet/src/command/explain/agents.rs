@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use russet_agent::HealthRecord;
+use russet_agent::{HealthRecord, Loss};
 use russet_verdict::snapshot::Snapshot;
 use russet_view::map::NodeState;
 
@@ -88,8 +88,19 @@ fn recorded(names: [&str; 2], records: [Option<&HealthRecord>; 2], now: SystemTi
         }
         counters.extend(counted(name, record).map(|text| format!("{text} ({since} ago)")));
     }
+    if let [Some(source), Some(destination)] = records {
+        lost(source, destination, now, report);
+        lost(destination, source, now, report);
+    }
     if !counters.is_empty() {
         report.fact(format!("packets in tunnels since they were made: {}", counters.join("; ")));
+    }
+}
+
+/// Where packets from one node to the other are lost, as the counters of both say.
+fn lost(from: &HealthRecord, to: &HealthRecord, now: SystemTime, report: &mut Report) {
+    if let Some(Loss { what, next, .. }) = Loss::between(from, to, now) {
+        report.note(RECORD, format!("node {} does not reach node {}: {what}: {next}", from.node, to.node));
     }
 }
 
@@ -103,6 +114,8 @@ fn counted(name: &str, record: &HealthRecord) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use russet_agent::CountedNode;
+    use russet_agent::peers::Encapsulated;
     use russet_model::time;
 
     use super::*;
@@ -157,6 +170,24 @@ mod tests {
         (other.ready, other.reasons) = (false, vec!["store: it does not answer".to_owned()]);
         let said = "node b said 40s ago: it is not ready (store: it does not answer); its probes do not reach node a";
         assert_eq!(notes(&of_records(Some(&healthy), Some(&other))), [said]);
+    }
+
+    #[test]
+    fn counters_of_both_nodes_say_on_which_side_packets_are_lost() {
+        let with = |node: &str, other: &str, [sent, received, decapsulated]: [u64; 3]| {
+            let packets = Encapsulated { sent, received, decapsulated, for_s: 30 };
+            let encapsulated = vec![CountedNode { at: 0, ip_version: 4, packets }];
+            HealthRecord { unreachable: vec![other.to_owned()], encapsulated, ..record(node, 3) }
+        };
+        let (a, b) = (with("a", "b", [12, 6, 6]), with("b", "a", [6, 11, 0]));
+        let report = of_records(Some(&a), Some(&b));
+        let said = notes(&report);
+        let lost = "note: record: node a does not reach node b: a has sent 12 encapsulated packets in 30s; 11 arrived at b in 30s, and none came \
+                    out of its tunnel: b drops them and does not answer: on b: russet status";
+        assert!(report.to_string().contains(lost), "{report}");
+        assert!(said[3].starts_with("node b does not reach node a: a receives b's packets"), "{said:?}");
+        let late = record("b", 3600);
+        assert!(notes(&of_records(Some(&a), Some(&late))).iter().all(|it| !it.contains("encapsulated")));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use russet_agent::fast_path::Taken;
 use serde::Serialize;
 
 use crate::output;
@@ -17,6 +18,8 @@ pub struct Report {
     pub notes: Vec<Remark>,
     /// What the kernel's table of decisions says of ends on this node.
     pub kernel: Vec<KernelVerdict>,
+    /// What the fast path of this node does with the flows; empty without an agent.
+    pub fast_path: Vec<Taken>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]

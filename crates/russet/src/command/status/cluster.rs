@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
-use russet_agent::HealthRecord;
-use russet_kube::{Client, HEARTBEAT_NAMESPACE, Heartbeat, Lease, ListQuery};
+use russet_agent::{HealthRecord, Loss, LossPlace};
+use russet_kube::{HEARTBEAT_NAMESPACE, Heartbeat};
 use russet_model::{KeyKind, Prefix};
 use russet_store::Revision;
 use russet_view::map::{NodeFacts, NodeState};
@@ -83,7 +83,7 @@ pub async fn names_of_nodes(place: &Place) -> Result<BTreeSet<String>, Failure> 
 pub async fn records(place: &Place) -> Result<Vec<Written>, Failure> {
     if let Some(client) = place.kubernetes() {
         let of_lease = |record| Written { record, revision: None };
-        return Ok(leases(&client).await?.into_iter().map(of_lease).collect());
+        return Ok(HealthRecord::of_leases(&client).await?.into_iter().map(of_lease).collect());
     }
     let found = place.store.list(&HealthRecord::prefix()).await?.records;
     let decoded = found.iter().filter_map(|it| {
@@ -98,33 +98,13 @@ pub async fn record_of(place: &Place, node: &str) -> Result<Option<HealthRecord>
     match place.kubernetes() {
         Some(client) => {
             let lease = client.lease(HEARTBEAT_NAMESPACE, &Heartbeat::name_of(node), TIMEOUT).await?;
-            Ok(lease.as_ref().and_then(of_lease))
+            Ok(lease.as_ref().and_then(HealthRecord::of_lease))
         }
         None => {
             let found = place.store.get(&HealthRecord::key(node)).await?;
             Ok(found.and_then(|record| HealthRecord::decode(&record.value)))
         }
     }
-}
-
-fn of_lease(lease: &Lease) -> Option<HealthRecord> {
-    HealthRecord::decode(lease.annotation(HealthRecord::ANNOTATION)?.as_bytes())
-}
-
-/// The records in the leases of agents in the Kubernetes API.
-async fn leases(client: &Client) -> Result<Vec<HealthRecord>, Failure> {
-    let segments = ["apis", "coordination.k8s.io", "v1", "namespaces", HEARTBEAT_NAMESPACE, "leases"];
-    let query = ListQuery {
-        operation: "list agents' leases",
-        segments: &segments,
-        labels: Some(Heartbeat::SELECTOR),
-    };
-    let mut records = Vec::new();
-    let take = |object| {
-        records.extend(of_lease(&Lease::of_object(object)));
-    };
-    client.list(&query, take).await.map_err(|failure| failure.error)?;
-    Ok(records)
 }
 
 // === impl ClusterStatus ===
@@ -157,7 +137,7 @@ impl ClusterStatus {
             let urgency = |it: &NodeHealth| (it.state, std::cmp::Reverse(it.unreached_by.len()));
             urgency(a).cmp(&urgency(b)).then_with(|| a.node.cmp(&b.node))
         });
-        let problems = problems(&nodes);
+        let problems = problems(&nodes, now);
         Self { schema: 1, nodes, problems }
     }
 }
@@ -180,7 +160,9 @@ impl NodeHealth {
     }
 }
 
-fn problems(nodes: &[NodeHealth]) -> Vec<ProblemText> {
+fn problems(nodes: &[NodeHealth], now: SystemTime) -> Vec<ProblemText> {
+    let records = nodes.iter().filter_map(|node| Some((node.node.as_str(), node.record.as_ref()?)));
+    let records: BTreeMap<&str, &HealthRecord> = records.collect();
     let mut problems = Vec::new();
     let mut add = |found: Vec<Problem>, many: &str| {
         let more = found.len().saturating_sub(PROBLEMS_MAX);
@@ -195,6 +177,7 @@ fn problems(nodes: &[NodeHealth]) -> Vec<ProblemText> {
     let of = |state: NodeState| nodes.iter().filter(move |node| node.state == state);
     add(of(NodeState::NoSign).map(no_sign).collect(), "without a sign");
     let unreached = nodes.iter().filter(|node| !node.unreached_by.is_empty());
+    let not_reached = |node| not_reached(node, &records, now);
     add(unreached.map(not_reached).collect(), "that others do not reach");
     add(of(NodeState::NotReady).map(not_ready).collect(), "that are not ready");
     let small =
@@ -215,14 +198,37 @@ fn no_sign(node: &NodeHealth) -> Problem {
     }
 }
 
-fn not_reached(node: &NodeHealth) -> Problem {
-    Problem {
-        what: format!("{} is not reached by {}", node.node, names(&node.unreached_by)),
-        next: format!(
-            "on {}: russet status; the reason is there and in `russet status` of the others",
-            node.node
-        ),
+fn not_reached(node: &NodeHealth, records: &BTreeMap<&str, &HealthRecord>, now: SystemTime) -> Problem {
+    let what = format!("{} is not reached by {}", node.node, names(&node.unreached_by));
+    match loss(node, records, now) {
+        Some((loss, 1)) => Problem { what: format!("{what}: {}", loss.what), next: loss.next },
+        Some((loss, count)) => Problem {
+            what: format!("{what}: {} (counters say the same of {count} of them)", loss.what),
+            next: loss.next,
+        },
+        None => {
+            let others = "the reason is there and in `russet status` of the others";
+            Problem { what, next: format!("on {}: russet status; {others}", node.node) }
+        }
     }
+}
+
+/// Where packets to a node are lost, as most of those say that do not reach it, and how many these are.
+fn loss(
+    node: &NodeHealth,
+    records: &BTreeMap<&str, &HealthRecord>,
+    now: SystemTime,
+) -> Option<(Loss, usize)> {
+    let own = node.record.as_ref()?;
+    let mut found: BTreeMap<LossPlace, (Loss, usize)> = BTreeMap::new();
+    for by in &node.unreached_by {
+        let record = records.get(by.as_str());
+        if let Some(loss) = record.and_then(|record| Loss::between(record, own, now)) {
+            found.entry(loss.place).or_insert((loss, 0)).1 += 1;
+        }
+    }
+    // Of as many, the first place on the way.
+    found.into_values().rev().max_by_key(|(_, count)| *count)
 }
 
 fn not_ready(node: &NodeHealth) -> Problem {
@@ -289,6 +295,9 @@ fn row(node: &NodeHealth) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use russet_agent::CountedNode;
+    use russet_agent::peers::Encapsulated;
+    use russet_kube::Client;
     use russet_kube::testing::Server;
     use russet_model::time;
 
@@ -333,6 +342,53 @@ mod tests {
         assert_eq!(whats.len(), 2);
     }
 
+    /// The record of a node that does not reach another one, with sent, received and decapsulated packets.
+    fn counted(node: &str, other: &str, [sent, received, decapsulated]: [u64; 3]) -> HealthRecord {
+        let packets = Encapsulated { sent, received, decapsulated, for_s: 30 };
+        let encapsulated = vec![CountedNode { at: 0, ip_version: 4, packets }];
+        HealthRecord { encapsulated, ..record(node, 5, &[other]) }
+    }
+
+    #[test]
+    fn counters_of_both_ends_say_where_packets_are_lost_and_what_to_do_there() {
+        let [a, b] = [counted("a", "b", [12, 6, 6]), counted("b", "a", [6, 0, 0])];
+        let page = text(&cluster(&["a", "b"], vec![a.clone(), b.clone()]), false);
+        let firewall = "none arrived at b: the network, or a firewall before b's nf_tables, drops them\n    let the tunnel's UDP port pass from a to b";
+        let there = "! b is not reached by a: a has sent 12 encapsulated packets in 30s, and ";
+        assert!(page.contains(&format!("{there}{firewall}")), "{page}");
+        let back = "! a is not reached by b: a receives b's packets and has sent 12 encapsulated packets back in 30s, and ";
+        assert!(page.contains(&format!("{back}{firewall}")), "{page}");
+        // An older agent's record has no counters.
+        let plain = cluster(&["a", "b"], vec![a, record("b", 5, &["a"])]);
+        let whats: Vec<&str> = plain.problems.iter().map(|it| it.what.as_str()).collect();
+        assert_eq!(whats, ["a is not reached by b", "b is not reached by a"]);
+    }
+
+    #[test]
+    fn what_the_counters_of_most_others_say_of_a_node_is_shown_once() {
+        let b = HealthRecord {
+            unreachable: ["a", "c", "d"].map(str::to_owned).to_vec(),
+            encapsulated: (0..3)
+                .map(|at| CountedNode {
+                    at,
+                    ip_version: 4,
+                    packets: Encapsulated { sent: 6, received: 3, decapsulated: 0, for_s: 30 },
+                })
+                .collect(),
+            ..record("b", 5, &[])
+        };
+        let others =
+            [counted("a", "b", [0, 0, 0]), counted("c", "b", [4, 0, 0]), counted("d", "b", [5, 0, 0])];
+        let status = cluster(&["a", "b", "c", "d"], [vec![b], others.to_vec()].concat());
+        let of_b = status.problems.iter().find(|it| it.what.starts_with("b is not reached by ")).unwrap();
+        let what = "b is not reached by a, c, d: c has sent 4 encapsulated packets in 30s; 3 arrived at b in 30s, and none came out of its \
+                    tunnel: b drops them and does not answer (counters say the same of 2 of them)";
+        assert_eq!(
+            (of_b.what.as_str(), of_b.next.as_str()),
+            (what, "on b: russet status; russet drift; nft list ruleset")
+        );
+    }
+
     #[test]
     fn nodes_without_a_record_and_records_without_a_node_are_no_problems() {
         let status = cluster(&["a", "go-calico"], vec![record("a", 1, &[]), record("gone", 1, &[])]);
@@ -373,7 +429,7 @@ mod tests {
             .renew(None)
             .await
             .unwrap();
-        assert_eq!(leases(&client).await.unwrap(), [written]);
+        assert_eq!(HealthRecord::of_leases(&client).await.unwrap(), [written]);
     }
 
     #[test]

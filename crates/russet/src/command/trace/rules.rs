@@ -113,6 +113,7 @@ pub fn meaning(stage: &Stage) -> Option<&'static str> {
         "russet" if has("overlay-postrouting") => "overlay: masquerade of what leaves the pools",
         "russet" if has("overlay-forward") => "overlay: forwarding of pods",
         "russet" => "overlay",
+        "russet-peers" => "overlay: counts tunnel packets of nodes that do not answer",
         "russet-sdn" | "openshift-block-output" => "OpenShift: tenants and egress",
         name if name.starts_with("russet-flannel") => "flannel: guards and masquerade",
         _ => return None,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use russet_testkit::{Random, eventually, let_pass};
+use russet_testkit::{Random, bound, eventually, let_pass};
 use serde_json::{Value, json};
 
 use super::{Pod, carried, record};
@@ -99,7 +99,7 @@ fn count(arrivals: &Arrivals, transport: Transport, from: SocketAddr) {
 fn serve(pod: &Pod, arrivals: &Arrivals) {
     let at = address(pod, PORT);
     let (datagrams, listener) =
-        pod.within(move || (UdpSocket::bind(at).unwrap(), TcpListener::bind(at).unwrap()));
+        pod.within(move || (bound(|| UdpSocket::bind(at)), bound(|| TcpListener::bind(at))));
     let arrived = Arc::clone(arrivals);
     std::thread::spawn(move || {
         let mut byte = [0];
@@ -157,7 +157,7 @@ impl Known {
             let netns = russet_linux::NetNs::open_named(&netns).unwrap();
             let mut exchange: Box<dyn FnMut() -> bool + Send> = match transport {
                 Transport::Udp => {
-                    let socket = netns.run_in_thread(move || UdpSocket::bind(from).unwrap()).unwrap();
+                    let socket = netns.run_in_thread(move || bound(|| UdpSocket::bind(from))).unwrap();
                     socket.connect(to).unwrap();
                     socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
                     Box::new(move || socket.send(&[1]).is_ok() && socket.recv(&mut [0]).is_ok())

@@ -5,7 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use russet_testkit::eventually;
+use russet_testkit::{bound, eventually};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{Exchange, Pod, Setup, carried, is_carried};
@@ -126,7 +126,7 @@ fn flood(setup: &Setup, ports: u16) -> u64 {
         let address = pod.v4.parse().unwrap();
         pod.within(move || -> Vec<UdpSocket> {
             let at = (FIRST..FIRST + ports).map(|port| SocketAddrV4::new(address, port));
-            at.map(|at| UdpSocket::bind(at).unwrap()).collect()
+            at.map(|at| bound(|| UdpSocket::bind(at))).collect()
         })
     };
     let (clients, servers) = (sockets(&setup.client), sockets(&setup.server));

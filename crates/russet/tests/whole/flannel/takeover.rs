@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use russet_linux::{NetNs, process};
-use russet_testkit::{eventually, let_pass, run};
+use russet_testkit::{bound, eventually, let_pass, run};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
@@ -138,7 +138,7 @@ struct OutboundFlows {
 impl OutboundFlows {
     fn start(lab: &Lab, from: &TestPod) -> Self {
         let hub = NetNs::open_named(lab.fabric.hub()).unwrap();
-        let server = hub.with(|| UdpSocket::bind("10.77.0.1:7007")).unwrap().unwrap();
+        let server = hub.with(|| bound(|| UdpSocket::bind("10.77.0.1:7007"))).unwrap();
         // Ends with the test's process.
         std::thread::spawn(move || {
             let mut byte = [0];
@@ -439,7 +439,7 @@ fn a_flannel_called_by_its_version_is_found_and_an_ordinary_start_beside_it_warn
 
 /// Answers at the health port of a node as flannel does, from a process that has not its name.
 fn answer_health(host: &Host) {
-    let listener = host.node.netns().with(|| TcpListener::bind("127.0.0.1:8081").unwrap()).unwrap();
+    let listener = host.node.netns().with(|| bound(|| TcpListener::bind("127.0.0.1:8081"))).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();

@@ -1,6 +1,10 @@
 //! Packets from pod to pod, with each backend.
 
+use russet_linux::NetNs;
+use russet_linux::bpf::attached;
+use russet_netlink::{Direction, Socket};
 use russet_testkit::{eventually, pings_with, run};
+use rustix::process::Signal;
 
 use super::lab::{Host, Lab};
 use crate::node::TIMEOUT;
@@ -52,6 +56,91 @@ fn udp_carries_pods_packets_also_after_a_restart_of_either_daemon() {
         host.start();
         eventually(TIMEOUT, || from.pings(&["-W", "1", &to]));
     }
+}
+
+/// The value of a metric of the node's daemon.
+fn metric(host: &Host, name: &str) -> u64 {
+    let text = host.node.inside("curl", &["-sS", &format!("http://127.0.0.1:{HEALTH_PORT}/metrics")]);
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name} in\n{text}")).parse().unwrap()
+}
+
+fn is_ready(host: &Host) -> bool {
+    let url = format!("http://127.0.0.1:{HEALTH_PORT}/readyz");
+    host.node.inside("curl", &["-sS", &url]) == "flanneld is ready"
+}
+
+/// BPF programs at links of the node.
+fn programs(host: &Host) -> usize {
+    let netns = NetNs::open_named(host.node.netns_name()).unwrap();
+    let count = || {
+        let mut socket = Socket::route().unwrap();
+        let links = socket.links().unwrap();
+        let both = [Direction::Ingress, Direction::Egress];
+        let at = |index| both.map(|direction| attached(index, direction).map_or(0, |found| found.len()));
+        links.iter().flat_map(|link| at(link.index)).sum()
+    };
+    netns.with(count).unwrap()
+}
+
+const HEALTH_PORT: u16 = 8081;
+const FAST_SENT: &str = r#"flanneld_fast_path_packets_total{direction="sent"}"#;
+
+/// docs/fast-path.md: nodes that have the fast path say so in their leases, and the others send to them, and get from them,
+/// what flannel's daemon would.
+#[test]
+#[ignore = "root: makes network namespaces; kernel: TCX; tool: etcd, ping, curl, tc"]
+fn udp_with_the_fast_path_carries_pods_packets_between_nodes_that_have_it() {
+    let mut lab = Lab::new(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#);
+    let flags = ["-fast-path=require", "-healthz-port=8081"];
+    let (mut near, mut far) = (lab.running(&flags), lab.running(&flags));
+    let mut without = lab.running(&[]);
+    let ((from, _), (_, to)) = (near.pod(), far.pod());
+    let (_, there) = without.pod();
+    let says_so = r#"{"PublicIP":"10.77.0.11","PublicIPv6":null,"BackendData":{"KernelDecap":true}}"#;
+    eventually(TIMEOUT, || lab.value(&near) == says_so);
+    assert_eq!(lab.value(&without), r#"{"PublicIP":"10.77.0.13","PublicIPv6":null}"#);
+    // Only once the MAC of the next hop is known, and the other node's lease says that it has the fast path.
+    let carries = |near: &Host| {
+        let before = metric(near, FAST_SENT);
+        from.pings(&["-W", "1", &to]) && metric(near, FAST_SENT) > before
+    };
+    eventually(TIMEOUT, || carries(&near));
+    assert!(is_ready(&near) && metric(&near, "flanneld_fast_path") == 1);
+    let before = metric(&near, FAST_SENT);
+    eventually(TIMEOUT, || from.pings(&["-W", "1", &there]));
+    assert_eq!(metric(&near, FAST_SENT), before, "to a node without it this process sends");
+
+    // A filter at the uplink has to see every packet.
+    near.node.inside("tc", &["qdisc", "add", "dev", "eth0", "clsact"]);
+    eventually(TIMEOUT, || !is_ready(&near));
+    assert!(near.log().contains("a queueing discipline or filter is at eth0"), "{}", near.log());
+    eventually(TIMEOUT, || lab.value(&near) == r#"{"PublicIP":"10.77.0.11","PublicIPv6":null}"#);
+    eventually(TIMEOUT, || from.pings(&["-W", "1", &to]));
+    near.node.inside("tc", &["qdisc", "del", "dev", "eth0", "clsact"]);
+    near.ip(&["link", "set", "flannel0", "mtu", "1000"]);
+    eventually(TIMEOUT, || is_ready(&near) && lab.value(&near) == says_so);
+    eventually(TIMEOUT, || carries(&near));
+
+    // The device ends with the process, and what is attached, too.
+    near.signal(Signal::KILL);
+    near.ends();
+    eventually(TIMEOUT, || programs(&near) == 0);
+    near.start();
+    eventually(TIMEOUT, || carries(&near));
+    near.stop();
+    assert_eq!(programs(&near), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, curl"]
+fn a_node_that_needs_the_fast_path_is_not_ready_with_a_backend_that_has_none() {
+    let mut lab = Lab::vxlan();
+    let required = lab.running(&["-fast-path=require", "-healthz-port=8081"]);
+    assert!(!is_ready(&required));
+    assert!(required.log().contains("there is no fast path for this backend"), "{}", required.log());
+    let auto = lab.running(&["-fast-path=auto", "-healthz-port=8081"]);
+    assert!(is_ready(&auto));
 }
 
 /// flannel.md sections 3.1, 7.3 and 10.

@@ -2,20 +2,16 @@
 //! killed and started again. Where another program removes the table, packets pass until it is
 //! restored, which is measured.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::JoinHandle;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use russet_linux::NetNs;
 use russet_testkit::{Random, eventually, let_pass};
 use serde_json::json;
 
 use super::policies::{POLICIES, create_policy, create_role};
 use super::{Cluster, call};
 use crate::node::{TIMEOUT, TestNode, TestPod};
+use crate::probing::{Prober, Socket};
 
 /// As many pods start together, unless `RUSSET_POLICY_PODS` says otherwise.
 const PODS: usize = 30;
@@ -28,193 +24,7 @@ const REMOVALS: usize = 6;
 const RESTORED: Duration = Duration::from_secs(2);
 /// What an agent logs.
 const IN_FORCE: &str = "policies are in force";
-const PORT: u16 = 5000;
-/// The pause of the probes, as long as one round does not take longer.
-const PERIOD: Duration = Duration::from_millis(1);
-/// The addresses of a block.
-const BLOCK: u8 = 64;
 const SEED: u64 = 1029;
-
-/// A socket in a pod's namespace, from before the pod has an address.
-struct Socket {
-    name: String,
-    socket: UdpSocket,
-    addresses: Vec<IpAddr>,
-}
-
-/// Sends datagrams between the peers, and between them and all subjects, and records what arrives.
-struct Prober {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-struct Shared {
-    /// Two pods that no policy selects, on two nodes.
-    peers: Vec<Socket>,
-    /// Pods that a policy isolates in both directions.
-    subjects: Mutex<Vec<Socket>>,
-    /// Packets that no policy allows: when they arrived, and where.
-    leaked: Mutex<Vec<(Instant, String)>>,
-    /// Packets between the peers that arrived.
-    controls: AtomicU64,
-    /// Datagrams that subjects sent, and rounds of all sockets.
-    sent: AtomicU64,
-    rounds: AtomicU64,
-    is_over: AtomicBool,
-}
-
-// === impl Socket ===
-
-impl Socket {
-    fn open(name: &str, pod: &TestPod, addresses: &[String]) -> Self {
-        let netns = NetNs::open_named(&pod.netns_name).unwrap();
-        let socket = netns.with(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)).unwrap()).unwrap();
-        socket.set_nonblocking(true).unwrap();
-        let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
-        Self { name: name.to_owned(), socket, addresses }
-    }
-
-    /// Sends a datagram; whether the pod's own kernel took it.
-    fn send(&self, to: IpAddr) -> bool {
-        self.socket.send_to(b"x", mapped(to)).is_ok()
-    }
-
-    /// The sources of what has arrived.
-    fn received(&self) -> Vec<IpAddr> {
-        std::iter::from_fn(|| self.socket.recv_from(&mut [0; 8]).ok())
-            .map(|(_, from)| from.ip().to_canonical())
-            .collect()
-    }
-}
-
-/// The address as a socket of IPv6 takes it.
-fn mapped(address: IpAddr) -> SocketAddr {
-    let address = match address {
-        IpAddr::V4(four) => four.to_ipv6_mapped(),
-        IpAddr::V6(six) => six,
-    };
-    (address, PORT).into()
-}
-
-// === impl Shared ===
-
-impl Shared {
-    fn leaked(&self) -> MutexGuard<'_, Vec<(Instant, String)>> {
-        self.leaked.lock().unwrap()
-    }
-
-    /// The addresses of the first peer's block, of which new pods get theirs.
-    fn block(&self) -> Vec<IpAddr> {
-        let Some(IpAddr::V4(peer)) = self.peers[0].addresses.iter().copied().find(IpAddr::is_ipv4) else {
-            panic!("the peer has no address of IPv4");
-        };
-        let [a, b, c, last] = peer.octets();
-        let first = last - last % BLOCK;
-        (first..first + BLOCK).filter(|it| *it != last).map(|it| [a, b, c, it].into()).collect()
-    }
-
-    fn run(&self) {
-        let mut block = self.block().into_iter().cycle();
-        let peers: BTreeSet<IpAddr> = self.peers.iter().flat_map(|peer| peer.addresses.clone()).collect();
-        while !self.is_over.load(Ordering::Relaxed) {
-            let began = Instant::now();
-            self.round(&peers, &mut block);
-            self.rounds.fetch_add(1, Ordering::Relaxed);
-            let_pass(PERIOD.saturating_sub(began.elapsed()));
-        }
-    }
-
-    fn round(&self, peers: &BTreeSet<IpAddr>, block: &mut impl Iterator<Item = IpAddr>) {
-        let subjects = self.subjects.lock().unwrap();
-        for subject in subjects.iter() {
-            let sent = peers.iter().filter(|peer| subject.send(**peer)).count();
-            self.sent.fetch_add(sent as u64, Ordering::Relaxed);
-        }
-        for peer in &self.peers {
-            peers.iter().for_each(|other| _ = peer.send(*other));
-            for subject in subjects.iter() {
-                subject.addresses.iter().for_each(|address| _ = peer.send(*address));
-            }
-        }
-        // The address of a pod that is being attached is not known yet.
-        block.take(usize::from(BLOCK) / 8).for_each(|address| _ = self.peers[0].send(address));
-        for (index, socket) in self.peers.iter().chain(subjects.iter()).enumerate() {
-            let is_peer = index < self.peers.len();
-            for from in socket.received() {
-                if is_peer && peers.contains(&from) {
-                    self.controls.fetch_add(u64::from(!socket.addresses.contains(&from)), Ordering::Relaxed);
-                } else {
-                    self.leaked().push((Instant::now(), format!("{from} to {}", socket.name)));
-                }
-            }
-        }
-    }
-}
-
-// === impl Prober ===
-
-impl Prober {
-    fn start(peers: Vec<Socket>) -> Self {
-        let shared = Arc::new(Shared {
-            peers,
-            subjects: Mutex::default(),
-            leaked: Mutex::default(),
-            controls: AtomicU64::new(0),
-            sent: AtomicU64::new(0),
-            rounds: AtomicU64::new(0),
-            is_over: AtomicBool::new(false),
-        });
-        let worker = Arc::clone(&shared);
-        let thread = Some(std::thread::spawn(move || worker.run()));
-        Self { shared, thread }
-    }
-
-    fn add(&self, subject: Socket) {
-        self.shared.subjects.lock().unwrap().push(subject);
-    }
-
-    fn learn(&self, name: &str, addresses: &[String]) {
-        let mut subjects = self.shared.subjects.lock().unwrap();
-        let subject = subjects.iter_mut().find(|subject| subject.name == name).unwrap();
-        subject.addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
-    }
-
-    /// Waits until many more packets between the peers have arrived.
-    fn goes_on(&self) {
-        let wanted = self.shared.controls.load(Ordering::Relaxed) + 200;
-        eventually(TIMEOUT, || self.shared.controls.load(Ordering::Relaxed) >= wanted);
-    }
-
-    #[track_caller]
-    fn assert_is_tight(&self, when: &str) {
-        self.goes_on();
-        let leaked = self.shared.leaked().clone();
-        assert!(leaked.is_empty(), "{when}: {} packets passed, such as {:?}", leaked.len(), leaked.first());
-    }
-
-    /// How long packets passed that were denied, since `began`; they do not any more.
-    fn gap(&self, began: Instant) -> Duration {
-        loop {
-            let known = self.shared.leaked().len();
-            self.goes_on();
-            let mut leaked = self.shared.leaked();
-            if leaked.len() == known {
-                let last = leaked.iter().map(|(at, _)| at.saturating_duration_since(began)).max();
-                leaked.clear();
-                return last.unwrap_or_default();
-            }
-            assert!(began.elapsed() < TIMEOUT, "denied packets pass and pass");
-        }
-    }
-}
-
-impl Drop for Prober {
-    fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::Relaxed);
-        let ended = self.thread.take().is_none_or(|thread| thread.join().is_ok());
-        assert!(ended || std::thread::panicking(), "the thread of the prober panicked");
-    }
-}
 
 /// Pods that the policy isolates are attached at once, each with probes from before it has an
 /// interface. A request that fails is repeated with a new sandbox, as kubelet does.
@@ -299,20 +109,11 @@ fn no_denied_packet_passes_at_the_start_of_pods_nor_while_the_agent_is_killed() 
     let gaps = removals(&one, &prober);
     println!("after removals of tables denied packets passed for at most {:?}: {gaps:?}", gaps.iter().max());
     assert!(gaps.iter().all(|gap| *gap < RESTORED), "{gaps:?}");
-    report(&prober);
+    prober.report();
 
     // The probes see what they look for.
     cluster.with(|server| server.delete(&format!("{POLICIES}/deny")));
-    eventually(TIMEOUT, || {
-        let seen: BTreeSet<String> = prober.shared.leaked().iter().map(|(_, what)| what.clone()).collect();
-        let subjects = prober.shared.subjects.lock().unwrap();
-        subjects.iter().all(|subject| {
-            let arrives = |to: &str| seen.contains(&format!("{} to {to}", subject.addresses[0]));
-            arrives("near")
-                && arrives("far")
-                && seen.iter().any(|it| it.ends_with(&format!(" to {}", subject.name)))
-        })
-    });
+    prober.assert_sees_all();
 }
 
 /// Starts the agent, and waits until policies are in force.
@@ -351,16 +152,4 @@ fn removals(node: &TestNode, prober: &Prober) -> Vec<Duration> {
         prober.gap(Instant::now())
     };
     (0..REMOVALS).map(remove).collect()
-}
-
-fn report(prober: &Prober) {
-    let Shared { sent, rounds, controls, subjects, .. } = &*prober.shared;
-    let number = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    println!(
-        "{} pods sent {} datagrams in {} rounds; {} datagrams arrived that are allowed",
-        subjects.lock().unwrap().len(),
-        number(sent),
-        number(rounds),
-        number(controls)
-    );
 }

@@ -59,6 +59,8 @@ fn an_agent_attaches_pods_and_says_what_of_a_policy_is_not_enforced_with_the_rig
         let answer = node.russet_inside(verb);
         assert!([0, 3].contains(&answer.status) && answer.stdout.contains("\"n1\""), "{verb:?}: {answer:?}");
     }
+    another_node_with_a_record(&cluster);
+    eventually(TIMEOUT, || the_page_has_the_record_of_the_other_node(&node));
     node.stop_agent();
     let log = node.log();
     let is_refusal = |line: &&str| line.contains("forbidden") || line.contains("denied");
@@ -84,8 +86,8 @@ fn doctor_names_a_pool_in_the_range_of_services(cluster: &Cluster, node: &TestNo
     });
 }
 
-/// The account may read the records of other nodes' agents.
-fn doctor_names_an_agent_of_another_version(cluster: &Cluster, node: &TestNode) {
+/// A node `n2`, whose agent has another version than that of `n1`.
+fn another_node_with_a_record(cluster: &Cluster) {
     cluster.create_node("n2");
     let record = json!({ "schema": 1, "node": "n2", "version": "0.0.1", "at": time::rfc3339(SystemTime::now()), "every_s": 3600,
         "ready": true, "endpoints": 0, "reachable": 0 });
@@ -93,10 +95,22 @@ fn doctor_names_an_agent_of_another_version(cluster: &Cluster, node: &TestNode) 
         "labels": { "russet.dev/agent": "true" }, "annotations": { "russet.dev/health": record.to_string() } },
         "spec": { "holderIdentity": "n2", "leaseDurationSeconds": 360 } });
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
-    let admin = cluster.with(|server| {
-        assert_eq!(server.request("POST", leases, &lease).0, 201);
-        format!("kubernetes:{}", server.admin_kubeconfig().display())
-    });
+    cluster.with(|server| assert_eq!(server.request("POST", leases, &lease).0, 201));
+}
+
+/// The agent's page for a browser shows what other agents say of their nodes.
+fn the_page_has_the_record_of_the_other_node(node: &TestNode) -> bool {
+    let socket = node.root().join("run/russet/health.sock");
+    let page =
+        run("curl", &["-s", "--unix-socket", socket.to_str().unwrap(), "http://localhost/ui/data.json"]);
+    let page: Value = serde_json::from_str(&page).unwrap();
+    let nodes = page["map"]["nodes"].as_array().unwrap();
+    nodes.iter().any(|node| node["name"] == "n2" && node["version"] == "0.0.1" && node["state"] == "ready")
+}
+
+/// The account may read the records of other nodes' agents.
+fn doctor_names_an_agent_of_another_version(cluster: &Cluster, node: &TestNode) {
+    let admin = cluster.with(|server| format!("kubernetes:{}", server.admin_kubeconfig().display()));
     for account in [&[][..], &["--store", &admin]] {
         let answer = node.russet_inside(&[&["doctor"], account].concat());
         assert_eq!(answer.status, 3, "{answer:?}");

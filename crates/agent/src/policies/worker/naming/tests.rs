@@ -249,11 +249,37 @@ fn a_flood_is_named_in_parts() {
     });
     setup.worker.shared.logged.lock().unwrap().extend(flows);
     for named in [NAMED_MAX, 2 * NAMED_MAX, 2 * NAMED_MAX + 1] {
-        assert!(setup.worker.shared.has_logged());
+        assert!(setup.worker.shared.has_unnamed());
         assert!(setup.worker.pause().is_zero());
         setup.worker.name_flows();
         let request = FlowsRequest { limit: usize::MAX, ..FlowsRequest::default() };
         assert_eq!(setup.worker.shared.flows.report(&request).flows.len(), named);
     }
-    assert!(!setup.worker.shared.has_logged());
+    assert!(!setup.worker.shared.has_unnamed());
+}
+
+#[test]
+fn what_the_fast_path_has_carried_counts_for_the_policy_that_let_the_flow_pass() {
+    // policy.md section 4
+    let allow =
+        json!({ "ingress": [{ "action": "Allow", "protocol": "TCP", "destination": { "ports": [5432] } }] });
+    let mut setup = Setup::new(&[]);
+    setup.put(&calico("GlobalNetworkPolicy", "in", 1, &allow));
+    let carried = russet_overlay::fast_path::Carried { packets: 7, bytes: 700 };
+    let share = |direction, flow| crate::fast_path::Share { direction, flow, carried };
+    let flow = to_db("10.1.0.2", 5432);
+    let shares = [
+        share(Direction::Ingress, Some(flow)),
+        share(Direction::Ingress, Some(flow)),
+        // Nothing decides about the other end, which is not known here.
+        share(Direction::Egress, Some(Flow { source: flow.destination, destination: flow.source, ..flow })),
+        share(Direction::Ingress, None),
+    ];
+    setup.worker.shared.carried.lock().unwrap().extend(shares);
+    assert!(setup.worker.shared.has_unnamed());
+    setup.worker.count_carried();
+    assert!(!setup.worker.shared.has_unnamed());
+    let counted = |policy: &str| setup.worker.metrics.carried_of(policy);
+    assert_eq!(counted("GlobalNetworkPolicy in"), (14, 1400));
+    assert_eq!((counted("none"), counted("unknown")), ((7, 700), (7, 700)));
 }

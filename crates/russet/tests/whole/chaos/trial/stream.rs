@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use russet_linux::NetNs;
-use russet_testkit::{eventually, let_pass};
+use russet_testkit::{bound, eventually, let_pass};
 
 use crate::chaos::worker::Alive;
 use crate::node::TIMEOUT;
@@ -33,7 +33,7 @@ impl Stream {
     pub fn start(from: &Alive, to: &Alive, address: &str) -> Self {
         let address: IpAddr = address.parse().unwrap();
         let target = SocketAddr::new(address, PORT);
-        let bind = |netns: &NetNs, at: SocketAddr| netns.with(|| UdpSocket::bind(at).unwrap()).unwrap();
+        let bind = |netns: &NetNs, at: SocketAddr| netns.with(|| bound(|| UdpSocket::bind(at))).unwrap();
         let receiving = bind(&to.netns(), target);
         receiving.set_read_timeout(Some(TAIL)).unwrap();
         let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
