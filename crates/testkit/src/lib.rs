@@ -24,6 +24,7 @@ mod machine;
 mod netns;
 pub mod pages;
 mod process;
+mod program;
 #[cfg(feature = "proxy")]
 pub mod proxy;
 mod random;
@@ -42,6 +43,7 @@ pub use kernel::{Support, require_kernel};
 pub use machine::Machine;
 pub use netns::{in_netns_with_loopback, in_new_netns};
 pub use process::{Process, http_get, spawn_with_input, without_capabilities};
+pub use program::{copy_program, write_program};
 pub use random::Random;
 pub use socket::bound;
 pub use tool::{

@@ -18,12 +18,12 @@ mod times;
 mod upkeep;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use russet_cni_spec::{ConfigList, Version};
 use russet_runtime::{Attachment, Runtime};
+use russet_testkit::write_program;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -54,8 +54,7 @@ impl Lab {
              echo \"$CNI_COMMAND {kind} $CNI_CONTAINERID $CNI_NETNS $CNI_IFNAME $CNI_ARGS\" >> '{lab}/log'\n{body}\n"
         );
         let path = self.path("bin").join(kind);
-        fs::write(&path, script).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&path, &script);
         self
     }
 

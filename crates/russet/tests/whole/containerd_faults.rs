@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use russet_testkit::cri::{Pod, StatusCode, v1};
-use russet_testkit::eventually;
+use russet_testkit::{eventually, write_program};
 use serde_json::{Value, json};
 
 use crate::containerd::Containerd;
@@ -39,10 +39,8 @@ struct FaultyPlugin(PathBuf);
 
 impl FaultyPlugin {
     fn install(plugins: &Path) -> Self {
-        use std::os::unix::fs::PermissionsExt as _;
         let path = plugins.join("faulty");
-        std::fs::write(&path, FAULTY_PLUGIN.replace("HERE", path.to_str().unwrap())).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&path, &FAULTY_PLUGIN.replace("HERE", path.to_str().unwrap()));
         Self(path)
     }
 

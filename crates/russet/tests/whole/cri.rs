@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use russet_linux::process;
 use russet_testkit::cri::{Cri, Pod, StatusCode, v1};
-use russet_testkit::eventually;
+use russet_testkit::{eventually, write_program};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -44,8 +43,7 @@ impl Server {
             let text = |path: PathBuf| path.to_str().unwrap().to_owned();
             let script = RECORDER.replace("LOG", &text(node.path("calls")));
             let recorder = node.path("bin/recorder");
-            std::fs::write(&recorder, script.replace("PLUGIN", env!("CARGO_BIN_EXE_russet"))).unwrap();
-            std::fs::set_permissions(&recorder, std::fs::Permissions::from_mode(0o755)).unwrap();
+            write_program(&recorder, &script.replace("PLUGIN", env!("CARGO_BIN_EXE_russet")));
             plugin["type"] = "recorder".into();
             Vec::new()
         })
@@ -225,8 +223,7 @@ fn plugins_are_found_in_the_vendors_directory_of_their_type_with_the_option_only
         let own = node.path("vendors/opt/recorder/bin");
         std::fs::create_dir_all(&own).unwrap();
         let script = format!("#!/bin/sh\nexec {}\n", env!("CARGO_BIN_EXE_russet"));
-        std::fs::write(own.join("recorder"), script).unwrap();
-        std::fs::set_permissions(own.join("recorder"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&own.join("recorder"), &script);
         plugin["type"] = "recorder".into();
         vec!["--vendor-prefix".into(), node.path("vendors").into()]
     });

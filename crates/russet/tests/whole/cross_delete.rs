@@ -3,14 +3,14 @@
 //! (cni-runtime.md section 2.4).
 
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use russet_cni_spec::{CniResult, ConfigList, Version};
 use russet_runtime::{Attachment, CacheEntry, Runtime};
 use russet_testkit::cri::Pod;
-use russet_testkit::{eventually, ip_json, require_cni_plugin, require_tool, run};
+use russet_testkit::{eventually, ip_json, require_cni_plugin, require_tool, run, write_program};
 use serde_json::{Value, json};
 
 use crate::containerd::Containerd;
@@ -38,8 +38,7 @@ struct Recorder(PathBuf);
 impl Recorder {
     fn install(plugins: &Path) -> Self {
         let (program, log) = (plugins.join("recorder"), plugins.join("recorder.log"));
-        std::fs::write(&program, RECORDER.replace("LOG", log.to_str().unwrap())).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&program, &RECORDER.replace("LOG", log.to_str().unwrap()));
         Self(log)
     }
 

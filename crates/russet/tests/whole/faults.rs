@@ -6,14 +6,13 @@
 //! recovery.rs.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use russet_cni_spec::{ConfigList, code};
 use russet_linux::NetNs;
 use russet_runtime::{Attachment, Runtime, RuntimeError};
 use russet_testkit::faults::{Fault, Faulty, Step};
-use russet_testkit::{eventually, require_tool, run};
+use russet_testkit::{eventually, require_tool, run, write_program};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -52,8 +51,7 @@ impl Machine {
         for kind in KINDS {
             let work = ours.path().join(kind);
             let script = Faulty::script(node.root(), kind, &format!("'{}'", work.display()));
-            fs::write(bin.join(kind), format!("#!/bin/sh\n{script}")).unwrap();
-            fs::set_permissions(bin.join(kind), fs::Permissions::from_mode(0o755)).unwrap();
+            write_program(&bin.join(kind), &format!("#!/bin/sh\n{script}"));
         }
         let pod = node.pod();
         let mut attachment =

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use russet_linux::{NetNs, process};
 use russet_testkit::cri::{Cri, Pod, Sandbox};
-use russet_testkit::{Process, bound, eventually, require_tool, run};
+use russet_testkit::{Process, bound, copy_program, eventually, require_tool, run};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -173,7 +173,7 @@ fn an_agent_under_its_unit_attaches_pods_and_runs_a_foreign_ipam_plugin() {
     // A name that is none of ours, so that the agent starts the executable.
     let bin = tempfile::tempdir().unwrap();
     symlink(env!("CARGO_BIN_EXE_russet"), bin.path().join("bridge")).unwrap();
-    std::fs::copy(Path::new(GO_PLUGINS).join("host-local"), bin.path().join("their-addresses")).unwrap();
+    copy_program(&Path::new(GO_PLUGINS).join("host-local"), &bin.path().join("their-addresses"));
     let config = node.config(json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "foreign0", "isGateway": true,
         "ipam": {"type": "their-addresses", "dataDir": node.path("addresses"), "ranges": [[{"subnet": "10.91.6.0/24"}]]}}));
     let pod = node.pod();

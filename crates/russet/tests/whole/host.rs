@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use russet_testkit::let_pass;
+use russet_testkit::{copy_program, let_pass};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -107,7 +108,7 @@ impl Russet {
     /// As uid 65534, from a directory and executable that every user may read.
     pub fn by_ordinary_user(self) -> Self {
         let copy = std::env::temp_dir().join(format!("russet-under-test-{}", std::process::id()));
-        std::fs::copy(env!("CARGO_BIN_EXE_russet"), &copy).unwrap();
+        copy_program(Path::new(env!("CARGO_BIN_EXE_russet")), &copy);
         let mut command = Command::new(copy);
         command.args(self.command.get_args()).uid(65534).gid(65534).current_dir("/");
         Self { command }

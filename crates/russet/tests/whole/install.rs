@@ -1,11 +1,11 @@
 //! `russet install` on a node whose pods come and go meanwhile.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use russet_testkit::write_program;
 use serde_json::{Value, json};
 
 use crate::node::{Answer, TestNode, TestPod};
@@ -174,14 +174,10 @@ fn the_unit_of_flanneld_is_installed_without_an_agent_and_uninstalled() {
 fn a_russet_cri_that_does_not_start_is_an_error_and_other_pods_keep_working() {
     let machine = tempfile::tempdir().unwrap();
     let russet = version(machine.path(), "v1");
-    let script = |path: PathBuf, text: &str| {
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    };
     // A ready agent, and a systemd that cannot start everything.
-    script(russet.with_file_name("russet-cni"), "#!/bin/sh\ncat >/dev/null\n");
-    script(
-        russet.with_file_name("systemctl"),
+    write_program(&russet.with_file_name("russet-cni"), "#!/bin/sh\ncat >/dev/null\n");
+    write_program(
+        &russet.with_file_name("systemctl"),
         "#!/bin/sh\ncase \"$*\" in *restart*cri*) echo it hangs >&2; exit 1;; esac\n",
     );
     let mut command = Command::new("unshare");

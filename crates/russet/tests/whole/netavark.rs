@@ -3,13 +3,13 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use russet_linux::NetNs;
-use russet_testkit::{bound, eventually};
+use russet_testkit::{bound, eventually, write_program};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -390,8 +390,7 @@ fn a_setup_whose_name_server_cannot_start_leaves_nothing() {
     let mut host = Host::new(TestNode::start(&[]));
     std::fs::create_dir_all(host.node.path("usr/lib/podman")).unwrap();
     let program = host.node.path("usr/lib/podman/aardvark-dns");
-    std::fs::write(&program, "#!/bin/sh\necho 'port 53 is in use' >&2\nexit 1\n").unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&program, "#!/bin/sh\necho 'port 53 is in use' >&2\nexit 1\n");
     let mut web = host.wish("web");
     web.network["dns_enabled"] = true.into();
     let said = host.setup(&web).unwrap_err();

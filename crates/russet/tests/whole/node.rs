@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use russet_linux::{NetNs, process};
-use russet_testkit::{Process, eventually, http_get, links, pings_with, run, spawn_with_input};
+use russet_testkit::{Process, copy_program, eventually, http_get, links, pings_with, run, spawn_with_input};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -315,7 +315,7 @@ impl TestNode {
     /// A process in the node's network that has another program's name and does nothing.
     pub fn decoy(&self, name: &str) -> Process {
         let program = self.path(name);
-        std::fs::copy("/bin/sleep", &program).unwrap();
+        copy_program(Path::new("/bin/sleep"), &program);
         let mut command = Command::new(program);
         command.arg("300").stdin(Stdio::null()).stdout(Stdio::null());
         Process::start(process::in_netns(&mut command, &self.netns).unwrap())

@@ -9,7 +9,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use russet_linux::FileLock;
-use russet_testkit::{eventually, let_pass};
+use russet_testkit::{eventually, let_pass, write_program};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -275,12 +275,10 @@ fn the_journal_is_shown_with_and_without_an_agent_and_is_of_no_use_to_others() {
 /// Starts an ADD through the agent that hangs in an IPAM plugin, and returns that plugin's process.
 fn hang(node: &TestNode, pod: &TestPod, bin: &Path) -> (Child, Pid) {
     let (plugin, began) = (bin.join("hang"), bin.join("began"));
-    std::fs::write(
+    write_program(
         &plugin,
-        format!("#!/bin/sh\necho $$ >{0}.new; mv {0}.new {0}; exec sleep 600\n", began.display()),
-    )
-    .unwrap();
-    std::fs::set_permissions(&plugin, PermissionsExt::from_mode(0o755)).unwrap();
+        &format!("#!/bin/sh\necho $$ >{0}.new; mv {0}.new {0}; exec sleep 600\n", began.display()),
+    );
     let config = node.config(json!({"type": "bridge", "ipam": {"type": "hang"}}));
     let mut command = pod.call(env!("CARGO_BIN_EXE_russet"), "ADD", bin);
     let add = node.spawn(command.arg0("bridge"), config.to_string());

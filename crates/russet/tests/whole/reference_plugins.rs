@@ -108,7 +108,7 @@ fn an_agent_runs_flannel_bridge_and_host_local_in_one_process_whatever_is_in_the
     // Copies: a plugin that executed them would deadlock with them.
     let bin = tempfile::tempdir().unwrap();
     for name in ["flannel", "bridge", "host-local"] {
-        std::fs::copy(env!("CARGO_BIN_EXE_russet"), bin.path().join(name)).unwrap();
+        testkit::copy_program(Path::new(env!("CARGO_BIN_EXE_russet")), &bin.path().join(name));
     }
     let env = node.root().join("run/flannel");
     std::fs::create_dir_all(&env).unwrap();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use russet_linux::{FileLock, process};
-use russet_testkit::eventually;
+use russet_testkit::{eventually, write_program};
 use serde_json::{Value, json};
 
 use crate::node::{Answer, TIMEOUT, TestNode};
@@ -298,14 +298,12 @@ fn a_pod_whose_packets_get_no_answer_comes_with_a_warning() {
 #[test]
 #[ignore = "root: makes network namespaces; tool: python3"]
 fn plugins_are_looked_for_in_the_directory_of_the_networks_vendor() {
-    use std::os::unix::fs::PermissionsExt as _;
     let host = Host::new();
     let vendor = host.node.path("vendors/opt/russet/bin");
     std::fs::create_dir_all(&vendor).unwrap();
     // It passes on the result of the plugin before it.
     let script = "#!/usr/bin/python3\nimport json, os, sys\nprevious = json.load(sys.stdin).get('prevResult')\nif os.environ['CNI_COMMAND'] == 'ADD': print(json.dumps(previous))\n";
-    std::fs::write(vendor.join("vendors-own"), script).unwrap();
-    std::fs::set_permissions(vendor.join("vendors-own"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&vendor.join("vendors-own"), &script);
     let conflist = host.node.path("etc/cni/net.d/10-testnet.conflist");
     let mut list: Value = serde_json::from_slice(&std::fs::read(&conflist).unwrap()).unwrap();
     list["plugins"].as_array_mut().unwrap().push(json!({ "type": "vendors-own" }));

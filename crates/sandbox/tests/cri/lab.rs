@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -13,7 +12,7 @@ use russet_runtime::{ConfigDir, Runtime};
 use russet_sandbox::cri::{CgroupDriver, Listener, Options, ServeError, serve};
 use russet_sandbox::{Config, Engine, EngineError, EngineState, Made, Metrics, SandboxId, Sandboxes};
 use russet_testkit::cri::{Cri, Pod, v1};
-use russet_testkit::{eventually, eventually_some, http_get};
+use russet_testkit::{eventually, eventually_some, http_get, write_program};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
@@ -59,8 +58,7 @@ impl Lab {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
         let plugin = dir.path().join("bin/lab");
-        fs::write(&plugin, PLUGIN.replace("DIR", dir.path().to_str().unwrap())).unwrap();
-        fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&plugin, &PLUGIN.replace("DIR", dir.path().to_str().unwrap()));
         let cri = Cri::new(&dir.path().join("cri.sock")).unwrap();
         let mut lab = Self { cri, engine: Memory::default(), health: None, dir, server: None };
         lab.serve();

@@ -5,13 +5,14 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use russet_linux::{NetNs, process};
-use russet_testkit::{bound, eventually, let_pass, run};
+use russet_testkit::{bound, copy_program, eventually, let_pass, run};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
@@ -193,7 +194,7 @@ fn stand_in(host: &Host, again: bool) -> StandIn {
 
 fn stand_in_called(name: &str, host: &Host, again: bool) -> StandIn {
     let program = host.node.path(name);
-    std::fs::copy("/bin/sleep", &program).unwrap();
+    copy_program(Path::new("/bin/sleep"), &program);
     let mut command = if again {
         let mut command = Command::new("sh");
         command.args(["-c", "while \"$0\" 300 || sleep 0.1; do :; done"]).arg(program);

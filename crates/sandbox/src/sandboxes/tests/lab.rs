@@ -5,11 +5,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use russet_runtime::{ConfigDir, Runtime};
+use russet_testkit::write_program;
 
 use crate::engine::{Engine, EngineError, EngineState, Made};
 use crate::error::SandboxError;
@@ -67,8 +67,7 @@ impl Lab {
             fs::create_dir_all(dir.join(name)).unwrap();
         }
         let plugin = dir.join("bin/lab");
-        fs::write(&plugin, PLUGIN.replace("LAB", dir.to_str().unwrap())).unwrap();
-        fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&plugin, &PLUGIN.replace("LAB", dir.to_str().unwrap()));
         fs::write(dir.join("net.d/10-pods.conflist"), CONFLIST).unwrap();
         Self(dir.to_owned())
     }
