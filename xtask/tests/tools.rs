@@ -27,13 +27,14 @@ const ALSO_INSTALLED: [&str; 11] = [
     "tc",
 ];
 /// What Debian's essential packages have, and the compiler's own.
-const PRESENT: [&str; 16] = [
+const PRESENT: [&str; 17] = [
     "bash",
     "cp",
     "env",
     "find",
     "flock",
     "gzip",
+    "install",
     "mount",
     "nsenter",
     "rustc",

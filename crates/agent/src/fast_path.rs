@@ -17,13 +17,15 @@ use std::time::{Duration, Instant};
 
 use russet_addr::IpNet;
 use russet_attach::naming::is_doomed;
-use russet_linux::bpf::BpfError;
+use russet_linux::bpf::{BpfError, Way};
 use russet_linux::sysctl;
 use russet_netlink::{
     Change, Event, FdbTable, NeighbourState, NetlinkError, Route, RouteKind, RouteLookup, Socket,
 };
 use russet_overlay::ROUTE_PROTOCOL;
-use russet_overlay::fast_path::{Applied, FastPath, FastPathMode, FlowEpoch, KernelPath, content};
+use russet_overlay::fast_path::{
+    Applied, FastPath, FastPathMode, FlowEpoch, KernelPath, content, remove_leftovers,
+};
 
 use crate::health::{Condition, Readiness};
 use crate::metrics::FastPathMetrics;
@@ -138,14 +140,16 @@ pub fn start(
     let view = signal.view.clone();
     view.begin(mode, None);
     metrics.show_from(view.clone());
+    clear();
     if mode == FastPathMode::Off {
         return Ok(());
     }
     let is_required = mode == FastPathMode::Require;
-    let opened = FastPath::load(&signal.epoch).map_err(FastPathError::from).and_then(|fast_path| {
-        view.begin(mode, Some(fast_path.observer()?));
-        Ok((fast_path, Socket::route()?))
-    });
+    let opened =
+        FastPath::load(Way::probe(), &signal.epoch).map_err(FastPathError::from).and_then(|fast_path| {
+            view.begin(mode, Some(fast_path.observer()?));
+            Ok((fast_path, Socket::route()?))
+        });
     let (fast_path, socket) = match opened {
         Ok(opened) => opened,
         Err(error) => {
@@ -171,6 +175,15 @@ pub fn start(
         waiting: Waiting::default(),
     };
     std::thread::Builder::new().name("fast-path".to_owned()).spawn(move || follower.run()).map(drop)
+}
+
+/// Removes what an agent has left that was killed, and which does nothing any more.
+fn clear() {
+    match Socket::route().and_then(|mut socket| remove_leftovers(&mut socket)) {
+        Ok(0) => {}
+        Ok(filters) => tracing::info!(filters, "filters of an earlier agent's fast path removed"),
+        Err(error) => tracing::warn!(%error, "look for filters of an earlier agent's fast path"),
+    }
 }
 
 /// Says why the fast path carries nothing.
@@ -401,7 +414,7 @@ impl Follower {
     }
 
     fn follow(&mut self, suspensions: u64) -> Result<Next, FastPathError> {
-        let kernel = KernelPath::read(&mut self.socket, &mut self.underlay)?;
+        let kernel = KernelPath::read(self.fast_path.way(), &mut self.socket, &mut self.underlay)?;
         let mut content = content(&kernel, HOST_PREFIX, ROUTE_PROTOCOL);
         let (paused, version) = self.signal.view.pauses().wanted(Instant::now());
         content.pause(&paused);
@@ -436,7 +449,7 @@ impl Follower {
             tracing::debug!(reason, "a program of the fast path is not attached");
         }
         let content = self.fast_path.content();
-        let is_active = !content.hooks.is_empty();
+        let is_active = applied.attached > 0;
         if is_active != std::mem::replace(&mut self.is_active, is_active) {
             match is_active {
                 true => tracing::info!("the fast path carries known flows"),
@@ -444,7 +457,7 @@ impl Follower {
             }
         }
         let remark = match (content.left_out.len(), applied.shared.len()) {
-            (0, 0) => None,
+            (0, 0) => applied.failed.as_ref().map(|reason| format!("not at all interfaces: {reason}")),
             (limited, shared) => Some(format!(
                 "not at {} interfaces: {limited} have queueing disciplines or filters, {shared} programs of others",
                 limited + shared

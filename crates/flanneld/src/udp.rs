@@ -39,6 +39,7 @@ use russet_linux::tun::{Tun, TunError, TunOffloads};
 use russet_linux::udp::{PortSharing, UdpSocket, UdpSocketError};
 use russet_netlink::{NetlinkError, Socket};
 
+pub(crate) use fast_path::remove_leftovers;
 pub use fast_path::{Carried, FastPath, Via};
 pub use shared::Count;
 

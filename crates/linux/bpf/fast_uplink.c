@@ -105,18 +105,20 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (decapsulate && !is_between((void *)(ethernet + 1), flow->node, skb->ifindex))
 		return TC_ACT_UNSPEC;
-	count(flow, ip_bytes, endpoint->place);
-	decrement_ttl(skb, ip, type);
 	if (decapsulate) {
+		/* Nothing has changed where it fails: Linux has BECOMES_IPV6 since 6.3. */
+		if (bpf_skb_adjust_room(skb, -VXLAN_BYTES, BPF_ADJ_ROOM_MAC, decapsulate))
+			return TC_ACT_UNSPEC;
 		/* What was verified of the outer packet is not of the inner one. */
 		bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
-		if (bpf_skb_adjust_room(skb, -VXLAN_BYTES, BPF_ADJ_ROOM_MAC, decapsulate))
-			return TC_ACT_SHOT;
 		ethernet = (void *)(u64)skb->data;
-		if ((void *)(ethernet + 1) > (void *)(u64)skb->data_end)
+		ip = ethernet + 1;
+		if (ip + (type == ETH_P_IP ? sizeof(struct ipv4) : sizeof(struct ipv6)) > (void *)(u64)skb->data_end)
 			return TC_ACT_SHOT;
 		ethernet->type = type;
 	}
+	count(flow, ip_bytes, endpoint->place);
+	decrement_ttl(skb, ip, type);
 	set_macs(ethernet, endpoint->pod_mac, endpoint->host_mac);
 	return bpf_redirect_peer(endpoint->ifindex, 0);
 }

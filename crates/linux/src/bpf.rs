@@ -1,22 +1,26 @@
 //! BPF programs and maps. The programs are written in C (`crates/linux/bpf`) and compiled for the
 //! repository by `cargo xtask gen bpf`; neither `cargo build` nor a node needs a compiler.
 //!
-//! [`Object`] reads a compiled file, [`Program`] loads it with its [`Map`]s, [`TcxLink`] attaches to a
-//! link since Linux 6.6, and `russet_netlink::Batch::replace_bpf` before. [`Support`] says in advance
-//! what a kernel lacks.
+//! [`Object`] reads a compiled file, [`Program`] loads it with its [`Map`]s, and [`Attachable`] attaches it to links: by
+//! TCX, which Linux has since 6.6, or else as a filter of `clsact`. [`Support`] says in advance what a kernel lacks.
 //!
 //! The programs of `openshift::data_path` copy tenants' numbers into and out of VXLAN headers; those of
-//! `overlay::fast_path` carry packets of known flows, with maps and by TCX; those of `flanneld::udp` carry the packets of
+//! `overlay::fast_path` carry packets of known flows; those of `flanneld::udp` carry the packets of
 //! flannel's backend `udp`.
 
 use std::io;
 
+pub use attachment::{
+    Attachable, Attachment, Found, LinkFilter, Way, own_filters, remove_filter, remove_filters,
+    without_own_clsact,
+};
 pub use link::{Attached, TcxLink, attached};
 pub use map::{Map, MapDefinition, MapKind};
 pub use object::Object;
 pub use program::{Packet, Program, ProgramInfo, Ran};
 pub use support::{Need, Support};
 
+mod attachment;
 mod link;
 mod map;
 mod object;

@@ -10,7 +10,8 @@ use russet_netlink::{Batch, Direction, LinkSet, Socket};
 
 use russet_linux::NetNs;
 use russet_linux::bpf::{
-    Map, MapDefinition, MapKind, Need, Object, Packet, Program, Support, TcxLink, attached,
+    Attachable, Found, Map, MapDefinition, MapKind, Need, Object, Packet, Program, Support, TcxLink, Way,
+    attached, own_filters, remove_filter, remove_filters, without_own_clsact,
 };
 
 /// A program with a map of each kind.
@@ -103,7 +104,8 @@ fn a_program_finds_its_maps_and_what_it_writes_is_read() {
 #[test]
 #[ignore = "kernel: bpf(2) needs root"]
 fn maps_of_every_kind_are_written_and_read_in_batches() {
-    for kind in MapKind::ALL {
+    // A value of a program array is read as another one than was written.
+    for kind in MapKind::ALL.into_iter().filter(|kind| *kind != MapKind::Programs) {
         // More than one batch has.
         let map = Map::create(&definition(kind, 3000)).unwrap();
         let is_array = matches!(kind, MapKind::Array | MapKind::PerCpuArray);
@@ -198,6 +200,76 @@ fn tcx() {
 }
 
 #[test]
+#[ignore = "kernel: bpf(2) and network namespaces need root"]
+fn a_filter_lets_packets_pass_once_its_process_has_ended_and_is_removed_by_the_next() {
+    NetNs::create_unnamed().unwrap().run_in_thread(filter).unwrap();
+}
+
+fn filter() {
+    let mut socket = Socket::route().unwrap();
+    let up = LinkSet { up: Some(true), ..LinkSet::index(LOOPBACK) };
+    socket.execute(Batch::new().set_link(&up)).unwrap();
+    let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let arrives = |byte: u8| {
+        receiver.send_to(&[byte], receiver.local_addr().unwrap()).unwrap();
+        receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let mut received = [0];
+        receiver.recv(&mut received).is_ok_and(|_| received == [byte])
+    };
+    let own = |socket: &mut Socket| {
+        own_filters(socket).unwrap().into_iter().map(|it| it.program).collect::<Vec<_>>()
+    };
+    let qdiscs = |socket: &mut Socket| {
+        let mut found = socket.qdiscs().unwrap();
+        let all = found.iter().filter(|qdisc| qdisc.kind == "clsact").count();
+        without_own_clsact(Way::Clsact, socket, &mut found).unwrap();
+        [all, found.iter().filter(|qdisc| qdisc.kind == "clsact").count()]
+    };
+    let attachable = || {
+        let program = Program::from_instructions("drops", &DROP).unwrap();
+        Attachable::new(program, Way::Clsact).unwrap()
+    };
+    let in_place = |is_shared| Found { is_in_place: true, is_shared };
+    let first = attachable();
+    let attachment = first.attach(LOOPBACK, Direction::Ingress).unwrap();
+    assert_eq!((attachment.look(), qdiscs(&mut socket)), (in_place(false), [1, 0]));
+    assert!(!arrives(1), "the program drops all");
+    // The process is killed: the kernel closes what it had, and the filter stays.
+    std::mem::forget(attachment);
+    drop(first);
+    assert!((0..20).any(|_| arrives(2)), "the kernel empties the table in the background");
+    assert_eq!(own(&mut socket), ["drops"]);
+    // The next process has its own in the place.
+    let next = attachable();
+    let attachment = next.attach(LOOPBACK, Direction::Ingress).unwrap();
+    assert_eq!(own(&mut socket), ["drops"]);
+    assert!(!arrives(3));
+    // A filter of others stays, with the `clsact`.
+    assert!(!Way::Clsact.is_occupied(LOOPBACK, Direction::Ingress).unwrap());
+    let pass = Program::from_instructions("test", &PASS).unwrap();
+    socket.execute(Batch::new().replace_bpf(LOOPBACK, Direction::Ingress, pass.as_fd(), "another")).unwrap();
+    assert_eq!((attachment.look(), qdiscs(&mut socket)), (in_place(true), [1, 1]));
+    assert!(Way::Clsact.is_occupied(LOOPBACK, Direction::Ingress).unwrap());
+    drop(attachment);
+    assert_eq!((own(&mut socket), qdiscs(&mut socket)), (Vec::new(), [1, 1]));
+    let filters = socket.bpf_filters(LOOPBACK, Direction::Ingress).unwrap();
+    socket.execute(Batch::new().delete_bpf(LOOPBACK, Direction::Ingress, &filters[0])).unwrap();
+    // Without a filter the `clsact` stays, until it is removed with the last one.
+    let leave = || std::mem::forget(next.attach(LOOPBACK, Direction::Egress).unwrap());
+    leave();
+    assert_eq!(remove_filters(&mut socket, &["others"]).unwrap(), 0);
+    assert_eq!(remove_filters(&mut socket, &["others", "drops"]).unwrap(), 1);
+    assert_eq!((own(&mut socket), qdiscs(&mut socket)), (Vec::new(), [1, 0]));
+    leave();
+    let [left] = &own_filters(&mut socket).unwrap()[..] else { panic!("one filter is there") };
+    assert_eq!(remove_filter(&mut socket, left).unwrap(), 1);
+    assert_eq!((own(&mut socket), qdiscs(&mut socket)), (Vec::new(), [0, 0]));
+    assert_eq!(remove_filter(&mut socket, left).unwrap(), 0, "it may be gone");
+    let error = next.attach(4711, Direction::Ingress).unwrap_err().to_string();
+    assert!(error.starts_with("attach BPF program to link 4711: "), "{error}");
+}
+
+#[test]
 #[ignore = "kernel: bpf(2) needs root"]
 fn the_probe_finds_everything_here_and_says_what_a_process_without_rights_lacks() {
     // Capabilities are a thread's.
@@ -208,7 +280,7 @@ fn the_probe_finds_everything_here_and_says_what_a_process_without_rights_lacks(
         let sets = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
         rustix::thread::set_capabilities(None, sets).unwrap();
         let support = Support::probe();
-        for need in [Need::Programs, Need::Tcx, Need::Maps(MapKind::LruHash)] {
+        for need in [Need::Programs, Need::Maps(MapKind::LruHash)] {
             let why = support.lacks(need).map(ToString::to_string).unwrap_or_default();
             assert!(why.contains("it needs root, or CAP_BPF"), "{need}: {why}");
         }

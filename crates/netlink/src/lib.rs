@@ -58,4 +58,4 @@ pub use route::{NextHop, Route, RouteFilter, RouteKind};
 pub use rule::Rule;
 pub use socket::{REPLY_DEADLINE_S, Socket};
 pub use tc::{Qdisc, Redirect, TokenBucket};
-pub use tc_bpf::{BpfFilter, Direction};
+pub use tc_bpf::{BpfFilter, Direction, Filter};

@@ -209,9 +209,14 @@ impl Redirect {
     }
 }
 
-/// All protocols, priority 1: evaluated before all other filters.
+/// Evaluated before all other filters.
 fn all_protocols_first() -> u32 {
-    1 << 16 | u32::from(ETH_P_ALL.to_be())
+    all_protocols(1)
+}
+
+/// A filter for packets of all protocols.
+pub(crate) fn all_protocols(priority: u16) -> u32 {
+    u32::from(priority) << 16 | u32::from(ETH_P_ALL.to_be())
 }
 
 pub(crate) fn tcmsg(message: &mut MessageBuilder<'_>, ifindex: u32, handle: u32, parent: u32, info: u32) {

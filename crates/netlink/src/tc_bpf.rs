@@ -1,7 +1,8 @@
 //! BPF programs in traffic control: `clsact`, which covers packets that a link receives and sends,
 //! and the programs that are attached there.
 //!
-//! Used by `openshift::data_path` for its tunnel device and for the host interfaces of pods.
+//! Used by `openshift::data_path` for its tunnel device and for the host interfaces of pods, and by `linux::bpf` on
+//! kernels without TCX.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
@@ -9,7 +10,7 @@ use crate::batch::Batch;
 use crate::error::Result;
 use crate::kernel::*;
 use crate::socket::Socket;
-use crate::tc::{INGRESS_HANDLE, tcmsg};
+use crate::tc::{INGRESS_HANDLE, all_protocols, tcmsg};
 use crate::wire::{Message, MessageBuilder, array};
 
 /// The direction of packets.
@@ -32,6 +33,15 @@ pub struct BpfFilter {
     pub handle: u32,
     /// Whether its return value is the verdict.
     pub direct: bool,
+}
+
+/// What a link has its packets decided by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Filter {
+    /// A BPF program.
+    Bpf(BpfFilter),
+    /// Of another kind.
+    Other(String),
 }
 
 /// Our program is evaluated first and is the only one of its priority.
@@ -60,15 +70,35 @@ impl Batch {
         name: &str,
     ) -> &mut Self {
         self.push(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, |message| {
-            let info = u32::from(PRIORITY) << 16 | u32::from(ETH_P_ALL.to_be());
-            tcmsg(message, ifindex, HANDLE, direction.parent(), info);
-            message.attr_str(TCA_KIND, "bpf").nested(TCA_OPTIONS, |options| {
-                options
-                    .attr(TCA_BPF_FD, &program.as_raw_fd().to_ne_bytes())
-                    .attr_str(TCA_BPF_NAME, name)
-                    .attr_u32(TCA_BPF_FLAGS, TCA_BPF_FLAG_ACT_DIRECT);
-            });
+            bpf_filter(message, (ifindex, direction, PRIORITY), program, name);
         })
+    }
+
+    /// Attaches a program whose return value is the verdict; EEXIST if there is one of this priority.
+    pub fn add_bpf(
+        &mut self,
+        ifindex: u32,
+        direction: Direction,
+        program: BorrowedFd<'_>,
+        name: &str,
+        priority: u16,
+    ) -> &mut Self {
+        self.push(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, |message| {
+            bpf_filter(message, (ifindex, direction, priority), program, name);
+        })
+    }
+
+    /// Detaches a program.
+    pub fn delete_bpf(&mut self, ifindex: u32, direction: Direction, filter: &BpfFilter) -> &mut Self {
+        self.push(RTM_DELTFILTER, 0, |message| {
+            tcmsg(message, ifindex, filter.handle, direction.parent(), all_protocols(filter.priority));
+            message.attr_str(TCA_KIND, "bpf");
+        })
+    }
+
+    /// Reverses [`add_clsact`](Self::add_clsact), filters included.
+    pub fn delete_clsact(&mut self, ifindex: u32) -> &mut Self {
+        self.delete_ingress(ifindex)
     }
 }
 
@@ -77,10 +107,19 @@ impl Batch {
 impl Socket {
     /// The BPF programs of a link; empty if it has no `clsact`.
     pub fn bpf_filters(&mut self, ifindex: u32, direction: Direction) -> Result<Vec<BpfFilter>> {
+        let bpf = |filter| match filter {
+            Filter::Bpf(filter) => Some(filter),
+            Filter::Other(_) => None,
+        };
+        Ok(self.filters(ifindex, direction)?.into_iter().filter_map(bpf).collect())
+    }
+
+    /// The filters of a link; empty if it has no `clsact`.
+    pub fn filters(&mut self, ifindex: u32, direction: Direction) -> Result<Vec<Filter>> {
         let fill = |message: &mut MessageBuilder<'_>| tcmsg(message, ifindex, 0, direction.parent(), 0);
         let decode = |message: &Message<'_>| {
             let of_link = array(message.payload, 4).map(u32::from_ne_bytes) == Some(ifindex);
-            BpfFilter::decode(message).filter(|_| of_link)
+            Filter::decode(message).filter(|_| of_link)
         };
         match self.dump("list filters", RTM_GETTFILTER, fill, decode) {
             // There is no such discipline.
@@ -90,15 +129,39 @@ impl Socket {
     }
 }
 
-// === impl BpfFilter ===
+/// The message of a filter at its position: link, direction and priority.
+fn bpf_filter(
+    message: &mut MessageBuilder<'_>,
+    (ifindex, direction, priority): (u32, Direction, u16),
+    program: BorrowedFd<'_>,
+    name: &str,
+) {
+    tcmsg(message, ifindex, HANDLE, direction.parent(), all_protocols(priority));
+    message.attr_str(TCA_KIND, "bpf").nested(TCA_OPTIONS, |options| {
+        options
+            .attr(TCA_BPF_FD, &program.as_raw_fd().to_ne_bytes())
+            .attr_str(TCA_BPF_NAME, name)
+            .attr_u32(TCA_BPF_FLAGS, TCA_BPF_FLAG_ACT_DIRECT);
+    });
+}
 
-impl BpfFilter {
+// === impl Filter ===
+
+impl Filter {
     fn decode(message: &Message<'_>) -> Option<Self> {
         if message.kind != RTM_NEWTFILTER {
             return None;
         }
+        let kind = message.attributes(TCMSG_BYTES).find(TCA_KIND)?.text();
+        if kind == "bpf" { BpfFilter::decode(message).map(Self::Bpf) } else { Some(Self::Other(kind)) }
+    }
+}
+
+// === impl BpfFilter ===
+
+impl BpfFilter {
+    fn decode(message: &Message<'_>) -> Option<Self> {
         let attributes = message.attributes(TCMSG_BYTES);
-        attributes.find(TCA_KIND).filter(|kind| kind.text() == "bpf")?;
         // The kernel also lists every priority without options.
         let options = attributes.find(TCA_OPTIONS)?.nested();
         let flags = options.find(TCA_BPF_FLAGS).and_then(|flags| flags.u32()).unwrap_or(0);

@@ -9,7 +9,7 @@
 //! after the change. [`FastPath::apply`] has the maps follow routes, neighbours and pods' interfaces; flows
 //! are suspended from the kernel's notification until it has done so.
 //!
-//! Nothing is pinned: the programs leave with the process, because nothing else raises the epoch.
+//! Nothing is pinned: the programs end with the process, because nothing else raises the epoch.
 
 mod content;
 mod layout;
@@ -20,8 +20,10 @@ mod observer;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use russet_linux::bpf::{BpfError, Map, Object, Program, TcxLink, attached, programs};
-use russet_netlink::Direction;
+use russet_linux::bpf::{
+    Attachable, Attachment, BpfError, Found, Map, Object, Program, Way, programs, remove_filters,
+};
+use russet_netlink::{Direction, NetlinkError, Socket};
 
 pub use content::{Content, Hook, KernelPath, Paused, Role, content};
 pub use layout::{Carried, Endpoint, KnownFlow, Node, Traffic, Tunnel, Tuple, VxlanHeaders};
@@ -34,8 +36,9 @@ use layout::Setting;
 #[derive(Debug)]
 pub struct FastPath {
     maps: Maps,
-    programs: BTreeMap<Role, Program>,
-    links: BTreeMap<Hook, TcxLink>,
+    programs: BTreeMap<Role, Attachable>,
+    way: Way,
+    attachments: BTreeMap<Hook, Attachment>,
     content: Arc<Content>,
     /// The numbers of nodes in the map `nodes`.
     numbers: BTreeMap<Node, u32>,
@@ -77,11 +80,11 @@ pub struct Applied {
     pub failed: Option<String>,
     /// How many programs are left to be attached by the next call.
     pub unattached: usize,
+    /// How many are attached.
+    pub attached: usize,
 }
 
 const FIRST_EPOCH: u32 = 1;
-/// The loopback of every network namespace, which need not be up to be asked.
-const LOOPBACK: u32 = 1;
 /// The number of a prefix that leads to no node.
 const NO_NODE: u32 = 0;
 /// The place of no interface: what is carried of one without a place is counted for the node only.
@@ -94,9 +97,7 @@ const SUSPENDED: u32 = 0;
 impl FastPath {
     /// Loads the programs in the calling thread's network namespace; attaches none. `epoch` is the first
     /// one's of this process only.
-    pub fn load(epoch: &FlowEpoch) -> Result<Self, BpfError> {
-        // Without TCX no program could be attached.
-        attached(LOOPBACK, Direction::Ingress)?;
+    pub fn load(way: Way, epoch: &FlowEpoch) -> Result<Self, BpfError> {
         let objects = [
             (Role::Pod, programs::FAST_POD),
             (Role::Uplink, programs::FAST_UPLINK),
@@ -114,12 +115,27 @@ impl FastPath {
         let maps = Maps(created.collect::<Result<_, BpfError>>()?);
         // Both are in the order of names.
         let references: Vec<&Map> = maps.0.values().collect();
-        let load = |(role, object): &(Role, Object)| Ok((*role, Program::load(object, &references)?));
+        let load = |(role, object): &(Role, Object)| {
+            Ok((*role, Attachable::new(Program::load(object, &references)?, way)?))
+        };
         let programs = objects.iter().map(load).collect::<Result<_, BpfError>>()?;
         epoch.start(maps.get("settings")?)?;
-        let (links, content, numbers) = (BTreeMap::new(), Arc::default(), BTreeMap::new());
-        let (epoch, places) = (epoch.clone(), BTreeMap::new());
-        Ok(Self { maps, programs, links, content, numbers, epoch, places, is_unknown: false })
+        Ok(Self {
+            maps,
+            programs,
+            way,
+            attachments: BTreeMap::new(),
+            content: Arc::default(),
+            numbers: BTreeMap::new(),
+            epoch: epoch.clone(),
+            places: BTreeMap::new(),
+            is_unknown: false,
+        })
+    }
+
+    /// How its programs are attached.
+    pub const fn way(&self) -> Way {
+        self.way
     }
 
     /// What the maps hold.
@@ -133,7 +149,7 @@ impl FastPath {
     pub fn apply(&mut self, wanted: Content, attached_max: usize) -> Result<Applied, BpfError> {
         let applied = self.try_apply(wanted, attached_max);
         if applied.is_err() {
-            self.links.clear();
+            self.attachments.clear();
             self.is_unknown = true;
         }
         applied
@@ -254,22 +270,25 @@ impl FastPath {
     /// Attaches what is missing, also what another program has detached, and detaches what is not wanted.
     fn attach(&mut self, attached_max: usize) -> Result<Applied, BpfError> {
         let mut done = Applied::default();
-        let is_wanted = |hook: &Hook| self.content.hooks.contains(hook);
-        self.links.retain(|hook, link| is_wanted(hook) && is_attached(hook, link));
-        let mut own: BTreeSet<u32> = BTreeSet::new();
-        for link in self.links.values() {
-            own.insert(link.info()?.0.link);
-        }
+        self.attachments.retain(|hook, _| self.content.hooks.contains(hook));
         let mut attached_now = 0;
         for hook in &self.content.hooks {
-            // They would not see what the fast path carries past them. Without the program that learns, nothing
-            // is carried to where it would be.
-            if others(hook, &own) {
-                done.shared.insert(hook.ifindex);
-                self.links.remove(hook);
+            let found = match self.attachments.get(hook) {
+                Some(attachment) => attachment.look(),
+                // There is nothing at a link that is gone.
+                None => Found {
+                    is_in_place: false,
+                    is_shared: self.way.is_occupied(hook.ifindex, hook.direction()).unwrap_or_default(),
+                },
+            };
+            if found.is_in_place && !found.is_shared {
                 continue;
             }
-            if self.links.contains_key(hook) {
+            self.attachments.remove(hook);
+            // They would not see what the fast path carries past them. Without the program that learns, nothing
+            // is carried to where it would be.
+            if found.is_shared {
+                done.shared.insert(hook.ifindex);
                 continue;
             }
             if attached_now == attached_max {
@@ -278,24 +297,21 @@ impl FastPath {
             }
             attached_now += 1;
             let Some(program) = self.programs.get(&hook.role) else { continue };
-            match TcxLink::attach(program, hook.ifindex, hook.direction()) {
-                Ok(link) => _ = self.links.insert(*hook, link),
+            match program.attach(hook.ifindex, hook.direction()) {
+                Ok(attachment) => _ = self.attachments.insert(*hook, attachment),
                 // The link may be gone already; then it is not wanted the next time.
                 Err(error) => _ = done.failed.get_or_insert_with(|| error.to_string()),
             }
         }
+        done.attached = self.attachments.len();
         Ok(done)
     }
 }
 
-fn is_attached(hook: &Hook, link: &TcxLink) -> bool {
-    link.info().is_ok_and(|(_, ifindex)| ifindex == hook.ifindex)
-}
-
-/// Whether programs of others are at a hook. At a link that is gone there are none.
-fn others(hook: &Hook, own: &BTreeSet<u32>) -> bool {
-    let found = attached(hook.ifindex, hook.direction());
-    found.is_ok_and(|found| found.iter().any(|program| !own.contains(&program.link)))
+/// Removes from links what the programs of an earlier process were attached by, where the kernel has no TCX. Returns how
+/// much.
+pub fn remove_leftovers(socket: &mut Socket) -> Result<usize, NetlinkError> {
+    remove_filters(socket, &["fast_pod", "fast_uplink", "fast_learn"])
 }
 
 /// The numbers of these nodes, as they were or the lowest that are free, and those that are free from now on.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use russet_agent::Paths;
 use russet_attach::marked::{self, Mark, MarkedLink, MarkedObjects};
+use russet_linux::bpf::{LinkFilter, own_filters};
 use russet_linux::sysctl;
 use russet_netlink::{Address, NetlinkError, Route, Socket};
 use russet_nft::{Nft, Table};
@@ -31,6 +32,8 @@ pub struct Inventory {
     /// Pods, as `namespace/name`, by the name of their interface on the node, as far as the agent's
     /// journal names them.
     pub pods: BTreeMap<String, String>,
+    /// Filters of the fast path, where the kernel has no TCX.
+    pub filters: Vec<LinkFilter>,
     /// Accept rules in foreign chains, by table.
     pub exceptions: Vec<Exception>,
     /// There are rules of legacy iptables, which may include some of Russet's.
@@ -82,6 +85,9 @@ pub struct Object {
 /// Sysctls that the agent enables and never disables, since others may need them.
 const SYSCTLS: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
 
+/// The programs of the backend `udp`.
+const DAEMONS_PROGRAMS: [&str; 2] = ["udp_send", "udp_receive"];
+
 /// The directory of units that operators and installations write.
 const UNIT_DIR: &str = "etc/systemd/system";
 
@@ -96,6 +102,10 @@ pub fn look(root: &Path, kernel: bool) -> Result<Inventory, LookError> {
         let mut host = Socket::route()?;
         inventory.kernel = marked::read(&mut host)?;
         inventory.flannel = Flannel::look(root, &inventory.kernel, &mut host)?;
+        inventory.filters = own_filters(&mut host)?;
+        if inventory.flannel.daemon.is_some() {
+            inventory.filters.retain(|filter| !DAEMONS_PROGRAMS.contains(&filter.program.as_str()));
+        }
         inventory.pods = pods_by_interface(&Paths::new(root));
         inventory.exceptions = exceptions()?;
         let tables = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
@@ -270,6 +280,15 @@ impl Inventory {
         all.extend(self.kernel.routes.iter().map(route));
         let address = |found: &Address| object("address", found.net, "at which other nodes probe this one");
         all.extend(self.kernel.addresses.iter().map(address));
+        let filter = |filter: &LinkFilter| {
+            let link = self.kernel.link_names.get(&filter.ifindex).cloned();
+            object(
+                "filter",
+                link.unwrap_or_else(|| filter.ifindex.to_string()),
+                format!("BPF program {}", filter.program),
+            )
+        };
+        all.extend(self.filters.iter().map(filter));
         all.extend(self.kernel.tables.iter().map(|table| object("nftables table", table, "")));
         self.flannel_objects(&mut all);
         for Exception { table, chain } in &self.exceptions {

@@ -11,6 +11,7 @@ use std::{fmt, fs};
 
 use russet_attach::marked::{self, Mark};
 use russet_attach::nat::NatError;
+use russet_linux::bpf::{LinkFilter, remove_filter};
 use russet_netlink::{Address, NetlinkError, Route, Socket};
 use russet_nft::Table;
 use russet_overlay::firewall::{Firewall, FirewallError, FirewallReport, Mode};
@@ -52,6 +53,8 @@ pub enum Step {
     Route(Route, String),
     /// An address at which other nodes probe this one.
     Address(Address),
+    /// A filter of the fast path at a link of this name.
+    Filter(LinkFilter, String),
     /// Accept rules in foreign chains.
     Exceptions(usize),
     /// A table of nf_tables.
@@ -106,6 +109,10 @@ pub fn plan(inventory: &Inventory, reach: &Options) -> Vec<Step> {
     let names = &inventory.kernel.link_names;
     steps.extend(routes.map(|route| Step::Route(route.clone(), describe(route, names))));
     steps.extend(inventory.kernel.addresses.iter().cloned().map(Step::Address));
+    for filter in &inventory.filters {
+        let link = names.get(&filter.ifindex).cloned();
+        steps.push(Step::Filter(filter.clone(), link.unwrap_or_else(|| filter.ifindex.to_string())));
+    }
     for link in inventory.kernel.links.iter().filter(|link| !stays(link.ifindex)) {
         let entries = link.fdb.len() + link.neighbours.len();
         let (name, mark) = (link.name.clone(), link.mark.clone());
@@ -171,6 +178,7 @@ pub fn carry_out(step: &Step) -> Result<(), StepError> {
         Step::FlannelRules(mode) => first_failure(Firewall::open(*mode)?.withdraw()),
         Step::Route(route, _) => Ok(marked::remove_route(&mut Socket::route()?, route)?),
         Step::Address(address) => Ok(marked::remove_address(&mut Socket::route()?, address)?),
+        Step::Filter(filter, _) => Ok(remove_filter(&mut Socket::route()?, filter).map(drop)?),
         Step::Exceptions(_) => first_failure(Firewall::exceptions()?.withdraw()),
         Step::Table(table) => Ok(marked::remove_table(table)?),
     }
@@ -225,6 +233,7 @@ impl fmt::Display for Step {
             Step::Address(address) => {
                 write!(f, "delete address {}, at which other nodes probe this one", address.net)
             }
+            Step::Filter(filter, link) => write!(f, "delete filter {} from link {link}", filter.program),
             Step::Exceptions(0) => {
                 f.write_str("delete Russet's rules from chains of legacy iptables, if there are any")
             }

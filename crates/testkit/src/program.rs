@@ -13,7 +13,7 @@ use crate::require_tool;
 pub fn write_program(path: &Path, content: &str) {
     let mut command = Command::new(require_tool("install"));
     command.args(["-m", "755", "/dev/stdin"]).arg(path).stdout(Stdio::null());
-    let installed = spawn_with_input(&mut command, content.as_bytes()).wait().unwrap();
+    let installed = spawn_with_input(&mut command, content.as_bytes()).wait().expect("wait for install");
     assert!(installed.success(), "install {}: {installed}", path.display());
 }
 
@@ -21,6 +21,6 @@ pub fn write_program(path: &Path, content: &str) {
 #[track_caller]
 pub fn copy_program(from: &Path, to: &Path) {
     let mut command = Command::new(require_tool("install"));
-    let installed = command.args(["-m", "755"]).args([from, to]).status().unwrap();
+    let installed = command.args(["-m", "755"]).args([from, to]).status().expect("run install");
     assert!(installed.success(), "install {} as {}: {installed}", from.display(), to.display());
 }

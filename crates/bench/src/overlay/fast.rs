@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use russet_linux::bpf::Way;
 use russet_netlink::Socket;
 use russet_overlay::ROUTE_PROTOCOL;
 use russet_overlay::fast_path::{FastPath, FlowEpoch, KernelPath, content};
@@ -12,8 +13,9 @@ use crate::{BoxError, Result};
 /// Attaches it to a node that is complete.
 pub fn start(node: &Node) -> Result<FastPath> {
     let attach = || {
-        let mut fast_path = FastPath::load(&FlowEpoch::default())?;
-        let kernel = KernelPath::read(&mut Socket::route()?, &mut BTreeMap::new())?;
+        let way = Way::probe();
+        let mut fast_path = FastPath::load(way, &FlowEpoch::default())?;
+        let kernel = KernelPath::read(way, &mut Socket::route()?, &mut BTreeMap::new())?;
         let content = content(&kernel, HOST_PREFIX, ROUTE_PROTOCOL);
         if content.endpoints.is_empty() || content.prefixes.is_empty() {
             return Err(format!("the fast path leads nowhere: {content:?}").into());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use russet_addr::Ipv4Net;
 use russet_lease::Lease;
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
-use russet_netlink::{Monitor, Topic};
+use russet_netlink::{Monitor, Socket, Topic};
 use russet_overlay::fast_path::FastPathMode;
 use tokio::time::{Interval, MissedTickBehavior};
 
@@ -17,7 +17,9 @@ use super::{CarrierError, FabricOptions};
 use crate::health::Status;
 use crate::interface::External;
 use crate::readable_fd::ReadableFd;
-use crate::udp::{DEVICE, FastPath, OVERHEAD_BYTES, Offloads, Options, Proxy, UdpError, Via};
+use crate::udp::{
+    DEVICE, FastPath, OVERHEAD_BYTES, Offloads, Options, Proxy, UdpError, Via, remove_leftovers,
+};
 
 /// The proxy and its routes.
 pub struct Relay {
@@ -198,6 +200,11 @@ impl Relay {
 
 /// Loads the programs, if they are wanted. Where the kernel refuses, this process carries everything.
 fn load(mode: FastPathMode, uplink: u32) -> Option<Arc<FastPath>> {
+    match Socket::route().and_then(|mut socket| remove_leftovers(&mut socket)) {
+        Ok(0) => {}
+        Ok(filters) => tracing::info!(filters, "filters of an earlier daemon's fast path removed"),
+        Err(error) => tracing::warn!(%error, "look for filters of an earlier daemon's fast path"),
+    }
     if mode == FastPathMode::Off {
         return None;
     }

@@ -14,7 +14,10 @@ use std::net::Ipv4Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use russet_addr::Ipv4Net;
-use russet_linux::bpf::{BpfError, Map, Object, Program, TcxLink, attached, programs};
+use russet_linux::bpf::{
+    Attachable, Attachment, BpfError, Found, Map, Object, Program, Way, programs, remove_filters,
+    without_own_clsact,
+};
 use russet_netlink::{Direction, NetlinkError, Socket};
 
 /// The node of a subnet.
@@ -30,8 +33,9 @@ pub struct Via {
 pub struct FastPath {
     uplink: u32,
     maps: BTreeMap<String, Map>,
-    sends: Program,
-    receives: Program,
+    sends: Attachable,
+    receives: Attachable,
+    way: Way,
     state: Mutex<State>,
 }
 
@@ -60,16 +64,15 @@ struct State {
     written: BTreeMap<Ipv4Net, Via>,
     /// The maps may hold something else than `written`.
     is_unknown: bool,
-    hooks: Vec<AttachedHook>,
+    hooks: BTreeMap<(u32, Direction), Attachment>,
     /// Why it does not carry anything, while a proxy uses it.
     failure: Option<String>,
 }
 
-#[derive(Debug)]
-struct AttachedHook {
-    ifindex: u32,
-    direction: Direction,
-    link: TcxLink,
+/// Removes from links what the programs of an earlier process were attached by, where the kernel has no TCX. Returns how
+/// much.
+pub fn remove_leftovers(socket: &mut Socket) -> Result<usize, NetlinkError> {
+    remove_filters(socket, &["udp_send", "udp_receive"])
 }
 
 /// Why the fast path cannot carry packets.
@@ -87,8 +90,6 @@ enum Refusal {
     Shared(u32),
 }
 
-/// The loopback of every network namespace, which need not be up to be asked.
-const LOOPBACK: u32 = 1;
 /// Entry of the array with one.
 const ONLY: [u8; 4] = [0; 4];
 /// The node of subnets whose packets the threads send.
@@ -113,8 +114,6 @@ impl From<Ipv4Addr> for Via {
 impl FastPath {
     /// Loads the programs; attaches none. `uplink` is the link towards the other nodes.
     pub fn load(uplink: u32) -> Result<Self, BpfError> {
-        // Without TCX no program could be attached.
-        attached(LOOPBACK, Direction::Ingress)?;
         let (sends, receives) = (Object::read(programs::UDP_SEND)?, Object::read(programs::UDP_RECEIVE)?);
         if sends.maps() != receives.maps() {
             return Err(BpfError::Object("the programs of the backend udp have different maps"));
@@ -123,8 +122,10 @@ impl FastPath {
         let maps: BTreeMap<String, Map> = created.collect::<Result<_, BpfError>>()?;
         // Both are in the order of names.
         let references: Vec<&Map> = maps.values().collect();
-        let (sends, receives) = (Program::load(&sends, &references)?, Program::load(&receives, &references)?);
-        Ok(Self { uplink, maps, sends, receives, state: Mutex::default() })
+        let way = Way::probe();
+        let load = |object| Attachable::new(Program::load(object, &references)?, way);
+        let (sends, receives) = (load(&sends)?, load(&receives)?);
+        Ok(Self { uplink, maps, sends, receives, way, state: Mutex::default() })
     }
 
     /// Whether packets are carried.
@@ -185,9 +186,9 @@ impl FastPath {
         if state.end.is_none() {
             return false;
         }
-        let before = (links(&state), state.failure.clone());
-        self.carry(&mut state);
-        before != (links(&state), state.failure.clone())
+        let before = state.failure.clone();
+        let attached = self.carry(&mut state);
+        attached > 0 || before != state.failure
     }
 
     /// Whether a repair would change anything, as far as that costs little to know.
@@ -196,13 +197,16 @@ impl FastPath {
         if state.end.is_none() || state.failure.is_some() {
             return false;
         }
-        let is_alone = |hook: &AttachedHook| hook.is_in_place() && !hook.is_shared();
-        !state.hooks.iter().all(is_alone) || self.check_links(&state).is_err()
+        let is_alone = |hook: &Attachment| hook.look() == Found { is_in_place: true, is_shared: false };
+        !state.hooks.values().all(is_alone) || self.check_links(&state).is_err()
     }
 
-    fn carry(&self, state: &mut State) {
+    /// Returns how many programs it has attached.
+    fn carry(&self, state: &mut State) -> usize {
         let tried = self.try_to_carry(state);
-        self.settle(state, tried);
+        let attached = *tried.as_ref().unwrap_or(&0);
+        self.settle(state, tried.map(drop));
+        attached
     }
 
     /// After a failure no program is left at a link.
@@ -214,29 +218,33 @@ impl FastPath {
         }
     }
 
-    fn try_to_carry(&self, state: &mut State) -> Result<(), Refusal> {
-        let Some(end) = state.end else { return Ok(()) };
+    fn try_to_carry(&self, state: &mut State) -> Result<usize, Refusal> {
+        let Some(end) = state.end else { return Ok(0) };
         self.check_links(state)?;
         self.map("settings")?.put(&ONLY, &end.encode(self.uplink))?;
         self.write(state)?;
-        state.hooks.retain(AttachedHook::is_in_place);
         let ends =
             [(self.uplink, Direction::Ingress, &self.receives), (end.device, Direction::Egress, &self.sends)];
+        state
+            .hooks
+            .retain(|hook, _| ends.iter().any(|(ifindex, direction, _)| *hook == (*ifindex, *direction)));
+        let mut attached = 0;
         for (ifindex, direction, program) in ends {
-            let hook = state.hooks.iter().find(|hook| (hook.ifindex, hook.direction) == (ifindex, direction));
-            let is_shared = match hook {
-                Some(hook) => hook.is_shared(),
-                None => !attached(ifindex, direction)?.is_empty(),
+            let hook = (ifindex, direction);
+            let found = match state.hooks.get(&hook) {
+                Some(attachment) => attachment.look(),
+                None => Found { is_in_place: false, is_shared: self.way.is_occupied(ifindex, direction)? },
             };
-            if is_shared {
+            if found.is_shared {
                 return Err(Refusal::Shared(ifindex));
             }
-            if hook.is_none() {
-                let link = TcxLink::attach(program, ifindex, direction)?;
-                state.hooks.push(AttachedHook { ifindex, direction, link });
+            if !found.is_in_place {
+                state.hooks.remove(&hook);
+                state.hooks.insert(hook, program.attach(ifindex, direction)?);
+                attached += 1;
             }
         }
-        Ok(())
+        Ok(attached)
     }
 
     /// Whether packets may pass by what is at the links.
@@ -247,7 +255,8 @@ impl FastPath {
         if uplink.mac.is_none() {
             return Err(Refusal::Headers(uplink.name));
         }
-        let qdiscs = socket.qdiscs()?;
+        let mut qdiscs = socket.qdiscs()?;
+        without_own_clsact(self.way, &mut socket, &mut qdiscs)?;
         let has = |index, test: &dyn Fn(&str) -> bool| {
             qdiscs.iter().any(|it| it.ifindex == index && test(&it.kind))
         };
@@ -303,11 +312,6 @@ impl FastPath {
     }
 }
 
-/// The numbers of the programs' links.
-fn links(state: &State) -> Vec<Option<u32>> {
-    state.hooks.iter().map(|hook| hook.link.info().ok().map(|(it, _)| it.link)).collect()
-}
-
 fn addresses(subnets: &BTreeMap<Ipv4Net, Via>) -> BTreeSet<Ipv4Addr> {
     subnets.values().map(|via| via.address).collect()
 }
@@ -316,21 +320,6 @@ fn addresses(subnets: &BTreeMap<Ipv4Net, Via>) -> BTreeSet<Ipv4Addr> {
 fn prefix(subnet: Ipv4Net) -> Vec<u8> {
     let bits = u32::from(subnet.prefix_len());
     [bits.to_ne_bytes(), subnet.network().octets()].concat()
-}
-
-// === impl AttachedHook ===
-
-impl AttachedHook {
-    /// Whether the program is at the link where it was attached.
-    fn is_in_place(&self) -> bool {
-        self.link.info().is_ok_and(|(_, ifindex)| ifindex == self.ifindex)
-    }
-
-    /// Whether programs of others are there.
-    fn is_shared(&self) -> bool {
-        let Ok((own, _)) = self.link.info() else { return false };
-        attached(self.ifindex, self.direction).is_ok_and(|found| found.iter().any(|it| it.link != own.link))
-    }
 }
 
 // === impl End ===
@@ -362,6 +351,7 @@ mod tests {
         assert_eq!(value[12..], [0xc0, 5, 0, 0, 0x20, 0x5d, 0, 0]);
     }
 
+    const LOOPBACK: u32 = 1;
     const PEER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
     const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
     const ETHERNET_BYTES: usize = 14;
@@ -401,7 +391,7 @@ mod tests {
 
     fn receive(fast_path: &FastPath, frame: &[u8]) -> (i32, Vec<u8>) {
         let packet = Packet { frame, ifindex: LOOPBACK, ..Packet::default() };
-        let ran = fast_path.receives.run(&packet).unwrap();
+        let ran = fast_path.receives.program().run(&packet).unwrap();
         (ran.verdict, ran.frame)
     }
 

@@ -1,5 +1,5 @@
 //! Programs at the links of network namespaces by TCX, which Linux has since 6.6. An older kernel
-//! has `clsact` only (`russet_netlink::Batch::replace_bpf`).
+//! has `clsact` only ([`super::Attachable`]).
 //!
 //! A TCX program that returns `TC_ACT_OK` ends the evaluation: filters of `clsact`, such as a pod's
 //! bandwidth limit, do not see the packet. One that has nothing to say returns -1.

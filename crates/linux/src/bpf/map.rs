@@ -12,6 +12,9 @@ pub enum MapKind {
     Hash = 1,
     /// All its keys exist from the beginning: 0 to `entries` - 1.
     Array = 2,
+    /// Programs that another one may call; a value is the descriptor of a program. The kernel empties it when no process
+    /// has it open any more, though programs use it.
+    Programs = 3,
     /// A value has a part for each CPU.
     PerCpuArray = 6,
     /// Forgets the least recently used entries when it is full.
@@ -55,7 +58,8 @@ const BYTES_MAX: u32 = 4096;
 // === impl MapKind ===
 
 impl MapKind {
-    pub const ALL: [Self; 5] = [Self::Hash, Self::Array, Self::PerCpuArray, Self::LruHash, Self::LpmTrie];
+    pub const ALL: [Self; 6] =
+        [Self::Hash, Self::Array, Self::Programs, Self::PerCpuArray, Self::LruHash, Self::LpmTrie];
 
     pub(super) fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u32 == number)
@@ -65,6 +69,7 @@ impl MapKind {
         match self {
             Self::Hash => "hash",
             Self::Array => "array",
+            Self::Programs => "program array",
             Self::PerCpuArray => "per-CPU array",
             Self::LruHash => "LRU hash",
             Self::LpmTrie => "LPM trie",

@@ -93,6 +93,11 @@ impl Program {
         Ok(Self { fd, name: name.to_owned() })
     }
 
+    /// The name of its function.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// What the kernel says about it.
     pub fn info(&self) -> Result<ProgramInfo, BpfError> {
         // SAFETY: the structure consists of numbers.

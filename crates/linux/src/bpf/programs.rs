@@ -24,6 +24,9 @@ pub const MODEL_TUNNEL_SEND: &[u8] = include_bytes!("../../bpf/model_tunnel_send
 /// Packets that the device of that model receives.
 pub const MODEL_TUNNEL_RECEIVE: &[u8] = include_bytes!("../../bpf/model_tunnel_receive.o");
 
+/// Calls the program of a table, in its place at `clsact`.
+pub(super) const JUMP: &[u8] = include_bytes!("../../bpf/jump.o");
+
 /// All of them by their names.
 #[cfg(test)]
 pub(super) const ALL: &[(&str, &[u8])] = &[
@@ -35,6 +38,7 @@ pub(super) const ALL: &[(&str, &[u8])] = &[
     ("fast_learn", FAST_LEARN),
     ("udp_send", UDP_SEND),
     ("udp_receive", UDP_RECEIVE),
+    ("jump", JUMP),
     ("model_tunnel_send", MODEL_TUNNEL_SEND),
     ("model_tunnel_receive", MODEL_TUNNEL_RECEIVE),
 ];

@@ -3,9 +3,7 @@
 
 use std::fmt;
 
-use russet_netlink::Direction;
-
-use super::{BpfError, Map, MapDefinition, MapKind, Program, attached};
+use super::{BpfError, Map, MapDefinition, MapKind, Program, Way};
 
 /// Something that the fast path uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,16 +12,12 @@ pub enum Need {
     Programs,
     /// A map of this kind, with entries that are written and read by few calls.
     Maps(MapKind),
-    /// Attaching by TCX.
-    Tcx,
 }
 
 /// What is missing, and why.
 #[derive(Debug)]
 pub struct Support(Vec<(Need, BpfError)>);
 
-/// The loopback of every network namespace, which need not be up to be asked.
-const LOOPBACK: u32 = 1;
 /// A program that passes every packet: `r0 = 0; exit`.
 const PASS: [u64; 2] = [0xb7, 0x95];
 /// `BPF_F_NO_PREALLOC`, which a trie must have.
@@ -34,12 +28,10 @@ const NO_PREALLOC: u32 = 1;
 impl Support {
     /// Tries everything. Nothing of it stays.
     pub fn probe() -> Self {
-        let maps = MapKind::ALL.map(|kind| (Need::Maps(kind), try_map(kind)));
-        let others = [
-            (Need::Programs, Program::from_instructions("probe", &PASS).map(drop)),
-            (Need::Tcx, attached(LOOPBACK, Direction::Ingress).map(drop)),
-        ];
-        let all = others.into_iter().chain(maps);
+        let is_used = |kind: &MapKind| *kind != MapKind::Programs || Way::probe() == Way::Clsact;
+        let maps = MapKind::ALL.into_iter().filter(is_used).map(|kind| (Need::Maps(kind), try_map(kind)));
+        let programs = (Need::Programs, Program::from_instructions("probe", &PASS).map(drop));
+        let all = std::iter::once(programs).chain(maps);
         Self(all.filter_map(|(need, tried)| tried.err().map(|why| (need, why))).collect())
     }
 
@@ -61,11 +53,14 @@ fn try_map(kind: MapKind) -> Result<(), BpfError> {
         name: "probe".to_owned(),
         kind,
         key_bytes: if is_trie { 8 } else { 4 },
-        value_bytes: 8,
+        value_bytes: if kind == MapKind::Programs { 4 } else { 8 },
         entries: 1,
         flags: if is_trie { NO_PREALLOC } else { 0 },
     };
     let map = Map::create(&definition)?;
+    if kind == MapKind::Programs {
+        return Ok(());
+    }
     let value = match map.entries()?.first() {
         Some((_, value)) => vec![0; value.len()],
         None => vec![0; 8],
@@ -80,7 +75,6 @@ impl fmt::Display for Need {
         match self {
             Self::Programs => f.write_str("BPF programs"),
             Self::Maps(kind) => write!(f, "BPF maps of kind {}", kind.name()),
-            Self::Tcx => f.write_str("TCX"),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use russet_addr::Family;
+use russet_linux::bpf::{Way, without_own_clsact};
 use russet_netlink::{FdbEntry, Link, NetlinkError, Result, Route, RouteFilter, RouteLookup, Socket};
 
 use super::content::{KernelPath, remotes, tunnels};
@@ -13,7 +14,7 @@ use super::content::{KernelPath, remotes, tunnels};
 impl KernelPath {
     /// Reads everything. `underlay` has what is known of the routes to other nodes' own addresses, and gets what is
     /// looked up; the caller clears it when a route changes that is not Russet's.
-    pub fn read(socket: &mut Socket, underlay: &mut BTreeMap<IpAddr, RouteLookup>) -> Result<Self> {
+    pub fn read(way: Way, socket: &mut Socket, underlay: &mut BTreeMap<IpAddr, RouteLookup>) -> Result<Self> {
         let links = socket.links()?;
         let fdb = fdb(socket, &links)?;
         let wanted = remotes(&fdb);
@@ -36,8 +37,9 @@ impl KernelPath {
             let main = RouteFilter { table: Some(Route::MAIN), ..RouteFilter::default() };
             routes.extend(listed(socket.routes_where(family, main))?);
         }
-        let (qdiscs, underlay) = (socket.qdiscs()?, underlay.clone());
-        Ok(Self { links, neighbours, fdb, routes, qdiscs, rules, underlay })
+        let mut qdiscs = socket.qdiscs()?;
+        without_own_clsact(way, socket, &mut qdiscs)?;
+        Ok(Self { links, neighbours, fdb, routes, qdiscs, rules, underlay: underlay.clone() })
     }
 }
 

@@ -112,7 +112,7 @@ fn content() -> Content {
 impl Kernel {
     fn new() -> Self {
         let epoch = FlowEpoch::default();
-        let mut fast_path = FastPath::load(&epoch).unwrap();
+        let mut fast_path = FastPath::load(Way::probe(), &epoch).unwrap();
         assert_eq!(fast_path.apply(content(), usize::MAX).unwrap(), Applied::default());
         let [flows, pending, traffic] = ["flows", "pending", "traffic"]
             .map(|name| fast_path.maps.get(name).unwrap().try_clone().unwrap());
@@ -122,7 +122,7 @@ impl Kernel {
     fn run(&self, role: Role, frame: &[u8], ingress_ifindex: u32) -> Option<Ran> {
         let packet = Packet { frame, mark: 0, ifindex: 0, ingress_ifindex };
         // The kernel refuses test runs of frames that end in their IP headers.
-        self.fast_path.programs[&role].run(&packet).ok()
+        self.fast_path.programs[&role].program().run(&packet).ok()
     }
 
     fn epoch(&self) -> u32 {
@@ -468,8 +468,10 @@ fn the_time_of_a_carried_packet() {
             let packet = Packet { frame: &frame.bytes, ..Packet::default() };
             let mut all: Vec<u64> = (0..ROUNDS / TIMES * 10)
                 .map(|_| {
-                    let (ran, time) =
-                        kernel.fast_path.programs[&Role::Pod].run_repeatedly(&packet, TIMES).unwrap();
+                    let (ran, time) = kernel.fast_path.programs[&Role::Pod]
+                        .program()
+                        .run_repeatedly(&packet, TIMES)
+                        .unwrap();
                     assert_eq!(Verdict::of(ran.verdict), Verdict::Carried);
                     u64::try_from(time.as_nanos()).unwrap()
                 })
@@ -484,7 +486,7 @@ fn the_time_of_a_carried_packet() {
             let maps: Vec<&Map> =
                 object.maps().iter().map(|it| other.fast_path.maps.get(&it.name).unwrap()).collect();
             let program = Program::load(&object, &maps).unwrap();
-            other.fast_path.programs.insert(Role::Pod, program);
+            other.fast_path.programs.insert(Role::Pod, Attachable::new(program, Way::probe()).unwrap());
         }
         let mut lines = Vec::new();
         for _ in 0..7 {

@@ -4,6 +4,7 @@
 mod differential;
 mod many_flows;
 mod seen;
+mod without_tcx;
 
 use std::io::{IoSlice, Read as _, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
@@ -54,11 +55,19 @@ const SILENT: Duration = Duration::from_secs(1);
 
 impl Setup {
     fn new(encapsulation: &str) -> Self {
+        Self::with(encapsulation, &[])
+    }
+
+    /// The same with variables in the agents' environment.
+    fn with(encapsulation: &str, variables: &[(&str, &str)]) -> Self {
         let mut fabric = Fabric::new();
         let settings = ["--fast-path", "require", "--encapsulation", encapsulation];
         let (mut one, mut two) = (fabric.node("n1", &settings), fabric.node("n2", &settings));
-        one.start_agent();
-        two.start_agent();
+        for node in [&mut one, &mut two] {
+            node.agent_env
+                .extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+            node.start_agent();
+        }
         let (client, neighbour) = (Pod::on(&mut one, "client"), Pod::on(&mut one, "neighbour"));
         let server = Pod::on(&mut two, "server");
         eventually(TIMEOUT, || client.pod.pings(&["-W", "1", &server.v4]));

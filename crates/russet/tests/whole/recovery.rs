@@ -2,7 +2,6 @@
 //! back or forward, and running pods are not affected.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Child;

@@ -303,7 +303,7 @@ fn plugins_are_looked_for_in_the_directory_of_the_networks_vendor() {
     std::fs::create_dir_all(&vendor).unwrap();
     // It passes on the result of the plugin before it.
     let script = "#!/usr/bin/python3\nimport json, os, sys\nprevious = json.load(sys.stdin).get('prevResult')\nif os.environ['CNI_COMMAND'] == 'ADD': print(json.dumps(previous))\n";
-    write_program(&vendor.join("vendors-own"), &script);
+    write_program(&vendor.join("vendors-own"), script);
     let conflist = host.node.path("etc/cni/net.d/10-testnet.conflist");
     let mut list: Value = serde_json::from_slice(&std::fs::read(&conflist).unwrap()).unwrap();
     list["plugins"].as_array_mut().unwrap().push(json!({ "type": "vendors-own" }));

@@ -121,7 +121,8 @@ impl Tuple {
 
 impl Flow {
     pub fn encode(&self) -> Vec<u8> {
-        let through = now_ns() - self.age_s * 1_000_000_000;
+        // As the programs compute an age: this machine may be younger.
+        let through = now_ns().wrapping_sub(self.age_s * 1_000_000_000);
         let mut value =
             [self.epoch, self.ifindex, self.out_ifindex, self.node].map(u32::to_ne_bytes).concat();
         value.extend(through.to_ne_bytes());
@@ -151,7 +152,7 @@ impl Flow {
 
 impl Pending {
     pub fn encode(&self) -> Vec<u8> {
-        let noted = now_ns() - self.age_s * 1_000_000_000;
+        let noted = now_ns().wrapping_sub(self.age_s * 1_000_000_000);
         let words = |words: [u32; 2]| words.map(u32::to_ne_bytes).concat();
         [&words([self.epoch, self.node])[..], &noted.to_ne_bytes(), &words([self.out_ifindex, 0])].concat()
     }
