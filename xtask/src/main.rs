@@ -16,6 +16,7 @@ mod image;
 mod install;
 mod kubernetes;
 mod manifests;
+mod old_kernel;
 mod packages;
 mod policies;
 mod process;
@@ -51,7 +52,8 @@ usage: cargo xtask COMMAND
   bench overlay [--plot[=FILE]] [--plot-from REPORT]   also draws the throughput, docs/images/overlay.svg; from an earlier report without measuring
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
   chaos [--ops N] [--kills N] [--cuts N] [--seed S] [--field NAME]...   kill -9 and power cuts among operations of runtimes
-  soak                                   2,000 seeds of each kind of simulated cluster; 300 policy sets with real packets; upgrade; kill -9 at 200 moments of real clusters; chaos
+  soak                                   2,000 seeds of each kind of simulated cluster; 300 policy sets with real packets; upgrade; old-kernel; kill -9 at 200 moments of real clusters; chaos
+  old-kernel                             tests on Debian's kernel in a virtual machine: without TCX, with wireguard, ipvlan, vlan, vrf, dummy
   upgrade [--from COMMIT]                an upgrade from an earlier release and back, under traffic; builds that release, unless RUSSET_PREVIOUS names its command
 
 fields: embedded etcd calico power-embedded power-etcd
@@ -74,6 +76,7 @@ enum Command {
     Sim(sim::Options),
     Soak(sim::Options),
     Upgrade(upgrade::Options),
+    OldKernel,
 }
 
 fn main() -> ExitCode {
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Command::Sim(options) => sim::run(&options),
         Command::Soak(options) => soak::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),
+        Command::OldKernel => old_kernel::run(),
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -134,6 +138,10 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         "sim" => sim::Options::parse(parser).map(Command::Sim),
         "soak" => sim::Options::soak(parser).map(Command::Soak),
         "upgrade" => upgrade::Options::parse(parser).map(Command::Upgrade),
+        "old-kernel" => match parser.next()? {
+            None => Ok(Command::OldKernel),
+            Some(extra) => Err(extra.unexpected().into()),
+        },
         _ => Err(Error::Usage(format!("unknown command {name:?}\n{USAGE}"))),
     }
 }

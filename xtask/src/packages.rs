@@ -116,6 +116,13 @@ const PACKAGES: &[Package] = &[
     },
 ];
 
+/// What runs the tests of another kernel.
+const MACHINE: &[Package] = &[
+    Package { name: "qemu-system-x86", proof: "qemu-system-x86_64", reason: "the virtual machine" },
+    Package { name: "kmod", proof: "depmod", reason: "finds its kernel's modules" },
+    Package { name: "cpio", proof: "cpio", reason: "makes the file system of its first program" },
+];
+
 /// Where Debian puts programs; PATH may lack the `sbin` ones.
 const PROGRAM_DIRS: [&str; 6] =
     ["/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin"];
@@ -129,6 +136,12 @@ pub fn ensure() -> Result<()> {
         return Ok(());
     }
     install(&missing)
+}
+
+/// Installs what the virtual machine needs, if it is missing.
+pub fn ensure_machine() -> Result<()> {
+    let missing: Vec<&Package> = MACHINE.iter().filter(|package| !package.present()).collect();
+    if missing.is_empty() { Ok(()) } else { install(&missing) }
 }
 
 /// Installs one of the packages if it is missing.

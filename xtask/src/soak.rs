@@ -1,8 +1,9 @@
 //! `cargo xtask soak`: tests that take longer than `test` may: simulated clusters, network policies
-//! against real packets, an earlier release's executables beside these, then kill -9 at random in real clusters.
+//! against real packets, an earlier release's executables beside these, an older kernel, then kill -9 at random in real clusters.
 
 use crate::chaos;
 use crate::error::{Error, Result};
+use crate::old_kernel;
 use crate::packages;
 use crate::policies;
 use crate::sim;
@@ -19,7 +20,8 @@ pub fn run(options: &sim::Options) -> Result<bool> {
     let simulated = sim::run(options)?;
     let enforced = policies::run()?;
     let upgraded = upgrade::run(&upgrade::Options::default())?;
+    let aged = old_kernel::run()?;
     let stormed = chaos::moments()?;
     let tried = chaos::run(&chaos::Options::soak())?;
-    Ok(simulated && enforced && upgraded && stormed && tried)
+    Ok(simulated && enforced && upgraded && aged && stormed && tried)
 }

@@ -282,6 +282,9 @@ fn changed(before: &BTreeMap<Tuple, Flow>, after: &BTreeMap<Tuple, Flow>) -> usi
 fn compare(kernel: &Kernel, role: Role, frame: &Frame, model: &mut Model, case: &str) -> Verdict {
     kernel.hold(model);
     let Some(ran) = kernel.run(role, &frame.bytes, INGRESS) else { return Verdict::Left };
+    // A kernel without TCX may lack it.
+    let is_carried = Verdict::of(ran.verdict) == Verdict::Carried;
+    model.decapsulates_ipv6 = is_carried || kernel.fast_path.way() == Way::Tcx;
     let wanted = match role {
         Role::Pod => model.pod(frame, LINK),
         Role::Uplink => model.uplink(frame, LINK),

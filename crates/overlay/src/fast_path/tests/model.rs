@@ -76,6 +76,8 @@ pub struct Model {
     places: BTreeMap<u32, u32>,
     /// What was carried of pods' interfaces, by their indexes.
     pub traffic: BTreeMap<u32, Traffic>,
+    /// Linux has it since 6.3.
+    pub decapsulates_ipv6: bool,
 }
 
 const THROUGH_KERNEL_S: u64 = 20;
@@ -97,7 +99,8 @@ fn now_ns() -> u64 {
 }
 
 fn age_s(at_ns: u64) -> u64 {
-    let age_s = now_ns().saturating_sub(at_ns) / 1_000_000_000;
+    // The program's clock may be some hundredths of a second ahead.
+    let age_s = now_ns().wrapping_sub(at_ns).cast_signed().max(0).cast_unsigned() / 1_000_000_000;
     AGES_S.into_iter().rev().find(|age| *age <= age_s).unwrap()
 }
 
@@ -183,7 +186,7 @@ impl Model {
         let (numbers, places) = (fast_path.numbers.clone(), fast_path.places.clone());
         let traffic = places.keys().map(|ifindex| (*ifindex, Traffic::default())).collect();
         let (flows, pending) = (BTreeMap::new(), BTreeMap::new());
-        Self { epoch, content, numbers, flows, pending, places, traffic }
+        Self { epoch, content, numbers, flows, pending, places, traffic, decapsulates_ipv6: true }
     }
 
     fn node(&self, to: IpAddr) -> Option<&Node> {
@@ -366,6 +369,9 @@ impl Model {
             if headers.is_none_or(|headers| headers.remote != from) {
                 return left;
             }
+        }
+        if frame.outer.is_some() && tuple.from.is_ipv6() && !self.decapsulates_ipv6 {
+            return left;
         }
         self.count(&tuple, ip_bytes, Some(endpoint.ifindex));
         let inner = forwarded(&frame.bytes[outer_bytes..]);

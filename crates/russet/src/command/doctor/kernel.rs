@@ -67,7 +67,7 @@ fn fast_path(mode: FastPathMode, report: &mut Findings) {
             FindingKind::KernelFeature,
             "fast path",
             format!("it needs {need}, and {follows}: {why}"),
-            "use a kernel with BPF and its maps (Linux 5.10 or later), and let the agent run as root or with CAP_BPF and CAP_NET_ADMIN; or set `fast_path = \"off\"`",
+            "use a kernel with BPF (Linux 6.1 or later), and let the agent run as root or with CAP_BPF and CAP_NET_ADMIN; or set `fast_path = \"off\"`",
         );
     }
 }
