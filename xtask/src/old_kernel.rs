@@ -179,7 +179,8 @@ fn script(kernel: &Kernel, executables: &[Executable]) -> Result<String> {
          mkdir -p /run/netns /run/lock; ln -sfn {}/{release} /lib/modules/{release}\n\
          export PATH={} HOME=/root RUST_BACKTRACE=1\n\
          modprobe -a tun vxlan veth bridge; ip link set lo up\n\
-         : no tunl0 in new network namespaces, which ipip would make; echo 2 > /proc/sys/net/core/fb_tunnels_only_for_init_net\n",
+         # Without it, the module ipip makes tunl0 in each new network namespace.\n\
+         echo 2 > /proc/sys/net/core/fb_tunnels_only_for_init_net\n",
         modules.display(),
         env::var("PATH").unwrap_or_default(),
     );
@@ -198,7 +199,7 @@ fn script(kernel: &Kernel, executables: &[Executable]) -> Result<String> {
             executable.name
         );
     }
-    text.push_str("echo o > /proc/sysrq-trigger\nwhile :; do :; done\n");
+    text.push_str("echo o > /proc/sysrq-trigger\nsleep 60\n");
     Ok(text)
 }
 

@@ -140,14 +140,16 @@ pub fn ensure() -> Result<()> {
 
 /// Installs what the virtual machine needs, if it is missing.
 pub fn ensure_machine() -> Result<()> {
-    let missing: Vec<&Package> = MACHINE.iter().filter(|package| !package.present()).collect();
-    if missing.is_empty() { Ok(()) } else { install(&missing) }
+    ensure_all(MACHINE.iter())
 }
 
 /// Installs one of the packages if it is missing.
 pub fn ensure_one(name: &str) -> Result<()> {
-    let missing: Vec<&Package> =
-        PACKAGES.iter().filter(|package| package.name == name && !package.present()).collect();
+    ensure_all(PACKAGES.iter().filter(|package| package.name == name))
+}
+
+fn ensure_all(packages: impl Iterator<Item = &'static Package>) -> Result<()> {
+    let missing: Vec<&Package> = packages.filter(|package| !package.present()).collect();
     if missing.is_empty() { Ok(()) } else { install(&missing) }
 }
 

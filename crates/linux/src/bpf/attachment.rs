@@ -4,8 +4,8 @@
 //! does nothing but jump into a table of programs, which the kernel empties once no process has it open any more; from
 //! then on packets take the kernel's path. [`remove_filters`] removes what an earlier process has left.
 //!
-//! Adding or removing a `clsact` empties and stops the queue of a link that is up for some milliseconds, in which the
-//! kernel drops what the link is to send (`dev_deactivate` in net/sched/sch_api.c). So it is added once for each link and
+//! Adding or removing a `clsact` stops the queue of a link that is up for an RCU grace period, in which the kernel drops
+//! what the link is to send (`dev_deactivate`, called in net/sched/sch_api.c). So it is added once for each link and
 //! stays, with or without filters; only [`remove_filter`] removes it with the last one.
 
 use std::io;

@@ -45,18 +45,6 @@ impl TcxLink {
         link.map(Self).map_err(BpfError::kernel(format!("attach BPF program to link {ifindex}")))
     }
 
-    /// Puts another program into the place of its own, between two packets.
-    pub fn replace(&self, program: &Program) -> Result<(), BpfError> {
-        let mut attributes = sys::UpdateLink {
-            link_fd: self.0.as_raw_fd() as u32,
-            new_prog_fd: program.as_fd().as_raw_fd() as u32,
-            ..sys::UpdateLink::default()
-        };
-        // SAFETY: the attributes have no address.
-        let done = unsafe { sys::call(sys::LINK_UPDATE, &mut attributes) };
-        done.map(drop).map_err(BpfError::kernel("replace the BPF program of a TCX link"))
-    }
-
     /// What it has attached, and the index of the link; 0 if that is gone.
     pub fn info(&self) -> Result<(Attached, u32), BpfError> {
         // SAFETY: the structure consists of numbers.

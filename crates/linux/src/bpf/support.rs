@@ -28,7 +28,8 @@ const NO_PREALLOC: u32 = 1;
 impl Support {
     /// Tries everything. Nothing of it stays.
     pub fn probe() -> Self {
-        let is_used = |kind: &MapKind| *kind != MapKind::Programs || Way::probe() == Way::Clsact;
+        let way = Way::probe();
+        let is_used = |kind: &MapKind| *kind != MapKind::Programs || way == Way::Clsact;
         let maps = MapKind::ALL.into_iter().filter(is_used).map(|kind| (Need::Maps(kind), try_map(kind)));
         let programs = (Need::Programs, Program::from_instructions("probe", &PASS).map(drop));
         let all = std::iter::once(programs).chain(maps);

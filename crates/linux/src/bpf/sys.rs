@@ -15,7 +15,6 @@ pub const PROG_QUERY: libc::c_int = 16;
 pub const MAP_LOOKUP_BATCH: libc::c_int = 24;
 pub const MAP_UPDATE_BATCH: libc::c_int = 26;
 pub const LINK_CREATE: libc::c_int = 28;
-pub const LINK_UPDATE: libc::c_int = 29;
 pub const LINK_DETACH: libc::c_int = 34;
 
 /// `BPF_OBJ_NAME_LEN`
@@ -122,15 +121,6 @@ pub struct CreateLink {
     pub target_ifindex: u32,
     pub attach_type: u32,
     pub flags: u32,
-}
-
-#[repr(C)]
-#[derive(Default)]
-pub struct UpdateLink {
-    pub link_fd: u32,
-    pub new_prog_fd: u32,
-    pub flags: u32,
-    pub old_prog_fd: u32,
 }
 
 #[repr(C)]
