@@ -3,7 +3,7 @@
  * What the programs of the fast path share: their maps, which packets they take, and how a flow is
  * known (docs/spec/policy.md section 4.1, docs/spec/dataplane.md section 4).
  *
- * The kernel's path decides about every flow: a packet of an unknown flow leaves a note in `pending`
+ * The kernel's path decides about every flow: a packet of an unknown flow leaves a note in `notes`
  * and takes that path. If it comes out at the other side of routes, policies and address
  * translation with the same addresses and ports, fast_learn makes the note a flow. Only later packets
  * that come in through the same link take the fast path, until the epoch changes.
@@ -16,7 +16,6 @@
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
-#define TCP_ACK 0x10
 /* Outer IPv4, UDP and VXLAN headers, and the inner Ethernet header. */
 #define VXLAN_BYTES 50
 /*
@@ -24,8 +23,8 @@
  * connection's entry in the connection tracking: its shortest limit is 30 s.
  */
 #define THROUGH_KERNEL_NS 20000000000ull
-/* So long may a packet be held up in the kernel's path, and be judged by what was in force before. */
-#define HELD_UP_NS 5000000000ull
+/* How many notes a processor keeps: a power of two. */
+#define NOTES 256
 /* The upper mark of ECN: congestion. */
 #define ECN_CONGESTED 3
 
@@ -62,22 +61,24 @@ struct tuple {
 	u32 protocol;
 };
 
-/* A packet that took the kernel's path, until it is seen again. */
-struct pending_key {
+/*
+ * A packet that takes the kernel's path, until it is seen to leave that. Notes are those of a processor, which
+ * carries a packet from one end of the path to the other; of two in one place, the last one counts. The packet
+ * itself has the epoch, too (`tc_index`): one that was held up, and judged by what was in force before, is
+ * not taken for a later one.
+ */
+struct note {
 	struct tuple tuple;
-	/* Where the kernel's path sees it come in. Another pod cannot make or use this note. */
+	/* Where the kernel's path sees it come in. */
 	u32 ifindex;
-};
-
-struct pending {
 	u32 epoch;
 	/* The number in `nodes` of the node at the other end, 0 without one: from a pod where it goes to, and in
 	 * a tunnel where it comes from. */
 	u32 node;
-	u64 noted_ns;
-	/* Of a packet that asks for a connection: where it left the kernel's path; 0 until then. Its direction becomes
-	 * known when the answer has passed, too. */
-	u32 out_ifindex;
+	/* Of the pod that sends it; 0 if that is elsewhere. */
+	u32 from_place;
+	/* Whether it takes the kernel's way out of the tunnel, too. */
+	u32 is_of_device;
 	u32 unused;
 };
 
@@ -91,7 +92,6 @@ struct flow {
 	u64 through_kernel_ns;
 	/* The epoch in which the other direction was known, too. */
 	u32 answered_epoch;
-	/* Of the pod that sends it; 0 if that is elsewhere. */
 	u32 from_place;
 	/* What the fast path carried of it. */
 	u64 packets;
@@ -132,6 +132,28 @@ struct node {
 	u8 unused[2];
 };
 
+/* When an outer packet was last seen to have passed the kernel's path, and in which epoch. */
+struct passed {
+	u32 epoch;
+	u32 unused;
+	u64 at_ns;
+};
+
+/*
+ * The tunnel to a node. The kernel decides about outer packets, too: while it lets none pass (rules for the
+ * tunnel's port), or lets them leave as others (IPsec), no program makes or takes them.
+ */
+struct tunnel {
+	struct passed sent;
+	struct passed received;
+};
+
+/* What a processor has handed to the tunnel's device, until its outer packet is seen at the uplink. */
+struct handed {
+	u32 epoch;
+	u32 node;
+};
+
 struct prefix {
 	u32 bits;
 	struct address address;
@@ -152,6 +174,9 @@ MAP(settings) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(u32), SETTINGS, 0 };
 MAP(endpoints) = { BPF_MAP_TYPE_HASH, sizeof(struct address), sizeof(struct endpoint), 8192, BPF_F_NO_PREALLOC };
 MAP(prefixes) = { BPF_MAP_TYPE_LPM_TRIE, sizeof(struct prefix), sizeof(u32), 65536, BPF_F_NO_PREALLOC };
 MAP(nodes) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(struct node), 16384, 0 };
+/* By the numbers of nodes. */
+MAP(tunnels) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(struct tunnel), 16384, 0 };
+MAP(handed) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct handed), 1, 0 };
 MAP(flows) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct tuple), sizeof(struct flow), 65536, 0 };
 /* What the fast path carried in all, by processor: packets and bytes. */
 MAP(carried) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct carried), 1, 0 };
@@ -159,16 +184,14 @@ MAP(carried) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct carried),
 MAP(traffic) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct traffic), 1024, 0 };
 /* The places of pods' host ends by their indexes. */
 MAP(places) = { BPF_MAP_TYPE_HASH, sizeof(u32), sizeof(u32), 1024, BPF_F_NO_PREALLOC };
-MAP(pending) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct pending_key), sizeof(struct pending), 8192, 0 };
+MAP(notes) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct note), NOTES, 0 };
 
 /* Where in a connection a packet is. */
 enum stage {
 	/* Within it: the fast path may carry it. */
 	STAGE_WITHIN,
-	/* It asks for a connection: the kernel's path carries it. */
-	STAGE_ASKS,
-	/* It accepts the connection: the kernel's path carries it, and both directions are learnt. */
-	STAGE_ACCEPTS,
+	/* It asks for a connection or accepts it: the kernel's path carries it, and its direction is learnt. */
+	STAGE_BEGINS,
 	/* It ends the connection, or has flags that belong to no other stage: the kernel's path carries it. */
 	STAGE_ENDS,
 };
@@ -235,13 +258,9 @@ INLINE u32 read_packet(struct __sk_buff *skb, void *ip, u32 ip_bytes, u16 type, 
 
 		if ((void *)(transport + 1) > end)
 			return 0;
-		flags = transport->flags & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
-		if (flags == TCP_SYN)
-			*stage = STAGE_ASKS;
-		else if (flags == (TCP_SYN | TCP_ACK))
-			*stage = STAGE_ACCEPTS;
-		else if (flags & (TCP_FIN | TCP_SYN | TCP_RST))
-			*stage = STAGE_ENDS;
+		flags = transport->flags & (TCP_FIN | TCP_SYN | TCP_RST);
+		if (flags)
+			*stage = flags == TCP_SYN ? STAGE_BEGINS : STAGE_ENDS;
 		header_bytes += (transport->offset >> 4) * 4;
 	} else if (tuple->protocol != IPPROTO_UDP || gso_size || (void *)transport + PORTS_BYTES > end) {
 		return 0;
@@ -264,12 +283,12 @@ INLINE void reverse(const struct tuple *tuple, struct tuple *reversed)
  * The flow of a packet that came in through `ifindex`, if the fast path may carry it. A connection
  * of TCP must be known in both directions; UDP may have no answers.
  */
-INLINE struct flow *known_flow(const struct tuple *tuple, u32 ifindex, u32 epoch)
+INLINE struct flow *known_flow(const struct tuple *tuple, u32 ifindex, u32 epoch, u64 now_ns)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flows, tuple);
 
 	if (!flow || flow->epoch != epoch || flow->ifindex != ifindex ||
-	    bpf_ktime_get_ns() - flow->through_kernel_ns >= THROUGH_KERNEL_NS)
+	    now_ns >= flow->through_kernel_ns + THROUGH_KERNEL_NS)
 		return 0;
 	if (tuple->protocol == IPPROTO_TCP && flow->answered_epoch != epoch) {
 		struct tuple reversed = {};
@@ -286,36 +305,57 @@ INLINE struct flow *known_flow(const struct tuple *tuple, u32 ifindex, u32 epoch
 
 /*
  * Forgets a direction that asks for a connection, accepts it or ends it, so that no packet of the next one
- * with the same ports is carried before its own are learnt. What was carried stays, as of no epoch, until the
- * agent has read it or the map needs the room.
+ * with the same ports is carried before its own are learnt. What was carried stays until the agent has read
+ * it or the map needs the room.
  */
 INLINE void forget(const struct tuple *tuple, u32 ifindex)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flows, tuple);
-	struct flow ended = {};
 
-	if (!flow || flow->ifindex != ifindex || !flow->epoch)
-		return;
-	ended.ifindex = flow->ifindex;
-	ended.out_ifindex = flow->out_ifindex;
-	ended.packets = flow->packets;
-	ended.bytes = flow->bytes;
-	if (!ended.packets || bpf_map_update_elem(&flows, tuple, &ended, 0))
-		bpf_map_delete_elem(&flows, tuple);
+	if (flow && flow->ifindex == ifindex) {
+		flow->epoch = 0;
+		flow->answered_epoch = 0;
+	}
 }
 
-/* Notes that a packet takes the kernel's path, where it comes in through `ifindex`. */
-INLINE void note_pending(const struct tuple *tuple, u32 ifindex, u32 epoch, u32 node)
+/* The place of a packet's note. */
+INLINE struct note *note_at(const struct tuple *tuple)
 {
-	struct pending_key key = { .tuple = *tuple, .ifindex = ifindex };
-	struct pending note = { .epoch = epoch, .node = node, .noted_ns = bpf_ktime_get_ns() };
-	struct pending *earlier = bpf_map_lookup_elem(&pending, &key);
+	u32 ports = (u32)tuple->from_port << 16 | tuple->to_port;
+	u32 mixed = (tuple->from.words[3] ^ tuple->from.words[2]) * 0x85ebca6b;
+	u32 at;
 
-	/* The packet of an earlier epoch may still come, and must not be taken for this one. */
-	if (earlier && earlier->epoch != epoch && !earlier->out_ifindex &&
-	    note.noted_ns - earlier->noted_ns < HELD_UP_NS)
-		return;
-	bpf_map_update_elem(&pending, &key, &note, 0);
+	mixed = (mixed ^ tuple->to.words[3] ^ tuple->to.words[2]) * 0xc2b2ae35;
+	at = ((mixed ^ ports ^ tuple->protocol) * 0x9e3779b1) >> 24;
+	return bpf_map_lookup_elem(&notes, &at);
+}
+
+INLINE int is_same(const struct tuple *a, const struct tuple *b)
+{
+	const u64 *x = (const void *)a, *y = (const void *)b;
+
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3] && x[4] == y[4];
+}
+
+/* Notes that a packet takes the kernel's path. */
+INLINE void leave_note(struct __sk_buff *skb, const struct note *note)
+{
+	struct note *place = note_at(&note->tuple);
+
+	if (place)
+		*place = *note;
+	skb->tc_index = (u16)note->epoch;
+}
+
+/* The note of a packet that leaves the kernel's path as it has come in; none in another epoch. */
+INLINE struct note *note_of(struct __sk_buff *skb, const struct tuple *tuple, u32 epoch)
+{
+	struct note *note = note_at(tuple);
+
+	return note && note->epoch == epoch && skb->tc_index == (u16)epoch && note->ifindex == skb->ingress_ifindex &&
+			       is_same(&note->tuple, tuple) ?
+		       note :
+		       0;
 }
 
 INLINE void add(struct carried *sum, u32 bytes)

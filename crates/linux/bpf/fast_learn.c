@@ -1,30 +1,29 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /*
  * Runs on packets that leave the kernel's path: to a pod, into the tunnel or to the uplink. A packet
- * that has come through it unchanged makes its flow known, and one that accepts a connection that of the
- * packet that has asked for it, too. It changes no packet.
+ * that has come through it unchanged makes its direction of a flow known. What pods send into the tunnel gets its outer headers here and goes
+ * to the uplink, once the kernel's path has let outer packets to that node pass. No other packet changes.
  */
-#include "fast.h"
+#include "fast_tunnel.h"
 
-/* Makes a direction known, of which a packet has left the kernel's path through `out_ifindex`. */
-INLINE void learn(const struct pending_key *key, const struct pending *note, u32 out_ifindex)
+/* Makes the direction known whose packet has left the kernel's path through `out_ifindex`. */
+INLINE void learn(const struct note *note, u32 out_ifindex, u64 now_ns)
 {
-	u32 *place = bpf_map_lookup_elem(&places, &key->ifindex);
-	struct flow *known = bpf_map_lookup_elem(&flows, &key->tuple);
-	struct flow flow = {};
+	struct flow *known = bpf_map_lookup_elem(&flows, &note->tuple);
+	struct flow flow = {
+		.epoch = note->epoch,
+		.ifindex = note->ifindex,
+		.out_ifindex = out_ifindex,
+		.node = note->node,
+		.through_kernel_ns = now_ns,
+		.from_place = note->from_place,
+	};
 
-	flow.epoch = note->epoch;
-	flow.ifindex = key->ifindex;
-	flow.out_ifindex = out_ifindex;
-	flow.node = note->node;
-	flow.through_kernel_ns = bpf_ktime_get_ns();
-	if (place)
-		flow.from_place = *place;
 	/* Counts that another processor adds meanwhile are kept. */
 	if (known && known->epoch == flow.epoch && known->ifindex == flow.ifindex &&
 	    known->out_ifindex == flow.out_ifindex && known->node == flow.node &&
 	    known->from_place == flow.from_place) {
-		known->through_kernel_ns = flow.through_kernel_ns;
+		known->through_kernel_ns = now_ns;
 		return;
 	}
 	if (known) {
@@ -32,54 +31,94 @@ INLINE void learn(const struct pending_key *key, const struct pending *note, u32
 		flow.packets = known->packets;
 		flow.bytes = known->bytes;
 	}
-	bpf_map_update_elem(&flows, &key->tuple, &flow, 0);
+	bpf_map_update_elem(&flows, &note->tuple, &flow, 0);
 }
 
-/* Makes the direction known that has asked for the connection of an answer, if the kernel let it pass in this epoch. */
-INLINE void learn_asking(const struct pending_key *answer, u32 ifindex, u32 epoch)
+/*
+ * Sends to its node what has come from a pod through the kernel's path, instead of the tunnel's device. `number` is
+ * the node's.
+ */
+INLINE int send(struct __sk_buff *skb, void *ip, u32 number, u32 bytes, u32 epoch, u64 now_ns)
 {
-	struct pending_key key = { .ifindex = ifindex };
-	struct pending *found;
-	struct pending note;
+	struct node *node = bpf_map_lookup_elem(&nodes, &number);
+	struct tunnel *tunnel = bpf_map_lookup_elem(&tunnels, &number);
+	struct handed *handed_here;
+	u32 only = 0;
 
-	reverse(&answer->tuple, &key.tuple);
-	found = bpf_map_lookup_elem(&pending, &key);
-	if (!found || !found->out_ifindex)
+	if (!node || !tunnel || node->kind != NODE_VXLAN || node->via_ifindex != skb->ifindex || bytes > node->mtu)
+		return TC_ACT_UNSPEC;
+	if (has_passed(&tunnel->sent, epoch, now_ns))
+		return encapsulate(skb, node, skb->protocol, ecn_of(ip, skb->protocol), bpf_get_prandom_u32());
+	handed_here = bpf_map_lookup_elem(&handed, &only);
+	if (handed_here)
+		*handed_here = (struct handed){ .epoch = epoch, .node = number };
+	return TC_ACT_UNSPEC;
+}
+
+/* Notes that the kernel's path has let an outer packet come in, out of which this one was taken. */
+INLINE void note_received(const struct note *note, u64 now_ns)
+{
+	struct tunnel *tunnel = bpf_map_lookup_elem(&tunnels, &note->node);
+
+	if (tunnel)
+		tunnel->received = (struct passed){ .epoch = note->epoch, .at_ns = now_ns };
+}
+
+/* Notes that an outer packet leaves that the tunnel's device has made. */
+INLINE void note_sent(const struct ipv4 *ip, u32 out_ifindex, u32 epoch)
+{
+	u32 only = 0;
+	struct handed *handed_here = bpf_map_lookup_elem(&handed, &only);
+	struct tunnel *tunnel;
+	struct node *node;
+
+	if (!handed_here || handed_here->epoch != epoch)
 		return;
-	note = *found;
-	bpf_map_delete_elem(&pending, &key);
-	if (note.epoch == epoch)
-		learn(&key, &note, note.out_ifindex);
+	node = bpf_map_lookup_elem(&nodes, &handed_here->node);
+	tunnel = bpf_map_lookup_elem(&tunnels, &handed_here->node);
+	if (!node || !tunnel || node->kind != NODE_VXLAN || node->out_ifindex != out_ifindex ||
+	    node->own_address != ip->from || node->address != ip->to)
+		return;
+	handed_here->epoch = 0;
+	tunnel->sent = (struct passed){ .epoch = epoch, .at_ns = bpf_ktime_get_coarse_ns() };
 }
 
 TC_PROGRAM fast_learn(struct __sk_buff *skb)
 {
 	struct ethernet *ethernet = (void *)(u64)skb->data;
+	void *end = (void *)(u64)skb->data_end;
 	void *ip = ethernet + 1;
 	u32 epoch = setting(SETTING_EPOCH);
 	enum stage stage = STAGE_WITHIN;
-	struct pending_key key = {};
-	struct pending *found;
-	struct pending note;
+	struct tuple tuple = {};
+	struct note *note;
+	u32 bytes, number;
+	u64 now_ns;
 
-	if (!epoch || !skb->ingress_ifindex || ip > (void *)(u64)skb->data_end)
+	if (!epoch || ip > end)
 		return TC_ACT_UNSPEC;
-	if (!read_packet(skb, ip, skb->len, skb->protocol, &key.tuple, &stage) || stage == STAGE_ENDS)
-		return TC_ACT_UNSPEC;
-	key.ifindex = skb->ingress_ifindex;
-	found = bpf_map_lookup_elem(&pending, &key);
-	if (!found)
-		return TC_ACT_UNSPEC;
-	if (stage == STAGE_ASKS) {
-		found->out_ifindex = skb->ifindex;
+	if (skb->protocol == ETH_P_IP && ip + sizeof(struct ipv4) <= end && is_tunnelled(ip, end)) {
+		/* The others are those that the programs have made. */
+		if (!skb->ingress_ifindex)
+			note_sent(ip, skb->ifindex, epoch);
 		return TC_ACT_UNSPEC;
 	}
-	note = *found;
-	bpf_map_delete_elem(&pending, &key);
-	if (note.epoch != epoch)
+	if (!skb->ingress_ifindex)
 		return TC_ACT_UNSPEC;
-	learn(&key, &note, skb->ifindex);
-	if (stage == STAGE_ACCEPTS)
-		learn_asking(&key, skb->ifindex, epoch);
-	return TC_ACT_UNSPEC;
+	bytes = read_packet(skb, ip, skb->len - sizeof(*ethernet), skb->protocol, &tuple, &stage);
+	if (!bytes)
+		return TC_ACT_UNSPEC;
+	now_ns = bpf_ktime_get_coarse_ns();
+	note = note_of(skb, &tuple, epoch);
+	if (note && note->is_of_device)
+		note_received(note, now_ns);
+	if (note && stage != STAGE_ENDS)
+		learn(note, skb->ifindex, now_ns);
+	if (skb->ifindex != setting(SETTING_VXLAN_IFINDEX))
+		return TC_ACT_UNSPEC;
+	/* Addresses or ports that were changed have no note. */
+	if (!note && !bpf_map_lookup_elem(&endpoints, &tuple.from))
+		return TC_ACT_UNSPEC;
+	number = note ? note->node : node_of(&tuple.to);
+	return send(skb, ip, number, bytes, epoch, now_ns);
 }

@@ -1,40 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /*
  * Runs on packets that the uplink receives. Those of a known flow go straight into their pod, out of
- * the tunnel's headers if they have some.
+ * the tunnel's headers if they have some. Others to a pod come in through the tunnel's device, as if
+ * that had taken the headers off, and the kernel's path decides about them.
  */
-#include "fast.h"
+#include "fast_tunnel.h"
 
 /* BPF_F_ADJ_ROOM_FIXED_GSO, NO_CSUM_RESET, and DECAP_L3_IPV6: the packet becomes one of IPv6. */
 #define DECAPSULATE ((1ull << 0) | (1ull << 5))
 #define BECOMES_IPV6 (1ull << 8)
 /* The headers of both packets up to the ports, of which the kernel may have a part elsewhere. */
 #define HEADERS_BYTES (sizeof(struct ethernet) + VXLAN_BYTES + sizeof(struct ipv6) + sizeof(struct transport))
-
-struct inner {
-	struct udp udp;
-	struct vxlan vxlan;
-	struct ethernet ethernet;
-} __attribute__((packed));
-
-/* Whether the outer headers are those of the cluster's tunnel. */
-INLINE int is_tunnelled(struct ipv4 *ip, void *end)
-{
-	struct inner *inner = (void *)(ip + 1);
-
-	return (void *)(inner + 1) <= end && ip->version_length == 0x45 && ip->protocol == IPPROTO_UDP &&
-	       !(ip->fragment & FRAGMENTED) && inner->udp.to == (u16)setting(SETTING_VXLAN_PORT) &&
-	       inner->vxlan.flags == VXLAN_FLAGS && inner->vxlan.vni == setting(SETTING_VXLAN_VNI);
-}
-
-/* The number of the node that has an address behind the tunnel; 0 if none has. */
-INLINE u32 node_of(const struct address *address)
-{
-	struct prefix prefix = { .bits = 128, .address = *address };
-	u32 *number = bpf_map_lookup_elem(&prefixes, &prefix);
-
-	return number ? *number : 0;
-}
 
 /*
  * Whether the outer addresses are those of this node and another, on the way to that. The tunnel's device
@@ -48,22 +24,58 @@ INLINE int is_between(const struct ipv4 *ip, u32 number, u32 ifindex)
 	       node->out_ifindex == ifindex && (ip->tos & ECN_CONGESTED) != ECN_CONGESTED;
 }
 
+/* Whether the program may take the outer headers off what has come from a node: the kernel has let such packets pass. */
+INLINE int may_decapsulate(const struct ipv4 *ip, u32 number, u32 ifindex, u32 epoch, u64 now_ns)
+{
+	struct tunnel *tunnel = bpf_map_lookup_elem(&tunnels, &number);
+
+	return tunnel && has_passed(&tunnel->received, epoch, now_ns) && is_between(ip, number, ifindex);
+}
+
+/* Takes the outer headers off. Nothing has changed where it fails: Linux has BECOMES_IPV6 since 6.3. */
+INLINE long decapsulate(struct __sk_buff *skb, u16 type)
+{
+	long error = bpf_skb_adjust_room(skb, -VXLAN_BYTES, BPF_ADJ_ROOM_MAC,
+					 type == ETH_P_IPV6 ? DECAPSULATE | BECOMES_IPV6 : DECAPSULATE);
+
+	/* What was verified of the outer packet is not of the inner one. */
+	if (!error)
+		bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
+	return error;
+}
+
+/* Has the tunnel's device receive the inner packet. */
+INLINE int into_device(struct __sk_buff *skb, const struct inner *inner)
+{
+	u32 vxlan_ifindex = setting(SETTING_VXLAN_IFINDEX);
+	struct ethernet header = inner->ethernet;
+	struct ethernet *ethernet;
+
+	if (decapsulate(skb, header.type))
+		return TC_ACT_UNSPEC;
+	ethernet = (void *)(u64)skb->data;
+	if ((void *)(ethernet + 1) > (void *)(u64)skb->data_end)
+		return TC_ACT_SHOT;
+	*ethernet = header;
+	return bpf_redirect(vxlan_ifindex, BPF_F_INGRESS);
+}
+
 TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 {
 	u32 vxlan_ifindex = setting(SETTING_VXLAN_IFINDEX);
-	u32 epoch = setting(SETTING_EPOCH);
-	u32 ifindex = skb->ifindex;
+	struct note note = { .ifindex = skb->ifindex, .epoch = setting(SETTING_EPOCH) };
 	u16 type = skb->protocol;
 	enum stage stage = STAGE_WITHIN;
-	u64 decapsulate = 0;
+	struct inner *inner = 0;
 	struct endpoint *endpoint;
 	struct ethernet *ethernet;
-	struct tuple tuple = {};
-	struct flow *flow;
+	struct flow *flow = 0;
 	u32 ip_bytes, bytes;
 	void *ip, *end;
+	u64 now_ns;
 
-	if (!epoch || skb->pkt_type != PACKET_HOST || skb->vlan_present || (type != ETH_P_IP && type != ETH_P_IPV6))
+	if (!note.epoch || skb->pkt_type != PACKET_HOST || skb->vlan_present ||
+	    (type != ETH_P_IP && type != ETH_P_IPV6))
 		return TC_ACT_UNSPEC;
 	ethernet = (void *)(u64)skb->data;
 	end = (void *)(u64)skb->data_end;
@@ -78,39 +90,36 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 	ip = ethernet + 1;
 	ip_bytes = skb->len - sizeof(*ethernet);
 	if (type == ETH_P_IP && vxlan_ifindex && ip + sizeof(struct ipv4) <= end && is_tunnelled(ip, end)) {
-		struct inner *inner = ip + sizeof(struct ipv4);
-
-		ifindex = vxlan_ifindex;
+		inner = ip + sizeof(struct ipv4);
+		note.ifindex = vxlan_ifindex;
 		type = inner->ethernet.type;
 		ip = inner + 1;
 		ip_bytes -= VXLAN_BYTES;
-		decapsulate = type == ETH_P_IPV6 ? DECAPSULATE | BECOMES_IPV6 : DECAPSULATE;
 	}
-	bytes = read_packet(skb, ip, ip_bytes, type, &tuple, &stage);
+	bytes = read_packet(skb, ip, ip_bytes, type, &note.tuple, &stage);
 	if (!bytes)
 		return TC_ACT_UNSPEC;
-	endpoint = bpf_map_lookup_elem(&endpoints, &tuple.to);
+	endpoint = bpf_map_lookup_elem(&endpoints, &note.tuple.to);
 	if (!endpoint || bytes > endpoint->mtu)
 		return TC_ACT_UNSPEC;
-	if (stage != STAGE_WITHIN)
-		forget(&tuple, ifindex);
-	if (stage == STAGE_ENDS)
-		return TC_ACT_UNSPEC;
-	flow = stage == STAGE_WITHIN ? known_flow(&tuple, ifindex, epoch) : 0;
-	if (!flow) {
-		note_pending(&tuple, ifindex, epoch, decapsulate ? node_of(&tuple.from) : 0);
-		return TC_ACT_UNSPEC;
+	now_ns = bpf_ktime_get_coarse_ns();
+	if (stage == STAGE_WITHIN)
+		flow = known_flow(&note.tuple, note.ifindex, note.epoch, now_ns);
+	else
+		forget(&note.tuple, note.ifindex);
+	if (inner) {
+		note.node = flow ? flow->node : node_of(&note.tuple.from);
+		note.is_of_device = !may_decapsulate((void *)(ethernet + 1), note.node, skb->ifindex, note.epoch, now_ns);
+	}
+	if (!flow || note.is_of_device) {
+		leave_note(skb, &note);
+		return inner && !note.is_of_device ? into_device(skb, inner) : TC_ACT_UNSPEC;
 	}
 	if (endpoint->ifindex != flow->out_ifindex)
 		return TC_ACT_UNSPEC;
-	if (decapsulate && !is_between((void *)(ethernet + 1), flow->node, skb->ifindex))
-		return TC_ACT_UNSPEC;
-	if (decapsulate) {
-		/* Nothing has changed where it fails: Linux has BECOMES_IPV6 since 6.3. */
-		if (bpf_skb_adjust_room(skb, -VXLAN_BYTES, BPF_ADJ_ROOM_MAC, decapsulate))
+	if (inner) {
+		if (decapsulate(skb, type))
 			return TC_ACT_UNSPEC;
-		/* What was verified of the outer packet is not of the inner one. */
-		bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
 		ethernet = (void *)(u64)skb->data;
 		ip = ethernet + 1;
 		if (ip + (type == ETH_P_IP ? sizeof(struct ipv4) : sizeof(struct ipv6)) > (void *)(u64)skb->data_end)

@@ -17,6 +17,8 @@
 /* Where bpf_skb_adjust_room makes room, and what bpf_csum_level changes. */
 #define BPF_ADJ_ROOM_MAC 1
 #define BPF_CSUM_LEVEL_DEC 2
+/* bpf_redirect: as if the link had received it. */
+#define BPF_F_INGRESS 1
 
 struct ethernet {
 	u8 to[6];

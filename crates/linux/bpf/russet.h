@@ -108,7 +108,6 @@ _Static_assert(sizeof(struct fib_lookup) == 64, "as in linux/bpf.h");
 static void *(*const bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static long (*const bpf_map_update_elem)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
 static long (*const bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
-static u64 (*const bpf_ktime_get_ns)(void) = (void *)5;
 static u32 (*const bpf_get_prandom_u32)(void) = (void *)7;
 static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, u32 offset, const void *from, u32 bytes, u64 flags) = (void *)9;
 static long (*const bpf_tail_call)(struct __sk_buff *skb, void *programs, u32 index) = (void *)12;
@@ -126,6 +125,7 @@ static long (*const bpf_fib_lookup)(struct __sk_buff *skb, struct fib_lookup *lo
 static long (*const bpf_csum_level)(struct __sk_buff *skb, u64 change) = (void *)135;
 static long (*const bpf_redirect_neigh)(u32 ifindex, const struct next_hop *hop, u32 bytes, u64 flags) = (void *)152;
 static long (*const bpf_redirect_peer)(u32 ifindex, u64 flags) = (void *)155;
+static u64 (*const bpf_ktime_get_coarse_ns)(void) = (void *)160; /* as of the last tick; reads no clock */
 
 /* Kinds of maps, and what a trie must have. */
 #define BPF_MAP_TYPE_HASH 1

@@ -5,7 +5,6 @@
  */
 #include "udp_tunnel.h"
 
-#define BPF_F_INGRESS 1
 #define BPF_F_RECOMPUTE_CSUM 1
 /* BPF_F_ADJ_ROOM_FIXED_GSO and NO_CSUM_RESET. */
 #define DECAPSULATE ((1ull << 0) | (1ull << 5))

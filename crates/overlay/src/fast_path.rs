@@ -85,6 +85,8 @@ pub struct Applied {
 }
 
 const FIRST_EPOCH: u32 = 1;
+/// So much of an epoch is in a packet.
+const PACKET_EPOCH: u32 = 0xffff;
 /// The number of a prefix that leads to no node.
 const NO_NODE: u32 = 0;
 /// The place of no interface: what is carried of one without a place is counted for the node only.
@@ -407,8 +409,10 @@ impl FlowEpoch {
 // === impl EpochState ===
 
 impl EpochState {
+    /// Packets on the kernel's path have the lower half, or 0 without a note.
     fn next(&self) -> u32 {
-        self.current.checked_add(1).unwrap_or(FIRST_EPOCH)
+        let next = self.current.checked_add(1).unwrap_or(FIRST_EPOCH);
+        if next & PACKET_EPOCH == 0 { next + 1 } else { next }
     }
 
     /// The value in the map.

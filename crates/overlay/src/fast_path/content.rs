@@ -231,7 +231,8 @@ impl Content {
         let mtu_bytes = node.mtu_bytes.min(uplink.mtu_bytes.saturating_sub(outer_bytes));
         let node = Node { mtu_bytes, ..node };
         self.hooks.insert(Hook { ifindex: uplink.index, role: Role::Uplink });
-        self.hooks.insert(Hook { ifindex: node.via_ifindex, role: Role::Learn });
+        self.hooks
+            .extend([node.via_ifindex, uplink.index].map(|ifindex| Hook { ifindex, role: Role::Learn }));
         // Of several routes to one destination, metrics decide which counts.
         let is_first = self.prefixes.insert(dst, Some(node)).is_none();
         if !is_first {

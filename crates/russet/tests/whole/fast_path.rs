@@ -3,6 +3,7 @@
 
 mod differential;
 mod many_flows;
+mod outer;
 mod seen;
 mod without_tcx;
 

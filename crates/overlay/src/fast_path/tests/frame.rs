@@ -33,13 +33,21 @@ pub enum Transport {
 pub struct Frame {
     pub headers: Headers,
     pub bytes: Vec<u8>,
-    /// The outer source and the VNI.
-    pub outer: Option<(Ipv4Addr, u32)>,
+    pub outer: Option<Outer>,
+}
+
+/// What the outer headers of a tunnel say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outer {
+    pub from: Ipv4Addr,
+    pub to: Ipv4Addr,
+    pub vni: u32,
 }
 
 pub const ETHERNET_BYTES: usize = 14;
 pub const OUTER_BYTES: usize = 50;
-const OUTER_TO: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
+/// Where the inner Ethernet header has its source.
+const INNER_FROM: std::ops::Range<usize> = 6..12;
 
 /// The Internet checksum (RFC 1071).
 pub fn checksum(bytes: &[u8]) -> u16 {
@@ -141,15 +149,16 @@ impl Frame {
     }
 
     /// The same in a tunnel.
-    pub fn in_vxlan(self, from: Ipv4Addr, vni: u32) -> Self {
+    pub fn in_vxlan(mut self, outer: Outer) -> Self {
+        self.bytes[INNER_FROM].fill(0x77);
         let inner = self.bytes.len();
         let mut udp = [49_152_u16.to_be_bytes(), 4_789_u16.to_be_bytes()].concat();
         udp.extend(((8 + 8 + inner) as u16).to_be_bytes());
         udp.extend([0; 2]);
-        let vxlan = [0x0800_0000_u32.to_be_bytes(), (vni << 8).to_be_bytes()].concat();
-        let ip = ipv4(from, OUTER_TO, 17, (0, 0x4000, 64), &[], udp.len() + vxlan.len() + inner);
+        let vxlan = [0x0800_0000_u32.to_be_bytes(), (outer.vni << 8).to_be_bytes()].concat();
+        let ip = ipv4(outer.from, outer.to, 17, (0, 0x4000, 64), &[], udp.len() + vxlan.len() + inner);
         let bytes = [ethernet(0x0800), ip, udp, vxlan, self.bytes].concat();
-        Self { bytes, outer: Some((from, vni)), ..self }
+        Self { bytes, outer: Some(outer), ..self }
     }
 
     /// Whether everything is there up to the ports, and of TCP the flags.
@@ -158,6 +167,11 @@ impl Frame {
         let ip = if self.headers.from.is_ipv6() { 40 } else { 20 };
         let transport = if matches!(self.headers.transport, Transport::Tcp(_)) { 14 } else { 8 };
         self.bytes.len() >= ETHERNET_BYTES + outer + ip + transport
+    }
+
+    /// Whether all outer headers are there.
+    pub fn has_outer(&self) -> bool {
+        self.outer.is_some() && self.bytes.len() >= ETHERNET_BYTES + OUTER_BYTES
     }
 
     /// Its first bytes.

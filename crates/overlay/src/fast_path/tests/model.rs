@@ -33,15 +33,36 @@ pub struct Flow {
     pub bytes: u64,
 }
 
-/// The value of `pending`.
+/// The value of `notes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pending {
+pub struct Note {
+    pub tuple: Tuple,
+    pub ifindex: u32,
     pub epoch: u32,
     pub node: u32,
-    /// Seconds since it was noted.
+    pub from_place: u32,
+    pub is_of_device: bool,
+}
+
+/// When outer packets have passed the kernel's path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Passed {
+    pub epoch: u32,
     pub age_s: u64,
-    /// Where a packet that asks for a connection left the kernel's path; 0 until then.
-    pub out_ifindex: u32,
+}
+
+/// The value of `tunnels`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TunnelTo {
+    pub sent: Passed,
+    pub received: Passed,
+}
+
+/// The value of `handed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Handed {
+    pub epoch: u32,
+    pub node: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,8 +81,7 @@ pub struct Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Within,
-    Asks,
-    Accepts,
+    Begins,
     Ends,
 }
 
@@ -72,7 +92,11 @@ pub struct Model {
     content: Content,
     numbers: BTreeMap<Node, u32>,
     pub flows: BTreeMap<Tuple, Flow>,
-    pub pending: BTreeMap<(Tuple, u32), Pending>,
+    /// By their places.
+    pub notes: BTreeMap<u32, Note>,
+    /// By the numbers of nodes.
+    pub tunnels: BTreeMap<u32, TunnelTo>,
+    pub handed: Handed,
     places: BTreeMap<u32, u32>,
     /// What was carried of pods' interfaces, by their indexes.
     pub traffic: BTreeMap<u32, Traffic>,
@@ -81,15 +105,10 @@ pub struct Model {
 }
 
 const THROUGH_KERNEL_S: u64 = 20;
-const HELD_UP_S: u64 = 5;
 /// Ages are read back as one of these: tests take less than a second.
-const AGES_S: [u64; 4] = [0, 5, 30, ENDED_S];
-/// Of a flow that has ended: its time is the machine's start.
-const ENDED_S: u64 = 120;
-
-pub fn pending_key(tuple: &Tuple, ifindex: u32) -> Vec<u8> {
-    [&tuple.encode()[..], &ifindex.to_ne_bytes()].concat()
-}
+const AGES_S: [u64; 4] = [0, 5, 30, LONG_AGO_S];
+/// Of what never was: its time is the machine's start.
+const LONG_AGO_S: u64 = 120;
 
 fn now_ns() -> u64 {
     // CLOCK_MONOTONIC, in hundredths of a second, as far as the machine was never suspended.
@@ -151,19 +170,71 @@ impl Flow {
     }
 }
 
-// === impl Pending ===
+// === impl Note ===
 
-impl Pending {
+impl Note {
+    /// Where it is: packets of one flow have one place.
+    pub fn place(tuple: &Tuple) -> u32 {
+        let key = tuple.encode();
+        let word = |at: usize| u32::from_ne_bytes(key[at..at + 4].try_into().unwrap());
+        let half = |at: usize| u32::from(u16::from_ne_bytes(key[at..at + 2].try_into().unwrap()));
+        let mixed = (word(12) ^ word(8)).wrapping_mul(0x85eb_ca6b);
+        let mixed = (mixed ^ word(28) ^ word(24)).wrapping_mul(0xc2b2_ae35);
+        (mixed ^ (half(32) << 16 | half(34)) ^ word(36)).wrapping_mul(0x9e37_79b1) >> 24
+    }
+
     pub fn encode(&self) -> Vec<u8> {
-        let noted = now_ns().wrapping_sub(self.age_s * 1_000_000_000);
-        let words = |words: [u32; 2]| words.map(u32::to_ne_bytes).concat();
-        [&words([self.epoch, self.node])[..], &noted.to_ne_bytes(), &words([self.out_ifindex, 0])].concat()
+        let words = [self.ifindex, self.epoch, self.node, self.from_place, u32::from(self.is_of_device), 0];
+        [self.tuple.encode(), words.map(u32::to_ne_bytes).concat()].concat()
+    }
+}
+
+// === impl Passed ===
+
+impl Passed {
+    fn is_known(&self, epoch: u32) -> bool {
+        self.epoch == epoch && self.age_s < THROUGH_KERNEL_S
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let at_ns = now_ns().wrapping_sub(self.age_s * 1_000_000_000);
+        [&self.epoch.to_ne_bytes()[..], &[0; 4], &at_ns.to_ne_bytes()].concat()
+    }
+
+    fn decode(value: &[u8]) -> Self {
+        let at_ns = u64::from_ne_bytes(value[8..16].try_into().unwrap());
+        Self { epoch: u32::from_ne_bytes(value[..4].try_into().unwrap()), age_s: age_s(at_ns) }
+    }
+}
+
+// === impl TunnelTo ===
+
+impl TunnelTo {
+    /// As far as packets have passed in an epoch.
+    pub fn passed(epoch: u32) -> Self {
+        let passed = Passed { epoch, age_s: 0 };
+        Self { sent: passed, received: passed }
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        [self.sent.encode(), self.received.encode()].concat()
+    }
+
+    pub fn decode(value: &[u8]) -> Self {
+        Self { sent: Passed::decode(&value[..16]), received: Passed::decode(&value[16..]) }
+    }
+}
+
+// === impl Handed ===
+
+impl Handed {
+    pub fn encode(&self) -> Vec<u8> {
+        [self.epoch, self.node].map(u32::to_ne_bytes).concat()
     }
 
     pub fn decode(value: &[u8]) -> Self {
         let word = |at: usize| u32::from_ne_bytes(value[at..at + 4].try_into().unwrap());
-        let noted = u64::from_ne_bytes(value[8..16].try_into().unwrap());
-        Self { epoch: word(0), node: word(4), age_s: age_s(noted), out_ifindex: word(16) }
+        Self { epoch: word(0), node: word(4) }
     }
 }
 
@@ -185,8 +256,20 @@ impl Model {
     pub fn new(epoch: u32, content: Content, fast_path: &FastPath) -> Self {
         let (numbers, places) = (fast_path.numbers.clone(), fast_path.places.clone());
         let traffic = places.keys().map(|ifindex| (*ifindex, Traffic::default())).collect();
-        let (flows, pending) = (BTreeMap::new(), BTreeMap::new());
-        Self { epoch, content, numbers, flows, pending, places, traffic, decapsulates_ipv6: true }
+        let tunnels = numbers.values().map(|number| (*number, TunnelTo::default())).collect();
+        let (flows, notes, handed) = (BTreeMap::new(), BTreeMap::new(), Handed::default());
+        Self {
+            epoch,
+            content,
+            numbers,
+            flows,
+            notes,
+            tunnels,
+            handed,
+            places,
+            traffic,
+            decapsulates_ipv6: true,
+        }
     }
 
     fn node(&self, to: IpAddr) -> Option<&Node> {
@@ -217,31 +300,17 @@ impl Model {
 
     fn stage(frame: &Frame) -> Stage {
         match frame.headers.transport {
-            Transport::Tcp(flags) if flags & 0x17 == 0x02 => Stage::Asks,
-            Transport::Tcp(flags) if flags & 0x17 == 0x12 => Stage::Accepts,
+            Transport::Tcp(flags) if flags & 0x07 == 0x02 => Stage::Begins,
             Transport::Tcp(flags) if flags & 0x07 != 0 => Stage::Ends,
             _ => Stage::Within,
         }
     }
 
-    /// A direction that begins or ends is forgotten.
+    /// A direction that begins or ends is forgotten, but for what was carried.
     fn forget(&mut self, tuple: &Tuple, ifindex: u32) {
-        let Some(flow) = self.flows.get_mut(tuple).filter(|it| it.ifindex == ifindex && it.epoch != 0) else {
-            return;
-        };
-        if flow.packets == 0 {
-            self.flows.remove(tuple);
-            return;
+        if let Some(flow) = self.flows.get_mut(tuple).filter(|flow| flow.ifindex == ifindex) {
+            (flow.epoch, flow.answered_epoch) = (0, 0);
         }
-        // What was carried is still to be read.
-        *flow = Flow {
-            ifindex,
-            out_ifindex: flow.out_ifindex,
-            age_s: ENDED_S,
-            packets: flow.packets,
-            bytes: flow.bytes,
-            ..Flow::default()
-        };
     }
 
     fn known(&mut self, tuple: &Tuple, ifindex: u32) -> Option<Flow> {
@@ -278,13 +347,15 @@ impl Model {
         }
     }
 
-    fn note(&mut self, tuple: Tuple, ifindex: u32, node: u32) {
-        let earlier = self.pending.get(&(tuple, ifindex));
-        let may_come = |it: &Pending| it.epoch != self.epoch && it.age_s < HELD_UP_S && it.out_ifindex == 0;
-        if !earlier.is_some_and(may_come) {
-            let noted = Pending { epoch: self.epoch, node, age_s: 0, out_ifindex: 0 };
-            self.pending.insert((tuple, ifindex), noted);
-        }
+    /// It takes the kernel's path.
+    fn note(&mut self, note: Note) {
+        self.notes.insert(Note::place(&note.tuple), note);
+    }
+
+    /// The node with a number, if its packets are not left to the kernel's path for a while.
+    fn numbered(&self, number: u32) -> Option<Node> {
+        let found = self.numbers.iter().find(|(_, of_node)| **of_node == number);
+        found.map(|(node, _)| *node).filter(|node| !self.content.paused.contains(node))
     }
 
     /// The host end of a pod receives it.
@@ -294,18 +365,19 @@ impl Model {
             return left;
         }
         let (tuple, ip_bytes) = (frame.headers.tuple(), frame.bytes.len() - ETHERNET_BYTES);
-        let stage = Self::stage(frame);
-        if stage != Stage::Within {
-            self.forget(&tuple, ifindex);
-        }
-        if stage == Stage::Ends {
-            return left;
-        }
-        let known = if stage == Stage::Within { self.known(&tuple, ifindex) } else { None };
+        let known = match Self::stage(frame) {
+            Stage::Within => self.known(&tuple, ifindex),
+            Stage::Begins | Stage::Ends => {
+                self.forget(&tuple, ifindex);
+                None
+            }
+        };
         let Some(flow) = known else {
             let is_pod = self.content.endpoints.contains_key(&tuple.to);
             if is_pod || self.node(tuple.to).is_some() {
-                self.note(tuple, ifindex, if is_pod { 0 } else { self.number(tuple.to) });
+                let node = if is_pod { 0 } else { self.number(tuple.to) };
+                let (epoch, from_place) = (self.epoch, self.place(ifindex));
+                self.note(Note { tuple, ifindex, epoch, node, from_place, is_of_device: false });
             }
             return left;
         };
@@ -318,11 +390,9 @@ impl Model {
             let frame = with_macs(forwarded(&frame.bytes), endpoint.pod_mac, endpoint.host_mac);
             return Outcome { verdict: Verdict::Carried, frame };
         }
-        let node = *self.numbers.iter().find(|(_, number)| **number == flow.node).unwrap().0;
-        if self.content.paused.contains(&node)
-            || node.via_ifindex != flow.out_ifindex
-            || ip_bytes > node.mtu_bytes as usize
-        {
+        let fits = |it: &Node| it.via_ifindex == flow.out_ifindex && ip_bytes <= it.mtu_bytes as usize;
+        let Some(node) = self.numbered(flow.node).filter(fits) else { return left };
+        if node.vxlan.is_some() && !self.tunnels[&flow.node].sent.is_known(self.epoch) {
             return left;
         }
         self.count(&tuple, ip_bytes, None);
@@ -332,45 +402,50 @@ impl Model {
         Outcome { verdict: Verdict::Carried, frame: encapsulated(&inner, &headers, ecn) }
     }
 
+    /// Whether the outer headers may be taken off.
+    fn may_decapsulate(&self, number: u32, frame: &Frame) -> bool {
+        let headers = self.numbered(number).and_then(|node| node.vxlan);
+        let has_passed = self.tunnels.get(&number).is_some_and(|it| it.received.is_known(self.epoch));
+        has_passed && headers.map(|headers| headers.remote) == frame.outer.map(|outer| outer.from)
+    }
+
     /// The uplink receives it.
     pub fn uplink(&mut self, frame: &Frame, ifindex: u32) -> Outcome {
         let left = Outcome { verdict: Verdict::Left, frame: frame.bytes.clone() };
         let tunnel = self.content.tunnel.unwrap();
-        if frame.outer.is_some_and(|(_, vni)| vni != tunnel.vni) || !Self::takes(frame) || frame.bytes[0] != 0
+        if frame.outer.is_some_and(|outer| outer.vni != tunnel.vni)
+            || !Self::takes(frame)
+            || frame.bytes[0] != 0
         {
             return left;
         }
-        let ifindex = if frame.outer.is_some() { tunnel.ifindex } else { ifindex };
-        let outer_bytes = if frame.outer.is_some() { OUTER_BYTES } else { 0 };
+        let is_tunnelled = frame.outer.is_some();
+        let ifindex = if is_tunnelled { tunnel.ifindex } else { ifindex };
+        let outer_bytes = if is_tunnelled { OUTER_BYTES } else { 0 };
         let (tuple, ip_bytes) = (frame.headers.tuple(), frame.bytes.len() - ETHERNET_BYTES - outer_bytes);
         let endpoint = self.content.endpoints.get(&tuple.to).copied();
         let Some(endpoint) = endpoint.filter(|it| ip_bytes <= it.mtu_bytes as usize) else { return left };
-        let stage = Self::stage(frame);
-        if stage != Stage::Within {
-            self.forget(&tuple, ifindex);
-        }
-        if stage == Stage::Ends {
-            return left;
-        }
-        let known = if stage == Stage::Within { self.known(&tuple, ifindex) } else { None };
-        let Some(flow) = known else {
-            let node = if frame.outer.is_some() { self.number(tuple.from) } else { 0 };
-            self.note(tuple, ifindex, node);
-            return left;
+        let known = match Self::stage(frame) {
+            Stage::Within => self.known(&tuple, ifindex),
+            Stage::Begins | Stage::Ends => {
+                self.forget(&tuple, ifindex);
+                None
+            }
         };
-        if endpoint.ifindex != flow.out_ifindex {
-            return left;
-        }
-        if let Some((from, _)) = frame.outer {
-            let is_meant =
-                |(node, number): &(&Node, &u32)| **number == flow.node && !self.content.paused.contains(node);
-            let node = self.numbers.iter().find(is_meant);
-            let headers = node.and_then(|(node, _)| node.vxlan);
-            if headers.is_none_or(|headers| headers.remote != from) {
+        let from = if is_tunnelled { self.number(tuple.from) } else { 0 };
+        let node = known.filter(|_| is_tunnelled).map_or(from, |flow| flow.node);
+        let is_of_device = is_tunnelled && !self.may_decapsulate(node, frame);
+        let decapsulates = self.decapsulates_ipv6 || !tuple.from.is_ipv6();
+        let Some(flow) = known.filter(|_| !is_of_device) else {
+            let epoch = self.epoch;
+            self.note(Note { tuple, ifindex, epoch, node, from_place: 0, is_of_device });
+            if !is_tunnelled || is_of_device || !decapsulates {
                 return left;
             }
-        }
-        if frame.outer.is_some() && tuple.from.is_ipv6() && !self.decapsulates_ipv6 {
+            // The tunnel's device receives it.
+            return Outcome { verdict: Verdict::Carried, frame: frame.bytes[OUTER_BYTES..].to_vec() };
+        };
+        if endpoint.ifindex != flow.out_ifindex || (is_tunnelled && !decapsulates) {
             return left;
         }
         self.count(&tuple, ip_bytes, Some(endpoint.ifindex));
@@ -378,49 +453,87 @@ impl Model {
         Outcome { verdict: Verdict::Carried, frame: with_macs(inner, endpoint.pod_mac, endpoint.host_mac) }
     }
 
-    /// It leaves the kernel's path, having come in through `ingress_ifindex`.
-    pub fn learn(&mut self, frame: &Frame, ifindex: u32, ingress_ifindex: u32) -> Outcome {
-        let left = Outcome { verdict: Verdict::Left, frame: frame.bytes.clone() };
-        let (tuple, stage) = (frame.headers.tuple(), Self::stage(frame));
-        if !Self::takes(frame) || stage == Stage::Ends {
-            return left;
+    /// An outer packet that the tunnel's device has made leaves through the uplink.
+    fn is_sent(&mut self, frame: &Frame, ifindex: u32) {
+        let (Some(outer), Handed { epoch, node }) = (frame.outer, self.handed) else { return };
+        let Some(meant) = self.numbered(node).filter(|it| it.out_ifindex == ifindex) else { return };
+        let is_to_it = |it: &super::VxlanHeaders| it.local == outer.from && it.remote == outer.to;
+        if epoch == self.epoch && meant.vxlan.as_ref().is_some_and(is_to_it) {
+            self.handed.epoch = 0;
+            self.tunnels.get_mut(&node).unwrap().sent = Passed { epoch, age_s: 0 };
         }
-        if stage == Stage::Asks {
-            if let Some(asking) = self.pending.get_mut(&(tuple, ingress_ifindex)) {
-                asking.out_ifindex = ifindex;
-            }
-            return left;
-        }
-        let Some(pending) = self.pending.remove(&(tuple, ingress_ifindex)) else { return left };
-        if pending.epoch != self.epoch {
-            return left;
-        }
-        self.makes_known(tuple, ingress_ifindex, ifindex, pending.node);
-        let asking = (tuple.reversed(), ifindex);
-        let has_passed = self.pending.get(&asking).is_some_and(|it| it.out_ifindex != 0);
-        if stage == Stage::Accepts && has_passed {
-            let pending = self.pending.remove(&asking).unwrap();
-            if pending.epoch == self.epoch {
-                self.makes_known(asking.0, asking.1, pending.out_ifindex, pending.node);
-            }
-        }
-        left
     }
 
-    fn makes_known(&mut self, tuple: Tuple, ifindex: u32, out_ifindex: u32, node: u32) {
-        let known = self.flows.get(&tuple);
+    /// It leaves the kernel's path through a link, having come in through `ingress_ifindex`; 0 if this machine
+    /// sends it.
+    pub fn learn(&mut self, frame: &Frame, ifindex: u32, ingress_ifindex: u32) -> Outcome {
+        let left = Outcome { verdict: Verdict::Left, frame: frame.bytes.clone() };
+        let tunnel = self.content.tunnel.unwrap();
+        let is_outer = frame.outer.is_some_and(|outer| outer.vni == tunnel.vni) && frame.has_outer();
+        if is_outer {
+            if ingress_ifindex == 0 {
+                self.is_sent(frame, ifindex);
+            }
+            return left;
+        }
+        if ingress_ifindex == 0 || frame.outer.is_some() || !Self::takes(frame) {
+            return left;
+        }
+        let (tuple, epoch) = (frame.headers.tuple(), self.epoch);
+        // The packets of test runs have no epoch, which is the lower half of this one.
+        let is_its = |note: &Note| {
+            note.epoch == epoch
+                && epoch.trailing_zeros() >= 16
+                && note.ifindex == ingress_ifindex
+                && note.tuple == tuple
+        };
+        let note = self.notes.get(&Note::place(&tuple)).copied().filter(is_its);
+        if let Some(note) = note {
+            if let Some(tunnel) = self.tunnels.get_mut(&note.node).filter(|_| note.is_of_device) {
+                tunnel.received = Passed { epoch, age_s: 0 };
+            }
+            if Self::stage(frame) != Stage::Ends {
+                self.makes_known(&note, ifindex);
+            }
+        }
+        let is_of_pod = note.is_some() || self.content.endpoints.contains_key(&tuple.from);
+        if ifindex != tunnel.ifindex || !is_of_pod {
+            return left;
+        }
+        let number = note.map_or_else(|| self.number(tuple.to), |note| note.node);
+        self.send(frame, number, ifindex).unwrap_or(left)
+    }
+
+    /// What a pod has sent leaves through the tunnel's device.
+    fn send(&mut self, frame: &Frame, number: u32, ifindex: u32) -> Option<Outcome> {
+        let bytes = frame.bytes.len() - ETHERNET_BYTES;
+        let node = self.numbered(number)?;
+        let headers = node.vxlan?;
+        if node.via_ifindex != ifindex || bytes > node.mtu_bytes as usize {
+            return None;
+        }
+        if !self.tunnels[&number].sent.is_known(self.epoch) {
+            self.handed = Handed { epoch: self.epoch, node: number };
+            return None;
+        }
+        let frame = encapsulated(&frame.bytes, &headers, frame.headers.tos & 3);
+        Some(Outcome { verdict: Verdict::Carried, frame })
+    }
+
+    fn makes_known(&mut self, note: &Note, out_ifindex: u32) {
+        let known = self.flows.get(&note.tuple);
         let flow = Flow {
-            epoch: self.epoch,
-            ifindex,
+            epoch: note.epoch,
+            ifindex: note.ifindex,
             out_ifindex,
-            node,
+            node: note.node,
             age_s: 0,
             answered_epoch: known.map_or(0, |known| known.answered_epoch),
-            from_place: self.place(ifindex),
+            from_place: note.from_place,
             packets: known.map_or(0, |known| known.packets),
             bytes: known.map_or(0, |known| known.bytes),
         };
-        self.flows.insert(tuple, flow);
+        self.flows.insert(note.tuple, flow);
     }
 }
 
