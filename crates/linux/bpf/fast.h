@@ -16,6 +16,7 @@
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
+#define TCP_ACK 0x10
 /* Outer IPv4, UDP and VXLAN headers, and the inner Ethernet header. */
 #define VXLAN_BYTES 50
 /*
@@ -88,14 +89,34 @@ struct flow {
 	/* Where it came in, and where it left. */
 	u32 ifindex;
 	u32 out_ifindex;
-	u32 node;
+	u16 node;
+	/* Of the pod that sends it; 0 if that is elsewhere. */
+	u16 from_place;
 	u64 through_kernel_ns;
 	/* The epoch in which the other direction was known, too. */
 	u32 answered_epoch;
-	u32 from_place;
+	/* Of a connection whose beginning was seen: the number of the readings by then, with its side of it (BEGUN); else
+	 * 0. */
+	u32 begun;
 	/* What the fast path carried of it. */
 	u64 packets;
 	u64 bytes;
+};
+
+/* Connections that have ended, and differ in the asking side's port only: one direction of them. */
+struct ended {
+	struct tuple tuple; /* with 0 as that port */
+	u32 ifindex;
+	u32 out_ifindex;
+};
+
+/* What the fast path carried of them. */
+struct ended_sum {
+	u64 packets;
+	u64 bytes;
+	/* The asking side's port of one of them. */
+	u16 port;
+	u16 unused[3];
 };
 
 /* What the fast path carried of a pod's interface, by the interface's place. */
@@ -167,6 +188,8 @@ enum {
 	SETTING_VXLAN_IFINDEX,
 	SETTING_VXLAN_PORT, /* in network byte order */
 	SETTING_VXLAN_VNI, /* as the header has it */
+	/* The agent adds one before it reads what was carried of each flow, and one behind it. */
+	SETTING_READINGS,
 	SETTINGS,
 };
 
@@ -178,6 +201,7 @@ MAP(nodes) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(struct node), 16384, 0 };
 MAP(tunnels) = { BPF_MAP_TYPE_ARRAY, sizeof(u32), sizeof(struct tunnel), 16384, 0 };
 MAP(handed) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct handed), 1, 0 };
 MAP(flows) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct tuple), sizeof(struct flow), 65536, 0 };
+MAP(ended) = { BPF_MAP_TYPE_LRU_HASH, sizeof(struct ended), sizeof(struct ended_sum), 2048, 0 };
 /* What the fast path carried in all, by processor: packets and bytes. */
 MAP(carried) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct carried), 1, 0 };
 /* The first place is of no interface. */
@@ -190,8 +214,13 @@ MAP(notes) = { BPF_MAP_TYPE_PERCPU_ARRAY, sizeof(u32), sizeof(struct note), NOTE
 enum stage {
 	/* Within it: the fast path may carry it. */
 	STAGE_WITHIN,
-	/* It asks for a connection or accepts it: the kernel's path carries it, and its direction is learnt. */
-	STAGE_BEGINS,
+	/* The same, without payload: by itself it makes no direction known, because a connection that has ended still
+	 * has such packets. */
+	STAGE_ACKNOWLEDGES,
+	/* It asks for a connection: the kernel's path carries it, and its direction is learnt. */
+	STAGE_ASKS,
+	/* It accepts one: the same. */
+	STAGE_ACCEPTS,
 	/* It ends the connection, or has flags that belong to no other stage: the kernel's path carries it. */
 	STAGE_ENDS,
 };
@@ -226,7 +255,7 @@ INLINE u32 read_packet(struct __sk_buff *skb, void *ip, u32 ip_bytes, u16 type, 
 	void *end = (void *)(u64)skb->data_end;
 	u32 gso_size = skb->gso_size;
 	struct transport *transport;
-	u32 header_bytes;
+	u32 header_bytes, known_bytes;
 
 	if (type == ETH_P_IP) {
 		struct ipv4 *ipv4 = ip;
@@ -239,6 +268,7 @@ INLINE u32 read_packet(struct __sk_buff *skb, void *ip, u32 ip_bytes, u16 type, 
 		tuple->protocol = ipv4->protocol;
 		transport = (void *)(ipv4 + 1);
 		header_bytes = sizeof(*ipv4);
+		known_bytes = htons(ipv4->bytes);
 	} else if (type == ETH_P_IPV6) {
 		struct ipv6 *ipv6 = ip;
 
@@ -250,6 +280,7 @@ INLINE u32 read_packet(struct __sk_buff *skb, void *ip, u32 ip_bytes, u16 type, 
 		tuple->protocol = ipv6->next;
 		transport = (void *)(ipv6 + 1);
 		header_bytes = sizeof(*ipv6);
+		known_bytes = htons(ipv6->bytes) + sizeof(*ipv6);
 	} else {
 		return 0;
 	}
@@ -258,10 +289,16 @@ INLINE u32 read_packet(struct __sk_buff *skb, void *ip, u32 ip_bytes, u16 type, 
 
 		if ((void *)(transport + 1) > end)
 			return 0;
-		flags = transport->flags & (TCP_FIN | TCP_SYN | TCP_RST);
-		if (flags)
-			*stage = flags == TCP_SYN ? STAGE_BEGINS : STAGE_ENDS;
 		header_bytes += (transport->offset >> 4) * 4;
+		flags = transport->flags & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
+		if (flags == TCP_SYN)
+			*stage = STAGE_ASKS;
+		else if (flags == (TCP_SYN | TCP_ACK))
+			*stage = STAGE_ACCEPTS;
+		else if (flags & (TCP_FIN | TCP_SYN | TCP_RST))
+			*stage = STAGE_ENDS;
+		else if (!gso_size && known_bytes == header_bytes)
+			*stage = STAGE_ACKNOWLEDGES;
 	} else if (tuple->protocol != IPPROTO_UDP || gso_size || (void *)transport + PORTS_BYTES > end) {
 		return 0;
 	}
@@ -279,6 +316,17 @@ INLINE void reverse(const struct tuple *tuple, struct tuple *reversed)
 	reversed->protocol = tuple->protocol;
 }
 
+/* Whether the other direction of a flow is known in this epoch. */
+INLINE int is_answered(const struct tuple *tuple, u32 epoch)
+{
+	struct tuple reversed = {};
+	struct flow *answer;
+
+	reverse(tuple, &reversed);
+	answer = bpf_map_lookup_elem(&flows, &reversed);
+	return answer && answer->epoch == epoch;
+}
+
 /*
  * The flow of a packet that came in through `ifindex`, if the fast path may carry it. A connection
  * of TCP must be known in both directions; UDP may have no answers.
@@ -291,31 +339,60 @@ INLINE struct flow *known_flow(const struct tuple *tuple, u32 ifindex, u32 epoch
 	    now_ns >= flow->through_kernel_ns + THROUGH_KERNEL_NS)
 		return 0;
 	if (tuple->protocol == IPPROTO_TCP && flow->answered_epoch != epoch) {
-		struct tuple reversed = {};
-		struct flow *answer;
-
-		reverse(tuple, &reversed);
-		answer = bpf_map_lookup_elem(&flows, &reversed);
-		if (!answer || answer->epoch != epoch)
+		if (!is_answered(tuple, epoch))
 			return 0;
 		flow->answered_epoch = epoch;
 	}
 	return flow;
 }
 
+/* The sides of a connection, and what a flow has of a connection that begins. */
+enum { SIDE_ASKS = 1, SIDE_ACCEPTS = 2 };
+#define BEGUN(readings, side) ((readings) << 2 | (side))
+
+/* Counts what was carried of a direction as of connections that have ended. */
+INLINE void count_ended(const struct tuple *tuple, const struct flow *flow)
+{
+	struct ended key = { .tuple = *tuple, .ifindex = flow->ifindex, .out_ifindex = flow->out_ifindex };
+	struct ended_sum first = { .packets = flow->packets, .bytes = flow->bytes };
+	struct ended_sum *sum;
+
+	if ((flow->begun & 3) == SIDE_ASKS) {
+		first.port = tuple->from_port;
+		key.tuple.from_port = 0;
+	} else {
+		first.port = tuple->to_port;
+		key.tuple.to_port = 0;
+	}
+	sum = bpf_map_lookup_elem(&ended, &key);
+	if (!sum && bpf_map_update_elem(&ended, &key, &first, BPF_NOEXIST))
+		sum = bpf_map_lookup_elem(&ended, &key);
+	if (sum) {
+		__sync_fetch_and_add(&sum->packets, first.packets);
+		__sync_fetch_and_add(&sum->bytes, first.bytes);
+	}
+}
+
 /*
  * Forgets a direction that asks for a connection, accepts it or ends it, so that no packet of the next one
- * with the same ports is carried before its own are learnt. What was carried stays until the agent has read
- * it or the map needs the room.
+ * with the same ports is carried before its own are learnt. What was carried is counted as of ended
+ * connections, if the agent has not read the flow; else it stays until the agent has, or the map needs the room.
  */
 INLINE void forget(const struct tuple *tuple, u32 ifindex)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flows, tuple);
+	u32 readings = setting(SETTING_READINGS);
 
-	if (flow && flow->ifindex == ifindex) {
-		flow->epoch = 0;
-		flow->answered_epoch = 0;
-	}
+	if (!flow || flow->ifindex != ifindex)
+		return;
+	flow->epoch = 0;
+	flow->answered_epoch = 0;
+	/* While the agent reads, it may have read the flow or not. */
+	if (!(flow->begun & 3) || flow->begun >> 2 != readings || (readings & 1))
+		return;
+	if (flow->packets)
+		count_ended(tuple, flow);
+	bpf_map_delete_elem(&flows, tuple);
 }
 
 /* The place of a packet's note. */

@@ -7,7 +7,7 @@
 #include "fast_tunnel.h"
 
 /* Makes the direction known whose packet has left the kernel's path through `out_ifindex`. */
-INLINE void learn(const struct note *note, u32 out_ifindex, u64 now_ns)
+INLINE void learn(const struct note *note, enum stage stage, u32 out_ifindex, u64 now_ns)
 {
 	struct flow *known = bpf_map_lookup_elem(&flows, &note->tuple);
 	struct flow flow = {
@@ -26,8 +26,15 @@ INLINE void learn(const struct note *note, u32 out_ifindex, u64 now_ns)
 		known->through_kernel_ns = now_ns;
 		return;
 	}
+	if (stage == STAGE_ACKNOWLEDGES && !is_answered(&note->tuple, flow.epoch))
+		return;
+	if (!known && stage == STAGE_ASKS)
+		flow.begun = BEGUN(setting(SETTING_READINGS), SIDE_ASKS);
+	else if (!known && stage == STAGE_ACCEPTS)
+		flow.begun = BEGUN(setting(SETTING_READINGS), SIDE_ACCEPTS);
 	if (known) {
 		flow.answered_epoch = known->answered_epoch;
+		flow.begun = known->begun;
 		flow.packets = known->packets;
 		flow.bytes = known->bytes;
 	}
@@ -113,7 +120,7 @@ TC_PROGRAM fast_learn(struct __sk_buff *skb)
 	if (note && note->is_of_device)
 		note_received(note, now_ns);
 	if (note && stage != STAGE_ENDS)
-		learn(note, skb->ifindex, now_ns);
+		learn(note, stage, skb->ifindex, now_ns);
 	if (skb->ifindex != setting(SETTING_VXLAN_IFINDEX))
 		return TC_ACT_UNSPEC;
 	/* Addresses or ports that were changed have no note. */

@@ -36,7 +36,7 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 	struct tunnel *tunnel;
 	struct flow *flow = 0;
 	struct node *node;
-	u32 bytes;
+	u32 bytes, number;
 	u8 ecn;
 
 	if (!epoch || skb->pkt_type != PACKET_HOST || skb->vlan_present || ip > (void *)(u64)skb->data_end)
@@ -44,7 +44,7 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 	bytes = read_packet(skb, ip, ip_bytes, type, &tuple, &stage);
 	if (!bytes)
 		return TC_ACT_UNSPEC;
-	if (stage == STAGE_WITHIN)
+	if (stage <= STAGE_ACKNOWLEDGES)
 		flow = known_flow(&tuple, skb->ifindex, epoch, now_ns);
 	else
 		forget(&tuple, skb->ifindex);
@@ -61,11 +61,12 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 		set_macs(ethernet, endpoint->pod_mac, endpoint->host_mac);
 		return bpf_redirect_peer(endpoint->ifindex, 0);
 	}
-	node = bpf_map_lookup_elem(&nodes, &flow->node);
+	number = flow->node;
+	node = bpf_map_lookup_elem(&nodes, &number);
 	if (!node || !node->kind || node->via_ifindex != flow->out_ifindex || bytes > node->mtu)
 		return TC_ACT_UNSPEC;
 	if (node->kind == NODE_VXLAN) {
-		tunnel = bpf_map_lookup_elem(&tunnels, &flow->node);
+		tunnel = bpf_map_lookup_elem(&tunnels, &number);
 		if (!tunnel || !has_passed(&tunnel->sent, epoch, now_ns))
 			return TC_ACT_UNSPEC;
 	}

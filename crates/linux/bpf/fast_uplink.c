@@ -103,7 +103,7 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 	if (!endpoint || bytes > endpoint->mtu)
 		return TC_ACT_UNSPEC;
 	now_ns = bpf_ktime_get_coarse_ns();
-	if (stage == STAGE_WITHIN)
+	if (stage <= STAGE_ACKNOWLEDGES)
 		flow = known_flow(&note.tuple, note.ifindex, note.epoch, now_ns);
 	else
 		forget(&note.tuple, note.ifindex);

@@ -136,6 +136,9 @@ static u64 (*const bpf_ktime_get_coarse_ns)(void) = (void *)160; /* as of the la
 #define BPF_MAP_TYPE_LPM_TRIE 11
 #define BPF_F_NO_PREALLOC 1
 
+/* bpf_map_update_elem: only if the key has no value. */
+#define BPF_NOEXIST 1
+
 /* A map, in the section `maps`. */
 struct map {
 	u32 kind;

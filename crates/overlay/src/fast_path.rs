@@ -26,9 +26,9 @@ use russet_linux::bpf::{
 use russet_netlink::{Direction, NetlinkError, Socket};
 
 pub use content::{Content, Hook, KernelPath, Paused, Role, content};
-pub use layout::{Carried, Endpoint, KnownFlow, Node, Traffic, Tunnel, Tuple, VxlanHeaders};
+pub use layout::{Carried, EndedFlows, Endpoint, KnownFlow, Node, Traffic, Tunnel, Tuple, VxlanHeaders};
 pub use mode::{FastPathMode, FastPathModeError};
-pub use observer::{Epoch, Observer};
+pub use observer::{Counted, Epoch, Observer};
 
 use layout::Setting;
 

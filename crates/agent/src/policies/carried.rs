@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use russet_nft::Conntrack;
 use russet_nft::conntrack;
-use russet_overlay::fast_path::{KnownFlow, Tuple};
+use russet_overlay::fast_path::Tuple;
 
 use super::Policies;
 use crate::fast_path::{Accounts, Origin, Share, View};
@@ -45,8 +45,8 @@ pub(super) async fn run(policies: Policies, view: View) {
 impl Counting {
     fn read(&mut self, view: &View) -> Vec<Share> {
         let Some(observer) = view.observer() else { return Vec::new() };
-        let flows: Vec<KnownFlow> = match observer.flows() {
-            Ok(flows) => flows,
+        let counted = match observer.count() {
+            Ok(counted) => counted,
             Err(error) => {
                 tracing::debug!(%error, "what the fast path has carried is not counted for policies for a moment");
                 return Vec::new();
@@ -59,8 +59,8 @@ impl Counting {
             left = left.checked_sub(1)?;
             origin(tracked.as_mut()?, tuple)
         };
-        let shares = self.accounts.add(&flows, |ifindex| pods.contains(&ifindex), began);
-        for flow in flows.iter().filter(|flow| flow.has_ended()) {
+        let shares = self.accounts.add(&counted, |ifindex| pods.contains(&ifindex), began);
+        for flow in counted.flows.iter().filter(|flow| flow.has_ended()) {
             if observer.forget(flow).is_ok() {
                 self.accounts.forget(&flow.tuple);
             }

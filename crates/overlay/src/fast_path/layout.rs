@@ -71,6 +71,20 @@ pub struct KnownFlow {
     pub carried: Carried,
 }
 
+/// What was carried of connections that have ended, and differ in nothing but the asking side's port: one direction of
+/// them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndedFlows {
+    /// With 0 as the asking side's port.
+    pub tuple: Tuple,
+    /// Where they came in, and where they left.
+    pub ifindex: u32,
+    pub out_ifindex: u32,
+    pub carried: Carried,
+    /// The asking side's port of one of them.
+    pub port: u16,
+}
+
 /// Packets, and their bytes from their IP headers on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Carried {
@@ -93,12 +107,14 @@ pub(super) enum Setting {
     VxlanIfindex = 1,
     VxlanPort = 2,
     VxlanVni = 3,
+    Readings = 4,
 }
 
 const NODE_DIRECT: u32 = 1;
 const NODE_VXLAN: u32 = 2;
 const NODE_BYTES: usize = 64;
 const CARRIED_BYTES: usize = 16;
+const TUPLE_BYTES: usize = 40;
 /// Where `kind` ends in a node's.
 const KIND_BYTES: usize = 4;
 /// Where the outer headers' values begin in a node's.
@@ -229,6 +245,36 @@ impl KnownFlow {
     /// Whether the connection has ended, or another one with the same ports begins.
     pub const fn has_ended(&self) -> bool {
         self.epoch == 0
+    }
+}
+
+// === impl EndedFlows ===
+
+impl EndedFlows {
+    /// An entry of the map `ended`.
+    pub(super) fn decode(key: &[u8], value: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_ne_bytes(*key.get(at..)?.first_chunk()?));
+        let port = value.get(CARRIED_BYTES..)?.first_chunk()?;
+        Some(Self {
+            tuple: Tuple::decode(key)?,
+            ifindex: word(TUPLE_BYTES)?,
+            out_ifindex: word(TUPLE_BYTES + 4)?,
+            carried: Carried::decode(value)?,
+            port: u16::from_be_bytes(*port),
+        })
+    }
+
+    /// Whether it is the direction of those that have asked for the connections.
+    pub const fn is_asking(&self) -> bool {
+        self.tuple.from_port == 0
+    }
+
+    /// One of them.
+    pub const fn one(&self) -> Tuple {
+        match self.is_asking() {
+            true => Tuple { from_port: self.port, ..self.tuple },
+            false => Tuple { to_port: self.port, ..self.tuple },
+        }
     }
 }
 

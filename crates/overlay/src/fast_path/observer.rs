@@ -2,16 +2,25 @@
 
 use russet_linux::bpf::{BpfError, Map};
 
-use super::layout::{Carried, KnownFlow, Setting, Traffic};
+use super::layout::{Carried, EndedFlows, KnownFlow, Setting, Traffic};
 
 /// The maps that the programs write. Reading them stops no program.
 #[derive(Debug)]
 pub struct Observer {
     settings: Map,
     flows: Map,
+    ended: Map,
     carried: Map,
     places: Map,
     traffic: Map,
+}
+
+/// What was carried of flows, each packet in one of both lists.
+#[derive(Debug, Default)]
+pub struct Counted {
+    pub flows: Vec<KnownFlow>,
+    /// Grows with each connection that begins and ends between two readings.
+    pub ended: Vec<EndedFlows>,
 }
 
 // === impl Observer ===
@@ -21,6 +30,7 @@ impl Observer {
         Ok(Self {
             settings: open("settings")?,
             flows: open("flows")?,
+            ended: open("ended")?,
             carried: open("carried")?,
             places: open("places")?,
             traffic: open("traffic")?,
@@ -49,6 +59,20 @@ impl Observer {
     pub fn flows(&self) -> Result<Vec<KnownFlow>, BpfError> {
         let entries = self.flows.entries()?;
         Ok(entries.iter().filter_map(|(key, value)| KnownFlow::decode(key, value)).collect())
+    }
+
+    /// Reads what was carried of all flows, for one caller at a time that counts what is new of each. What the programs
+    /// count as of ended connections in the meantime was in none of its readings.
+    pub fn count(&self) -> Result<Counted, BpfError> {
+        let key = Setting::Readings.key();
+        let value = self.settings.get(&key)?.unwrap_or_default();
+        let reading = value.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)) | 1;
+        self.settings.put(&key, &reading.to_ne_bytes())?;
+        let flows = self.flows();
+        self.settings.put(&key, &reading.wrapping_add(1).to_ne_bytes())?;
+        let ended = self.ended.entries()?;
+        let ended = ended.iter().filter_map(|(key, value)| EndedFlows::decode(key, value)).collect();
+        Ok(Counted { flows: flows?, ended })
     }
 
     /// Gives back the room of a flow that has ended. If it lives again, it is learnt once more.

@@ -13,7 +13,7 @@ mod frame;
 mod model;
 
 use frame::{Frame, Headers, Outer, Transport};
-use model::{Flow, Handed, Model, Note, Passed, TunnelTo, Tuple, Verdict};
+use model::{EndedSum, Flow, Handed, Model, Note, Passed, Side, TunnelTo, Tuple, Verdict};
 
 const POD: &str = "10.244.1.2";
 const NEAR: &str = "10.244.1.3";
@@ -41,6 +41,7 @@ struct Kernel {
     notes: Map,
     tunnels: Map,
     handed: Map,
+    ended: Map,
     traffic: Map,
 }
 
@@ -51,6 +52,7 @@ struct Written {
     notes: BTreeMap<u32, Vec<u8>>,
     tunnels: BTreeMap<u32, TunnelTo>,
     handed: Handed,
+    ended: Vec<EndedFlows>,
 }
 
 /// Repeatable choices.
@@ -128,9 +130,10 @@ impl Kernel {
         let epoch = FlowEpoch::default();
         let mut fast_path = FastPath::load(Way::probe(), &epoch).unwrap();
         assert_eq!(fast_path.apply(content(), usize::MAX).unwrap(), Applied::default());
-        let [flows, notes, tunnels, handed, traffic] = ["flows", "notes", "tunnels", "handed", "traffic"]
-            .map(|name| fast_path.maps.get(name).unwrap().try_clone().unwrap());
-        Self { fast_path, flows, notes, tunnels, handed, traffic }
+        let [flows, notes, tunnels, handed, ended, traffic] =
+            ["flows", "notes", "tunnels", "handed", "ended", "traffic"]
+                .map(|name| fast_path.maps.get(name).unwrap().try_clone().unwrap());
+        Self { fast_path, flows, notes, tunnels, handed, ended, traffic }
     }
 
     fn run(&self, role: Role, frame: &[u8], (ingress_ifindex, ifindex): (u32, u32)) -> Option<Ran> {
@@ -146,14 +149,18 @@ impl Kernel {
 
     /// Makes the maps hold what the model has.
     fn hold(&self, model: &Model) {
-        self.fast_path
-            .maps
-            .get("settings")
-            .unwrap()
-            .put(&Setting::Epoch.key(), &model.epoch.to_ne_bytes())
-            .unwrap();
-        for (key, _) in self.flows.entries().unwrap() {
-            self.flows.delete(&key).unwrap();
+        let settings = self.fast_path.maps.get("settings").unwrap();
+        settings.put(&Setting::Epoch.key(), &model.epoch.to_ne_bytes()).unwrap();
+        settings.put(&Setting::Readings.key(), &model.readings.to_ne_bytes()).unwrap();
+        for map in [&self.flows, &self.ended] {
+            for (key, _) in map.entries().unwrap() {
+                map.delete(&key).unwrap();
+            }
+        }
+        for ((tuple, ifindex, out_ifindex), EndedSum { carried, port }) in &model.ended {
+            let longs = [carried.packets, carried.bytes].map(u64::to_ne_bytes).concat();
+            let value = [&longs[..], &port.to_be_bytes(), &[0; 6]].concat();
+            self.ended.put(&ended_key(tuple, *ifindex, *out_ifindex), &value).unwrap();
         }
         for place in 0..self.notes.definition().entries {
             let key = place.to_ne_bytes();
@@ -195,11 +202,13 @@ impl Kernel {
             (*number, TunnelTo::decode(&value))
         };
         let handed = self.handed.get(&[0; 4]).unwrap().unwrap();
+        let ended = self.fast_path.observer().unwrap().count().unwrap().ended;
         Written {
             flows: flows.collect(),
             notes: (0..self.notes.definition().entries).filter_map(note).collect(),
             tunnels: held.tunnels.keys().map(tunnel).collect(),
             handed: Handed::decode(&changed_value(&handed, &held.handed.encode())),
+            ended: in_order(ended),
         }
     }
 }
@@ -213,8 +222,26 @@ impl Written {
             notes: model.notes.iter().map(|(place, note)| (*place, note.encode())).collect(),
             tunnels: model.tunnels.clone(),
             handed: model.handed,
+            ended: in_order(model.ended.iter().map(|(key, sum)| ended_flows(key, sum)).collect()),
         }
     }
+}
+
+fn in_order(mut ended: Vec<EndedFlows>) -> Vec<EndedFlows> {
+    ended.sort_by_key(|it| (it.tuple, it.ifindex, it.out_ifindex));
+    ended
+}
+
+fn ended_flows((tuple, ifindex, out_ifindex): &(Tuple, u32, u32), sum: &EndedSum) -> EndedFlows {
+    let (from_port, to_port) = tuple.ports;
+    let tuple =
+        layout::Tuple { from: tuple.from, to: tuple.to, from_port, to_port, protocol: tuple.protocol };
+    let EndedSum { carried, port } = *sum;
+    EndedFlows { tuple, ifindex: *ifindex, out_ifindex: *out_ifindex, carried, port }
+}
+
+fn ended_key(tuple: &Tuple, ifindex: u32, out_ifindex: u32) -> Vec<u8> {
+    [tuple.encode(), [ifindex, out_ifindex].map(u32::to_ne_bytes).concat()].concat()
 }
 
 /// A value of each processor.
@@ -268,6 +295,7 @@ fn from_pod(to: &str, transport: Transport, ttl: u8) -> Headers {
 /// Its flow in a random state, and that of its answers.
 fn random_state(model: &mut Model, headers: &Headers, ifindex: u32, choices: &mut Choices) {
     let tuple = headers.tuple();
+    model.readings = choices.of(&[6, 6, 6, 7]);
     for (tuple, share) in [(tuple, 5), (tuple.reversed(), 3)] {
         if choices.one_in(share) {
             continue;
@@ -280,9 +308,23 @@ fn random_state(model: &mut Model, headers: &Headers, ifindex: u32, choices: &mu
             age_s: choices.of(&[0, 0, 0, 5, 30]),
             answered_epoch: choices.of(&[0, model.epoch]),
             from_place: choices.of(&[0, model.place(ifindex)]),
+            begun: choices.of(&[
+                None,
+                Some((6, Side::Asks)),
+                Some((6, Side::Asks)),
+                Some((6, Side::Accepts)),
+                Some((7, Side::Asks)),
+            ]),
             packets: choices.of(&[0, 7]),
             bytes: 700,
         };
+        // Another connection between these ends has ended before.
+        let ports = choices.of(&[(0, tuple.ports.1), (tuple.ports.0, 0)]);
+        if choices.one_in(2) {
+            let key = (Tuple { ports, ..tuple }, flow.ifindex, flow.out_ifindex);
+            let carried = Carried { packets: 3, bytes: 300 };
+            model.ended.insert(key, EndedSum { carried, port: 4000 });
+        }
         model.flows.insert(tuple, flow);
     }
     // A note of the packet, and one of another with the same place.
@@ -408,23 +450,26 @@ fn the_programs_do_with_every_packet_what_the_model_does() {
     in_lab(|| {
         let kernel = Kernel::new();
         let mut carried = BTreeMap::from([Role::Pod, Role::Uplink, Role::Learn].map(|role| (role, 0)));
-        let (mut learnt, mut sent, mut received) = (0, 0, 0);
+        let (mut learnt, mut sent, mut received, mut ended) = (0, 0, 0, 0);
         for number in 0..PACKETS {
             let seed = seed + u64::from(number);
             let mut case = random_case(&kernel, &mut Choices(seed));
             let (flows, tunnels) = (case.model.flows.clone(), case.model.tunnels.clone());
+            let before = case.model.ended.clone();
             let name = format!("RUSSET_SEED={seed} {:?}", case.role);
             let verdict = compare(&kernel, &mut case, &name);
             *carried.get_mut(&case.role).unwrap() += u32::from(verdict == Verdict::Carried);
             learnt += u32::from(case.role == Role::Learn && case.model.flows != flows);
+            ended += u32::from(case.model.ended != before);
             let differs = |of: fn(&TunnelTo) -> Passed| {
                 u32::from(case.model.tunnels.iter().any(|(number, it)| of(it) != of(&tunnels[number])))
             };
             (sent, received) = (sent + differs(|it| it.sent), received + differs(|it| it.received));
         }
-        println!("carried {carried:?}, learnt {learnt}, sent {sent}, received {received}");
+        println!("carried {carried:?}, learnt {learnt}, sent {sent}, received {received}, ended {ended}");
         assert!(carried.values().all(|count| *count > PACKETS / 200), "{carried:?} carried");
         assert!(learnt > PACKETS / 100, "{learnt} learnt");
+        assert!(ended > PACKETS / 500, "{ended} ended");
         assert!(sent > PACKETS / 500 && received > PACKETS / 500, "{sent} sent, {received} received");
     });
 }

@@ -123,6 +123,31 @@ impl Pod {
     fn within<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
         NetNs::open_named(&self.pod.netns_name).unwrap().run_in_thread(body).unwrap()
     }
+
+    /// Answers each byte of all connections to an address that it returns.
+    fn answers(&self) -> SocketAddr {
+        let address = SocketAddr::new(self.v4.parse().unwrap(), 0);
+        let listener = self.within(move || TcpListener::bind(address).unwrap());
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                std::thread::spawn(move || {
+                    let mut byte = [0];
+                    while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
+                });
+            }
+        });
+        address
+    }
+
+    /// Opens a connection, on which so many bytes go there and back.
+    fn exchanges(&self, to: SocketAddr, count: usize) {
+        let mut stream = self.within(move || TcpStream::connect_timeout(&to, TIMEOUT).unwrap());
+        for _ in 0..count {
+            stream.write_all(&[1]).unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+        }
+    }
 }
 
 // === impl Exchange ===

@@ -29,8 +29,25 @@ pub struct Flow {
     pub answered_epoch: u32,
     /// Of the pod that sends it.
     pub from_place: u32,
+    /// The number of readings when its connection began, and its side of that.
+    pub begun: Option<(u32, Side)>,
     pub packets: u64,
     pub bytes: u64,
+}
+
+/// Which direction of a connection a flow is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Asks = 1,
+    Accepts = 2,
+}
+
+/// The value of `ended`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndedSum {
+    pub carried: Carried,
+    /// Of the first one.
+    pub port: u16,
 }
 
 /// The value of `notes`.
@@ -81,7 +98,8 @@ pub struct Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Within,
-    Begins,
+    Acknowledges,
+    Begins(Side),
     Ends,
 }
 
@@ -97,6 +115,10 @@ pub struct Model {
     /// By the numbers of nodes.
     pub tunnels: BTreeMap<u32, TunnelTo>,
     pub handed: Handed,
+    /// How often the agent has begun or ended to read flows.
+    pub readings: u32,
+    /// What was carried of connections that have ended, by tuple and interfaces.
+    pub ended: BTreeMap<(Tuple, u32, u32), EndedSum>,
     places: BTreeMap<u32, u32>,
     /// What was carried of pods' interfaces, by their indexes.
     pub traffic: BTreeMap<u32, Traffic>,
@@ -145,25 +167,29 @@ impl Flow {
     pub fn encode(&self) -> Vec<u8> {
         // As the programs compute an age: this machine may be younger.
         let through = now_ns().wrapping_sub(self.age_s * 1_000_000_000);
-        let mut value =
-            [self.epoch, self.ifindex, self.out_ifindex, self.node].map(u32::to_ne_bytes).concat();
+        let mut value = [self.epoch, self.ifindex, self.out_ifindex].map(u32::to_ne_bytes).concat();
+        value.extend([self.node, self.from_place].map(|it| (it as u16).to_ne_bytes()).concat());
         value.extend(through.to_ne_bytes());
-        value.extend([self.answered_epoch, self.from_place].map(u32::to_ne_bytes).concat());
+        let begun = self.begun.map_or(0, |(readings, side)| readings << 2 | side as u32);
+        value.extend([self.answered_epoch, begun].map(u32::to_ne_bytes).concat());
         value.extend([self.packets, self.bytes].map(u64::to_ne_bytes).concat());
         value
     }
 
     pub fn decode(value: &[u8]) -> Self {
         let word = |at: usize| u32::from_ne_bytes(value[at..at + 4].try_into().unwrap());
+        let half = |at: usize| u32::from(u16::from_ne_bytes(value[at..at + 2].try_into().unwrap()));
         let long = |at: usize| u64::from_ne_bytes(value[at..at + 8].try_into().unwrap());
+        let side = [None, Some(Side::Asks), Some(Side::Accepts), None][word(28) as usize & 3];
         Self {
             epoch: word(0),
             ifindex: word(4),
             out_ifindex: word(8),
-            node: word(12),
+            node: half(12),
+            from_place: half(14),
             age_s: age_s(long(16)),
             answered_epoch: word(24),
-            from_place: word(28),
+            begun: side.map(|side| (word(28) >> 2, side)),
             packets: long(32),
             bytes: long(40),
         }
@@ -257,15 +283,16 @@ impl Model {
         let (numbers, places) = (fast_path.numbers.clone(), fast_path.places.clone());
         let traffic = places.keys().map(|ifindex| (*ifindex, Traffic::default())).collect();
         let tunnels = numbers.values().map(|number| (*number, TunnelTo::default())).collect();
-        let (flows, notes, handed) = (BTreeMap::new(), BTreeMap::new(), Handed::default());
         Self {
             epoch,
             content,
             numbers,
-            flows,
-            notes,
+            flows: BTreeMap::new(),
+            notes: BTreeMap::new(),
             tunnels,
-            handed,
+            handed: Handed::default(),
+            readings: 0,
+            ended: BTreeMap::new(),
             places,
             traffic,
             decapsulates_ipv6: true,
@@ -300,31 +327,54 @@ impl Model {
 
     fn stage(frame: &Frame) -> Stage {
         match frame.headers.transport {
-            Transport::Tcp(flags) if flags & 0x07 == 0x02 => Stage::Begins,
+            Transport::Tcp(flags) if flags & 0x17 == 0x02 => Stage::Begins(Side::Asks),
+            Transport::Tcp(flags) if flags & 0x17 == 0x12 => Stage::Begins(Side::Accepts),
             Transport::Tcp(flags) if flags & 0x07 != 0 => Stage::Ends,
+            Transport::Tcp(_) if frame.headers.payload_bytes == 0 => Stage::Acknowledges,
             _ => Stage::Within,
         }
     }
 
-    /// A direction that begins or ends is forgotten, but for what was carried.
+    /// A direction that begins or ends is forgotten, and what was carried counts as of ended connections if the agent
+    /// has not read it.
     fn forget(&mut self, tuple: &Tuple, ifindex: u32) {
-        if let Some(flow) = self.flows.get_mut(tuple).filter(|flow| flow.ifindex == ifindex) {
-            (flow.epoch, flow.answered_epoch) = (0, 0);
+        let Some(flow) = self.flows.get_mut(tuple).filter(|flow| flow.ifindex == ifindex) else { return };
+        (flow.epoch, flow.answered_epoch) = (0, 0);
+        let flow = *flow;
+        let is_unread =
+            |(readings, _): &(u32, Side)| *readings == self.readings && self.readings.is_multiple_of(2);
+        let Some((_, side)) = flow.begun.filter(is_unread) else { return };
+        self.flows.remove(tuple);
+        if flow.packets > 0 {
+            let (ports, port) = match side {
+                Side::Asks => ((0, tuple.ports.1), tuple.ports.0),
+                Side::Accepts => ((tuple.ports.0, 0), tuple.ports.1),
+            };
+            let key = (Tuple { ports, ..*tuple }, flow.ifindex, flow.out_ifindex);
+            let sum = self.ended.entry(key).or_insert(EndedSum { carried: Carried::default(), port });
+            sum.carried = sum.carried.plus(Carried { packets: flow.packets, bytes: flow.bytes });
         }
     }
 
     fn known(&mut self, tuple: &Tuple, ifindex: u32) -> Option<Flow> {
         let epoch = self.epoch;
-        let answer = self.flows.get(&tuple.reversed()).copied();
+        let is_answered = self.is_answered(tuple);
         let flow = self.flows.get_mut(tuple)?;
         if flow.epoch != epoch || flow.ifindex != ifindex || flow.age_s >= THROUGH_KERNEL_S {
             return None;
         }
         if tuple.protocol == 6 && flow.answered_epoch != epoch {
-            answer.filter(|answer| answer.epoch == epoch)?;
+            if !is_answered {
+                return None;
+            }
             flow.answered_epoch = epoch;
         }
         Some(*flow)
+    }
+
+    /// Whether the other direction is known.
+    fn is_answered(&self, tuple: &Tuple) -> bool {
+        self.flows.get(&tuple.reversed()).is_some_and(|answer| answer.epoch == self.epoch)
     }
 
     /// The place of a pod's interface; 0 without one.
@@ -366,8 +416,8 @@ impl Model {
         }
         let (tuple, ip_bytes) = (frame.headers.tuple(), frame.bytes.len() - ETHERNET_BYTES);
         let known = match Self::stage(frame) {
-            Stage::Within => self.known(&tuple, ifindex),
-            Stage::Begins | Stage::Ends => {
+            Stage::Within | Stage::Acknowledges => self.known(&tuple, ifindex),
+            Stage::Begins(_) | Stage::Ends => {
                 self.forget(&tuple, ifindex);
                 None
             }
@@ -426,8 +476,8 @@ impl Model {
         let endpoint = self.content.endpoints.get(&tuple.to).copied();
         let Some(endpoint) = endpoint.filter(|it| ip_bytes <= it.mtu_bytes as usize) else { return left };
         let known = match Self::stage(frame) {
-            Stage::Within => self.known(&tuple, ifindex),
-            Stage::Begins | Stage::Ends => {
+            Stage::Within | Stage::Acknowledges => self.known(&tuple, ifindex),
+            Stage::Begins(_) | Stage::Ends => {
                 self.forget(&tuple, ifindex);
                 None
             }
@@ -492,9 +542,7 @@ impl Model {
             if let Some(tunnel) = self.tunnels.get_mut(&note.node).filter(|_| note.is_of_device) {
                 tunnel.received = Passed { epoch, age_s: 0 };
             }
-            if Self::stage(frame) != Stage::Ends {
-                self.makes_known(&note, ifindex);
-            }
+            self.makes_known(&note, Self::stage(frame), ifindex);
         }
         let is_of_pod = note.is_some() || self.content.endpoints.contains_key(&tuple.from);
         if ifindex != tunnel.ifindex || !is_of_pod {
@@ -520,20 +568,35 @@ impl Model {
         Some(Outcome { verdict: Verdict::Carried, frame })
     }
 
-    fn makes_known(&mut self, note: &Note, out_ifindex: u32) {
-        let known = self.flows.get(&note.tuple);
+    fn makes_known(&mut self, note: &Note, stage: Stage, out_ifindex: u32) {
+        let known = self.flows.get(&note.tuple).copied();
         let flow = Flow {
             epoch: note.epoch,
             ifindex: note.ifindex,
             out_ifindex,
             node: note.node,
-            age_s: 0,
-            answered_epoch: known.map_or(0, |known| known.answered_epoch),
             from_place: note.from_place,
-            packets: known.map_or(0, |known| known.packets),
-            bytes: known.map_or(0, |known| known.bytes),
+            begun: match stage {
+                Stage::Begins(side) => Some((self.readings, side)),
+                _ => None,
+            },
+            ..Flow::default()
         };
-        self.flows.insert(note.tuple, flow);
+        let is_same = |known: &Flow| {
+            let of = |flow: &Flow| (flow.epoch, flow.ifindex, flow.out_ifindex, flow.node, flow.from_place);
+            of(known) == of(&flow)
+        };
+        let flow = match known {
+            Some(known) if is_same(&known) => Flow { age_s: 0, ..known },
+            Some(Flow { answered_epoch, begun, packets, bytes, .. }) => {
+                Flow { answered_epoch, begun, packets, bytes, ..flow }
+            }
+            None => flow,
+        };
+        let adds_nothing = stage == Stage::Acknowledges && !self.is_answered(&note.tuple);
+        if stage != Stage::Ends && (known.is_some_and(|known| is_same(&known)) || !adds_nothing) {
+            self.flows.insert(note.tuple, flow);
+        }
     }
 }
 

@@ -1,13 +1,12 @@
 //! The tunnel's own packets: what decides about them has its effect, and what the kernel's path carries for pods needs
 //! no tunnel's device once it has let such packets pass.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 
 use russet_testkit::{eventually, let_pass};
 use serde_json::Value;
 
-use super::{Exchange, Pod, SILENT, Setup, is_carried};
+use super::{Exchange, SILENT, Setup, is_carried};
 use crate::node::{TIMEOUT, TestNode};
 
 /// An address of no pod, which the first node translates to the server's.
@@ -20,33 +19,11 @@ fn through_device(node: &TestNode) -> u64 {
     link[0]["stats64"]["tx"]["packets"].as_u64().unwrap()
 }
 
-/// Answers each connection's bytes until it ends.
-fn listen(server: &Pod) -> SocketAddr {
-    let address = SocketAddr::new(server.v4.parse().unwrap(), 0);
-    let listener = server.within(move || TcpListener::bind(address).unwrap());
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        while let Ok((mut stream, _)) = listener.accept() {
-            std::thread::spawn(move || {
-                let mut byte = [0];
-                while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
-            });
-        }
-    });
-    address
-}
-
-fn connect(client: &Pod, to: SocketAddr) {
-    let mut stream = client.within(move || TcpStream::connect_timeout(&to, TIMEOUT).unwrap());
-    stream.write_all(&[1]).unwrap();
-    stream.read_exact(&mut [0]).unwrap();
-}
-
 /// How many packets pass the tunnel's device of the client's node while connections begin and end.
 fn device_packets(setup: &Setup, to: SocketAddr) -> u64 {
     let before = through_device(&setup.one);
     for _ in 0..CONNECTIONS {
-        connect(&setup.client, to);
+        setup.client.exchanges(to, 1);
     }
     through_device(&setup.one) - before
 }
@@ -93,7 +70,7 @@ fn connections_begin_and_end_without_the_tunnels_device_also_those_to_translated
     let setup = Setup::new("vxlan");
     let far = Exchange::tcp(&setup.client, &setup.server, false);
     is_carried(&far, &[&setup.one, &setup.two]);
-    let address = listen(&setup.server);
+    let address = setup.server.answers();
     let node = &setup.one;
     node.inside("nft", &["add", "table", "ip", "translated"]);
     let chain = "{ type nat hook prerouting priority -100; }";
