@@ -52,7 +52,7 @@ usage: cargo xtask COMMAND
   bench overlay [--plot[=FILE]] [--plot-from REPORT]   also draws the throughput, docs/images/overlay.svg; from an earlier report without measuring
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
   chaos [--ops N] [--kills N] [--cuts N] [--seed S] [--field NAME]...   kill -9 and power cuts among operations of runtimes
-  soak                                   2,000 seeds of each kind of simulated cluster; 300 policy sets with real packets; upgrade; old-kernel; kill -9 at 200 moments of real clusters; chaos
+  soak                                   2,000 seeds of each kind of simulated cluster; 300 policy sets with real packets; upgrade; old-kernel; the fast path without TCX; kill -9 at 200 moments of real clusters; chaos
   old-kernel                             tests on Debian's kernel in a virtual machine: without TCX, with wireguard, ipvlan, vlan, vrf, dummy
   upgrade [--from COMMIT]                an upgrade from an earlier release and back, under traffic; builds that release, unless RUSSET_PREVIOUS names its command
 

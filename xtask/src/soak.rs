@@ -1,7 +1,8 @@
 //! `cargo xtask soak`: tests that take longer than `test` may: simulated clusters, network policies
-//! against real packets, an earlier release's executables beside these, an older kernel, then kill -9 at random in real clusters.
+//! against real packets, an earlier release's executables beside these, an older kernel and the fast path as on one, then
+//! kill -9 at random in real clusters.
 
-use crate::chaos;
+use crate::chaos::{self, all_well, whole_tests};
 use crate::error::{Error, Result};
 use crate::old_kernel;
 use crate::packages;
@@ -21,7 +22,8 @@ pub fn run(options: &sim::Options) -> Result<bool> {
     let enforced = policies::run()?;
     let upgraded = upgrade::run(&upgrade::Options::default())?;
     let aged = old_kernel::run()?;
+    let attached = all_well(whole_tests().arg("fast_path::").env("RUSSET_TCX", "off"))?;
     let stormed = chaos::moments()?;
     let tried = chaos::run(&chaos::Options::soak())?;
-    Ok(simulated && enforced && upgraded && aged && stormed && tried)
+    Ok(simulated && enforced && upgraded && aged && attached && stormed && tried)
 }

@@ -139,7 +139,7 @@ pub fn start(
 ) -> std::io::Result<()> {
     let view = signal.view.clone();
     view.begin(mode, None);
-    metrics.show_from(view.clone());
+    metrics.show_from(view.clone(), signal.epoch.clone());
     clear();
     if mode == FastPathMode::Off {
         return Ok(());
@@ -269,7 +269,7 @@ impl Signal {
             let now = Instant::now();
             let is_due = dirty.nodes || now >= latest || quiet_at.is_some_and(|at| now >= at);
             if dirty.is_broken || (is_due && now >= earliest) {
-                return (std::mem::take(&mut *dirty), self.epoch.suspensions());
+                return (std::mem::take(&mut *dirty), self.epoch.state().suspensions);
             }
             let (had_pods, until) = match (now < earliest, dirty.pods) {
                 (true, pods) => (pods, earliest),
@@ -378,7 +378,7 @@ impl Waiting {
 
 impl Follower {
     fn run(mut self) {
-        let (mut dirty, mut suspensions) = (Dirty::EVERYTHING, self.signal.epoch.suspensions());
+        let (mut dirty, mut suspensions) = (Dirty::EVERYTHING, self.signal.epoch.state().suspensions);
         loop {
             if dirty.is_broken {
                 // Dropped with this thread: all programs are detached.

@@ -59,12 +59,14 @@ struct EpochMap {
     state: Mutex<EpochState>,
 }
 
-#[derive(Debug)]
-struct EpochState {
-    /// Never 0, which the map has while flows are suspended.
-    current: u32,
-    is_suspended: bool,
-    suspensions: u64,
+/// What was done to flows since the fast path was loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EpochState {
+    /// The number of the epoch, never 0, which the map has while flows are suspended. In each one flows are learnt anew.
+    pub current: u32,
+    pub is_suspended: bool,
+    /// How often they were.
+    pub suspensions: u64,
 }
 
 /// The programs' maps by their names.
@@ -283,13 +285,17 @@ impl FastPath {
                     is_shared: self.way.is_occupied(hook.ifindex, hook.direction()).unwrap_or_default(),
                 },
             };
-            if found.is_in_place && !found.is_shared {
+            // What is where the uplink sends sees what the fast path sends, too.
+            let uplink = Hook { role: Role::Uplink, ..*hook };
+            let is_shared =
+                found.is_shared && !(hook.role == Role::Learn && self.content.hooks.contains(&uplink));
+            if found.is_in_place && !is_shared {
                 continue;
             }
             self.attachments.remove(hook);
             // They would not see what the fast path carries past them. Without the program that learns, nothing
             // is carried to where it would be.
-            if found.is_shared {
+            if is_shared {
                 done.shared.insert(hook.ifindex);
                 continue;
             }
@@ -370,10 +376,10 @@ impl FlowEpoch {
         self.0.get().is_some()
     }
 
-    /// How often flows were suspended.
-    pub fn suspensions(&self) -> u64 {
-        let lock = |epoch: &EpochMap| epoch.state.lock().unwrap_or_else(PoisonError::into_inner).suspensions;
-        self.0.get().map_or(0, lock)
+    /// All zero without a fast path.
+    pub fn state(&self) -> EpochState {
+        let lock = |epoch: &EpochMap| *epoch.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.get().map_or_else(EpochState::default, lock)
     }
 
     /// Ends a suspension, unless there was another one since there were so many. Flows are learnt again.

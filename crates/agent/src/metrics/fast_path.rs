@@ -8,10 +8,10 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 use russet_journal::EndpointTable;
-use russet_overlay::fast_path::{Carried, Content, Traffic};
+use russet_overlay::fast_path::{Carried, Content, EpochState, FlowEpoch, Traffic};
 
 use crate::fast_path::View;
 
@@ -24,6 +24,7 @@ pub struct FastPathMetrics {
     prefixes: Gauge,
     /// None before the fast path is started.
     seen: Arc<OnceLock<View>>,
+    epoch: Arc<OnceLock<FlowEpoch>>,
     /// Names the pods.
     table: Arc<OnceLock<EndpointTable>>,
 }
@@ -38,10 +39,10 @@ const UNKNOWN: &str = "unknown";
 // === impl FastPathMetrics ===
 
 impl FastPathMetrics {
-    /// Has what is carried be read from here.
-    pub fn show_from(&self, view: View) {
+    /// Has what is carried, and how often flows had to be learnt anew, be read from here.
+    pub fn show_from(&self, view: View, epoch: FlowEpoch) {
         // It is started once.
-        let _ = self.seen.set(view);
+        let _ = (self.seen.set(view), self.epoch.set(epoch));
     }
 
     /// Has pods be named by this table.
@@ -103,9 +104,30 @@ fn named<'a>(interfaces: impl Iterator<Item = (Option<&'a str>, Traffic)>) -> BT
 impl Collector for FastPathMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Carried { packets, bytes } = self.carried();
+        let EpochState { current, is_suspended, suspensions } =
+            self.epoch.get().map(FlowEpoch::state).unwrap_or_default();
+        let help =
+            "1 while all packets take the kernel's path because routes, addresses or links have changed";
+        let suspended = ConstGauge::new(i64::from(is_suspended));
+        suspended.encode(encoder.encode_descriptor(
+            "fast_path_suspended",
+            help,
+            None,
+            MetricType::Gauge,
+        )?)?;
         let counters = [
             ("fast_path_packets", "Packets that the fast path has carried", packets),
             ("fast_path_bytes", "Bytes of these packets, from their IP headers on", bytes),
+            (
+                "fast_path_epochs",
+                "Times that all flows had to be learnt, because something may be allowed no longer",
+                current.into(),
+            ),
+            (
+                "fast_path_suspensions",
+                "Times that all packets took the kernel's path until routes, addresses and links were read",
+                suspensions,
+            ),
         ];
         for (name, help, count) in counters {
             let counter = ConstCounter::new(count);

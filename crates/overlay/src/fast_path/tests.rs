@@ -162,11 +162,11 @@ impl Kernel {
             let value = [&longs[..], &port.to_be_bytes(), &[0; 6]].concat();
             self.ended.put(&ended_key(tuple, *ifindex, *out_ifindex), &value).unwrap();
         }
-        for place in 0..self.notes.definition().entries {
-            let key = place.to_ne_bytes();
+        for (place, values) in self.notes() {
             let value = model.notes.get(&place).map(Note::encode);
-            if value.is_some() || self.notes.get(&key).unwrap().unwrap().iter().any(|byte| *byte != 0) {
-                put_everywhere(&self.notes, &key, &value.unwrap_or_else(|| vec![0; NOTE_BYTES]));
+            if value.is_some() || values.iter().any(|byte| *byte != 0) {
+                let value = value.unwrap_or_else(|| vec![0; NOTE_BYTES]);
+                put_everywhere(&self.notes, &place.to_ne_bytes(), &value);
             }
         }
         for (number, tunnel) in &model.tunnels {
@@ -187,14 +187,19 @@ impl Kernel {
         [LINK, 21, 22, INGRESS].into_iter().filter_map(of).collect()
     }
 
+    /// All places, with the values of each processor.
+    fn notes(&self) -> Vec<(u32, Vec<u8>)> {
+        let entries = self.notes.entries().unwrap().into_iter();
+        entries.map(|(key, values)| (u32::from_ne_bytes(key.try_into().unwrap()), values)).collect()
+    }
+
     /// What the maps hold. A packet has changed the values of one processor at most, which are those that differ from what
     /// was held before.
     fn written(&self, held: &Model) -> Written {
         let flows = self.flows.entries().unwrap().into_iter().map(|(key, value)| (key, Flow::decode(&value)));
-        let note = |place: u32| {
+        let note = |(place, values): (u32, Vec<u8>)| {
             let before = held.notes.get(&place).map_or_else(|| vec![0; NOTE_BYTES], Note::encode);
-            let value = self.notes.get(&place.to_ne_bytes()).unwrap().unwrap();
-            let value = changed_value(&value, &before);
+            let value = changed_value(&values, &before);
             value.iter().any(|byte| *byte != 0).then_some((place, value))
         };
         let tunnel = |number: &u32| {
@@ -205,7 +210,7 @@ impl Kernel {
         let ended = self.fast_path.observer().unwrap().count().unwrap().ended;
         Written {
             flows: flows.collect(),
-            notes: (0..self.notes.definition().entries).filter_map(note).collect(),
+            notes: self.notes().into_iter().filter_map(note).collect(),
             tunnels: held.tunnels.keys().map(tunnel).collect(),
             handed: Handed::decode(&changed_value(&handed, &held.handed.encode())),
             ended: in_order(ended),
@@ -512,7 +517,7 @@ fn suspended_flows_are_carried_again_once_they_are_resumed_and_learnt() {
         epoch.raise().unwrap();
         assert_eq!(kernel.epoch(), first + 1);
         epoch.suspend().unwrap();
-        let seen = epoch.suspensions();
+        let seen = epoch.state().suspensions;
         epoch.suspend().unwrap();
         epoch.raise().unwrap();
         epoch.resume(seen).unwrap();
@@ -526,7 +531,7 @@ fn suspended_flows_are_carried_again_once_they_are_resumed_and_learnt() {
             let Some(ran) = kernel.run(role, &frame.bytes, (ingress_ifindex, ifindex)) else { continue };
             assert_eq!((Verdict::of(ran.verdict), &ran.frame), (Verdict::Left, &frame.bytes));
         }
-        epoch.resume(epoch.suspensions()).unwrap();
+        epoch.resume(epoch.state().suspensions).unwrap();
         assert!(kernel.epoch() > first + 2, "what was learnt before is not known any more");
     });
 }

@@ -124,20 +124,29 @@ impl Pod {
         NetNs::open_named(&self.pod.netns_name).unwrap().run_in_thread(body).unwrap()
     }
 
-    /// Answers each byte of all connections to an address that it returns.
-    fn answers(&self) -> SocketAddr {
-        let address = SocketAddr::new(self.v4.parse().unwrap(), 0);
+    fn address(&self, is_v6: bool) -> SocketAddr {
+        SocketAddr::new(if is_v6 { &self.v6 } else { &self.v4 }.parse().unwrap(), 0)
+    }
+
+    /// Gives all connections to an address, which it returns, to this function, each in a thread of its own.
+    fn serves(&self, is_v6: bool, serve: fn(TcpStream)) -> SocketAddr {
+        let address = self.address(is_v6);
         let listener = self.within(move || TcpListener::bind(address).unwrap());
         let address = listener.local_addr().unwrap();
         std::thread::spawn(move || {
-            while let Ok((mut stream, _)) = listener.accept() {
-                std::thread::spawn(move || {
-                    let mut byte = [0];
-                    while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
-                });
+            while let Ok((stream, _)) = listener.accept() {
+                std::thread::spawn(move || serve(stream));
             }
         });
         address
+    }
+
+    /// Answers each byte of all connections to an address that it returns.
+    fn answers(&self, is_v6: bool) -> SocketAddr {
+        self.serves(is_v6, |mut stream| {
+            let mut byte = [0];
+            while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
+        })
     }
 
     /// Opens a connection, on which so many bytes go there and back.
@@ -154,14 +163,7 @@ impl Pod {
 
 impl Exchange {
     fn tcp(client: &Pod, server: &Pod, is_v6: bool) -> Self {
-        let address = SocketAddr::new(if is_v6 { &server.v6 } else { &server.v4 }.parse().unwrap(), 0);
-        let listener = server.within(move || TcpListener::bind(address).unwrap());
-        let address = listener.local_addr().unwrap();
-        std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut byte = [0];
-            while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
-        });
+        let address = server.answers(is_v6);
         let mut stream = client.within(move || TcpStream::connect(address).unwrap());
         stream.set_nodelay(true).unwrap();
         Self::of(move || {
@@ -347,9 +349,11 @@ fn known_flows_take_the_fast_path_and_the_kernels_path_still_decides() {
     is_carried(&far, &[&setup.one, &setup.two]);
 
     // A route that leads elsewhere has its effect, and so has its end.
+    let before = seen::learnt_anew(&setup.one);
     let blackhole = format!("{}/32", setup.server.v4);
     setup.one.ip(&["route", "add", "blackhole", &blackhole]);
     far.stops();
+    assert!(seen::learnt_anew(&setup.one).iter().zip(before).all(|(now, before)| *now > before));
     setup.one.ip(&["route", "del", "blackhole", &blackhole]);
     far.resumes();
     is_carried(&far, &[&setup.one, &setup.two]);

@@ -109,6 +109,12 @@ fn metric(node: &TestNode, name: &str, labels: &[&str]) -> u64 {
     line.map_or(0, |line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
 }
 
+/// How often all flows of a node were suspended, and had to be learnt.
+pub fn learnt_anew(node: &TestNode) -> [u64; 2] {
+    assert_eq!(metric(node, "russet_fast_path_suspended", &[]), 0);
+    ["suspensions", "epochs"].map(|what| metric(node, &format!("russet_fast_path_{what}_total"), &[]))
+}
+
 /// A policy that lets UDP and TCP into the server, and nothing else.
 fn transports() -> Value {
     let rule = |protocol: &str| json!({ "action": "Allow", "protocol": protocol });
@@ -272,7 +278,7 @@ fn what_was_carried_of_connections_that_have_ended_counts_for_their_policy() {
     let setup = Setup::new("vxlan");
     setup.apply("apply", &record(&setup.server, "n2", "server"));
     setup.apply("apply", &transports());
-    let (to, other) = (setup.server.answers(), setup.server.answers());
+    let (to, other) = (setup.server.answers(false), setup.server.answers(false));
     // Programs have to be attached, and the ends of the first connections may pass them by.
     eventually(TIMEOUT, || {
         let before = carried(&setup.two);
