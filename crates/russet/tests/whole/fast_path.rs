@@ -5,6 +5,7 @@ mod differential;
 mod many_flows;
 mod outer;
 mod seen;
+mod wires;
 mod without_tcx;
 
 use std::io::{IoSlice, Read as _, Write as _};

@@ -83,19 +83,21 @@ fn remove_leftovers() {
 /// How soon after its start a daemon says why it waits: 3 s, and a second for a busy machine.
 pub const SOON: Duration = Duration::from_secs(4);
 
+/// The time of day at which a line was logged, in UTC; none if it begins with no time.
+pub fn logged_at(line: &str) -> Option<Duration> {
+    // 2026-11-28T05:56:22.123456Z
+    let (_, time) = line.split_once('T')?;
+    let mut parts = time.split('Z').next()?.splitn(3, ':');
+    let mut next = || parts.next()?.parse::<f64>().ok();
+    Some(Duration::from_secs_f64(next()? * 3600.0 + next()? * 60.0 + next()?))
+}
+
 /// How long after the first line of a log the first one with `text` was written.
 #[track_caller]
 pub fn logged_after(log: &str, text: &str) -> Duration {
-    // 2026-11-28T05:56:22.123456Z
-    let time = |line: &str| -> Option<Duration> {
-        let (_, time) = line.split_once('T')?;
-        let mut parts = time.split('Z').next()?.splitn(3, ':');
-        let mut next = || parts.next()?.parse::<f64>().ok();
-        Some(Duration::from_secs_f64(next()? * 3600.0 + next()? * 60.0 + next()?))
-    };
     let day = Duration::from_secs(24 * 3600);
-    let first = log.lines().find_map(time).unwrap_or_else(|| panic!("no time: {log}"));
-    let found = log.lines().find(|line| line.contains(text)).and_then(time);
+    let first = log.lines().find_map(logged_at).unwrap_or_else(|| panic!("no time: {log}"));
+    let found = log.lines().find(|line| line.contains(text)).and_then(logged_at);
     let found = found.unwrap_or_else(|| panic!("no line with {text}: {log}"));
     if found < first { found + day - first } else { found - first }
 }

@@ -70,7 +70,7 @@ fn what_decides_about_the_tunnels_packets_decides_about_the_fast_path() {
 }
 
 /// Sends much in one piece, which arrives whole.
-fn sends_much(client: &Pod, server: &Pod, to: impl Fn(SocketAddr) -> SocketAddr) {
+pub fn sends_much(client: &Pod, server: &Pod, to: impl Fn(SocketAddr) -> SocketAddr) {
     let address = server.serves(false, |mut stream| {
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();

@@ -42,6 +42,13 @@ fn what_a_killed_agent_leaves_at_links_carries_nothing_and_loses_nothing_and_is_
     };
     eventually(TIMEOUT, || has_all(&setup));
     let stream = Stream::new(&setup.client, &setup.server);
+    // Another program removes some, which loses nothing; they are back with the next change of links, or after a minute.
+    setup.one.inside("tc", &["filter", "del", "dev", "eth0", "ingress"]);
+    far.goes_on();
+    assert!(!has_all(&setup));
+    setup.one.ip(&["link", "set", "vxlan.calico", "txqueuelen", "900"]);
+    eventually(TIMEOUT, || has_all(&setup));
+    is_carried(&far, &[&setup.one]);
     setup.one.kill_agent();
     far.goes_on();
     assert!(has_all(&setup), "{:?}", owned(&setup.one));

@@ -1,0 +1,172 @@
+//! What both ends see of packets does not depend on the path: checksums, TTL, the path's MTU, and when a policy ends what
+//! was open.
+
+use std::time::SystemTime;
+
+use super::*;
+use crate::node::logged_at;
+
+/// A policy ends open flows so soon after the agent has reported that it is in force.
+const ENDED_AFTER: Duration = Duration::from_millis(10);
+const DAY_S: u64 = 86_400;
+
+/// Datagrams with the time of sending, as the time of day, and the last one of those that arrived.
+struct Stamped {
+    last: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+}
+
+fn time_of_day() -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    now - Duration::from_secs(now.as_secs() / DAY_S * DAY_S)
+}
+
+/// When the last line with this text was logged.
+fn last_logged(node: &TestNode, text: &str) -> Option<Duration> {
+    logged_at(node.log().lines().rfind(|line| line.contains(text))?)
+}
+
+// === impl Stamped ===
+
+impl Stamped {
+    fn new(client: &Pod, server: &Pod) -> Self {
+        let (address, from) = (server.address(false), client.address(false));
+        let served = server.within(move || UdpSocket::bind(address).unwrap());
+        let socket = client.within(move || UdpSocket::bind(from).unwrap());
+        socket.connect(served.local_addr().unwrap()).unwrap();
+        let (last, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (noted, stopped) = (Arc::clone(&last), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            let mut stamp = [0; 8];
+            while served.recv(&mut stamp).is_ok() {
+                noted.fetch_max(u64::from_be_bytes(stamp), Ordering::Relaxed);
+            }
+        });
+        std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                let stamp = u64::try_from(time_of_day().as_micros()).unwrap();
+                // While a policy denies it, the answer may be an error.
+                let _ = socket.send(&stamp.to_be_bytes());
+                let_pass(Duration::from_micros(200));
+            }
+        });
+        Self { last, stop }
+    }
+
+    fn last_sent(&self) -> Duration {
+        Duration::from_micros(self.last.load(Ordering::Relaxed))
+    }
+
+    /// Waits until datagrams arrive that are sent from now on.
+    fn goes_on(&self) {
+        let now = time_of_day();
+        eventually(TIMEOUT, || self.last_sent() > now);
+    }
+}
+
+impl Drop for Stamped {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd, etcdctl, ping"]
+fn nothing_passes_that_was_sent_10_ms_after_a_policy_is_reported_to_be_in_force() {
+    let setup = Setup::new("vxlan");
+    setup.apply("apply", &record(&setup.server, "n2", "server"));
+    let far = Exchange::udp(&setup.client, &setup.server);
+    is_carried(&far, &[&setup.one, &setup.two]);
+    let stream = Stamped::new(&setup.client, &setup.server);
+    for _ in 0..5 {
+        stream.goes_on();
+        is_carried(&far, &[&setup.one, &setup.two]);
+        let before = time_of_day();
+        setup.apply("apply", &closed());
+        let in_force = || last_logged(&setup.two, "policies are in force").filter(|at| *at > before);
+        eventually(TIMEOUT, || in_force().is_some());
+        far.stops();
+        let (last, reported) = (stream.last_sent(), in_force().unwrap());
+        assert!(last < reported + ENDED_AFTER, "sent at {last:?}, reported at {reported:?}");
+        setup.apply("delete", &closed());
+        far.resumes();
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd, ping, ethtool"]
+fn a_stream_arrives_whole_with_and_without_offloads_of_checksums_and_segments() {
+    let setup = Setup::new("vxlan");
+    let far = Exchange::tcp(&setup.client, &setup.server, false);
+    is_carried(&far, &[&setup.one, &setup.two]);
+    for features in [&["tso", "off", "gso", "off"][..], &["tx", "off"], &["rx", "off", "gro", "off"]] {
+        let arguments = [&["-K", "eth0"], features].concat();
+        for pod in [&setup.client, &setup.server] {
+            pod.within(|| russet_testkit::run("ethtool", &arguments));
+        }
+        outer::sends_much(&setup.client, &setup.server, |address| address);
+        for node in [&setup.one, &setup.two] {
+            node.inside("ethtool", &arguments);
+        }
+        outer::sends_much(&setup.client, &setup.server, |address| address);
+        is_carried(&far, &[&setup.one, &setup.two]);
+    }
+}
+
+/// Which datagrams of a known flow arrive, by the TTLs with which they are sent.
+fn arriving_ttls(client: &Pod, server: &Pod) -> Vec<u32> {
+    let (address, from) = (server.address(false), client.address(false));
+    let served = server.within(move || UdpSocket::bind(address).unwrap());
+    served.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let socket = client.within(move || UdpSocket::bind(from).unwrap());
+    socket.connect(served.local_addr().unwrap()).unwrap();
+    let arrives = |ttl: u32| {
+        socket.set_ttl(ttl).unwrap();
+        // An answer of a router may be an error of the next call.
+        (0..2).any(|_| socket.send(&[1]).is_ok()) && served.recv(&mut [0]).is_ok()
+    };
+    assert!((0..5).all(|_| arrives(64)));
+    (1..=4).filter(|ttl| arrives(*ttl)).collect()
+}
+
+/// Sends datagrams of a known flow that are too large for a node's tunnel, until one arrives: by then the client knows the
+/// path's MTU, and has sent it in parts.
+fn learns_the_mtu(client: &Pod, server: &Pod, mtu: &str) {
+    client.within(|| russet_testkit::run("ip", &["route", "flush", "cache"]));
+    let (address, from) = (server.address(false), client.address(false));
+    let served = server.within(move || UdpSocket::bind(address).unwrap());
+    served.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let socket = client.within(move || UdpSocket::bind(from).unwrap());
+    socket.connect(served.local_addr().unwrap()).unwrap();
+    let arrives = |len: usize| socket.send(&vec![0; len]).is_ok() && served.recv(&mut [0; 2000]).is_ok();
+    assert!((0..5).all(|_| arrives(100)));
+    assert!(!arrives(1400));
+    eventually(ANSWER, || arrives(1400));
+    let route = client.within(|| russet_testkit::run("ip", &["route", "get", &server.v4]));
+    assert!(route.contains(&format!("mtu {mtu}")), "{route}");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd, ping"]
+fn ttls_and_the_paths_mtu_are_those_of_the_kernels_path() {
+    let mut setup = Setup::new("vxlan");
+    let far = Exchange::tcp(&setup.client, &setup.server, false);
+    is_carried(&far, &[&setup.one, &setup.two]);
+    let ttls = arriving_ttls(&setup.client, &setup.server);
+    assert_eq!(ttls, [3, 4], "a router on each node");
+    // The next agent has the tunnel's device follow the uplink; the pods stay as they are.
+    setup.one.kill_agent();
+    setup.one.ip(&["link", "set", "eth0", "mtu", "1350"]);
+    setup.one.start_agent();
+    eventually(TIMEOUT, || setup.one.ip(&["link", "show", "vxlan.calico"]).contains("mtu 1300"));
+    is_carried(&far, &[&setup.one, &setup.two]);
+    learns_the_mtu(&setup.client, &setup.server, "1300");
+    outer::sends_much(&setup.client, &setup.server, |address| address);
+    for node in [&mut setup.one, &mut setup.two] {
+        node.kill_agent();
+    }
+    let_pass(SILENT);
+    assert_eq!(arriving_ttls(&setup.client, &setup.server), ttls);
+    learns_the_mtu(&setup.client, &setup.server, "1300");
+    far.goes_on();
+}
