@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /*
  * Runs on packets that leave the kernel's path: to a pod, into the tunnel or to the uplink. A packet
- * that has come through it unchanged makes its direction of a flow known. What pods send into the tunnel gets its outer headers here and goes
- * to the uplink, once the kernel's path has let outer packets to that node pass. No other packet changes.
+ * that has come through it unchanged makes its direction of a flow known. What pods send into the
+ * tunnel gets its outer headers here and goes to the uplink, once the kernel's path has let an outer
+ * packet to that node pass. No other packet changes.
  */
 #include "fast_tunnel.h"
 
