@@ -24,8 +24,9 @@
  * connection's entry in the connection tracking: its shortest limit is 30 s.
  */
 #define THROUGH_KERNEL_NS 20000000000ull
-/* How many notes a processor keeps: a power of two. */
-#define NOTES 256
+/* How many notes a processor keeps. */
+#define NOTES_BITS 8
+#define NOTES (1 << NOTES_BITS)
 /* The upper mark of ECN: congestion. */
 #define ECN_CONGESTED 3
 
@@ -403,7 +404,7 @@ INLINE struct note *note_at(const struct tuple *tuple)
 	u32 at;
 
 	mixed = (mixed ^ tuple->to.words[3] ^ tuple->to.words[2]) * 0xc2b2ae35;
-	at = ((mixed ^ ports ^ tuple->protocol) * 0x9e3779b1) >> 24;
+	at = ((mixed ^ ports ^ tuple->protocol) * 0x9e3779b1) >> (32 - NOTES_BITS);
 	return bpf_map_lookup_elem(&notes, &at);
 }
 
