@@ -150,6 +150,15 @@ impl Pod {
         })
     }
 
+    /// A socket that is connected to one of a server, and that.
+    fn datagrams_to(&self, server: &Self) -> (UdpSocket, UdpSocket) {
+        let (from, to) = (self.address(false), server.address(false));
+        let served = server.within(move || UdpSocket::bind(to).unwrap());
+        let socket = self.within(move || UdpSocket::bind(from).unwrap());
+        socket.connect(served.local_addr().unwrap()).unwrap();
+        (socket, served)
+    }
+
     /// Opens a connection, on which so many bytes go there and back.
     fn exchanges(&self, to: SocketAddr, count: usize) {
         let mut stream = self.within(move || TcpStream::connect_timeout(&to, TIMEOUT).unwrap());
@@ -175,18 +184,13 @@ impl Exchange {
     }
 
     fn udp(client: &Pod, server: &Pod) -> Self {
-        let address = SocketAddr::new(server.v4.parse().unwrap(), 0);
-        let served = server.within(move || UdpSocket::bind(address).unwrap());
-        let to = served.local_addr().unwrap();
+        let (socket, served) = client.datagrams_to(server);
         std::thread::spawn(move || {
             let mut byte = [0];
             while let Ok((_, from)) = served.recv_from(&mut byte) {
                 let _ = served.send_to(&byte, from);
             }
         });
-        let from = SocketAddr::new(client.v4.parse().unwrap(), 0);
-        let socket = client.within(move || UdpSocket::bind(from).unwrap());
-        socket.connect(to).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         // What was answered late is an answer to an earlier byte, and counts as well.
         Self::of(move || socket.send(&[1]).is_ok() && socket.recv(&mut [0]).is_ok())

@@ -92,14 +92,18 @@ pub fn logged_at(line: &str) -> Option<Duration> {
     Some(Duration::from_secs_f64(next()? * 3600.0 + next()? * 60.0 + next()?))
 }
 
+/// From one time of day to a later one, also over midnight.
+pub fn time_between(first: Duration, later: Duration) -> Duration {
+    let day = Duration::from_secs(24 * 3600);
+    if later < first { later + day - first } else { later - first }
+}
+
 /// How long after the first line of a log the first one with `text` was written.
 #[track_caller]
 pub fn logged_after(log: &str, text: &str) -> Duration {
-    let day = Duration::from_secs(24 * 3600);
     let first = log.lines().find_map(logged_at).unwrap_or_else(|| panic!("no time: {log}"));
     let found = log.lines().find(|line| line.contains(text)).and_then(logged_at);
-    let found = found.unwrap_or_else(|| panic!("no line with {text}: {log}"));
-    if found < first { found + day - first } else { found - first }
+    time_between(first, found.unwrap_or_else(|| panic!("no line with {text}: {log}")))
 }
 
 // === impl TestNode ===

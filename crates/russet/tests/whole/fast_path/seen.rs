@@ -22,6 +22,8 @@ pub(super) struct Stream {
     thread: Option<JoinHandle<()>>,
 }
 
+/// How many directions of flows the programs know at most.
+const FLOWS_MAX: u32 = 65_536;
 /// So many bytes has a datagram's IP packet.
 const STREAM_BYTES: u64 = 20 + 8 + 8;
 const BURST: u64 = 10_000;
@@ -50,8 +52,7 @@ impl Stream {
 
     /// A socket that is connected to one whose datagrams are noted, and the port of that.
     fn ends(client: &Pod, server: &Pod) -> (UdpSocket, u16, Arc<Mutex<BTreeSet<u64>>>) {
-        let address = SocketAddr::new(server.v4.parse().unwrap(), 0);
-        let served = server.within(move || UdpSocket::bind(address).unwrap());
+        let (socket, served) = client.datagrams_to(server);
         let to = served.local_addr().unwrap();
         let received = Arc::new(Mutex::new(BTreeSet::new()));
         let noted = Arc::clone(&received);
@@ -61,9 +62,6 @@ impl Stream {
                 noted.lock().unwrap().insert(u64::from_be_bytes(number));
             }
         });
-        let from = SocketAddr::new(client.v4.parse().unwrap(), 0);
-        let socket = client.within(move || UdpSocket::bind(from).unwrap());
-        socket.connect(to).unwrap();
         (socket, to.port(), received)
     }
 
@@ -97,9 +95,6 @@ fn taken(node: &TestNode, ends: [&Pod; 2], (proto, port): (&str, u16)) -> Value 
 fn there(taken: &Value) -> [u64; 2] {
     ["packets", "bytes"].map(|what| taken["there"][what].as_u64().unwrap_or_else(|| panic!("{taken:#}")))
 }
-
-/// How many directions of flows the programs know at most.
-const FLOWS_MAX: u32 = 65_536;
 
 /// The value of the first series whose name and labels begin and go on so; 0 without one.
 fn metric(node: &TestNode, name: &str, labels: &[&str]) -> u64 {
@@ -219,7 +214,8 @@ fn what_is_carried_is_counted_by_pod_flow_and_policy_and_the_path_is_named() {
     });
     eventually(TIMEOUT, || {
         bursts.send(5);
-        question()["path"] == "fast" && recorded(two, port).is_some()
+        let is_fast = |node| taken(node, ends, ("udp", port))["path"] == "fast";
+        is_fast(one) && is_fast(two) && recorded(two, port).is_some()
     });
     bursts.send(BURST);
 

@@ -4,14 +4,15 @@
 use std::time::SystemTime;
 
 use super::*;
-use crate::node::logged_at;
+use crate::node::{logged_at, time_between};
 
 /// A policy ends open flows so soon after the agent has reported that it is in force.
 const ENDED_AFTER: Duration = Duration::from_millis(10);
 const DAY_S: u64 = 86_400;
 
-/// Datagrams with the time of sending, as the time of day, and the last one of those that arrived.
+/// Datagrams with the time of sending, and the last one of those that arrived. Times are those since its start.
 struct Stamped {
+    start: Duration,
     last: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
 }
@@ -21,21 +22,14 @@ fn time_of_day() -> Duration {
     now - Duration::from_secs(now.as_secs() / DAY_S * DAY_S)
 }
 
-/// When the last line with this text was logged.
-fn last_logged(node: &TestNode, text: &str) -> Option<Duration> {
-    logged_at(node.log().lines().rfind(|line| line.contains(text))?)
-}
-
 // === impl Stamped ===
 
 impl Stamped {
     fn new(client: &Pod, server: &Pod) -> Self {
-        let (address, from) = (server.address(false), client.address(false));
-        let served = server.within(move || UdpSocket::bind(address).unwrap());
-        let socket = client.within(move || UdpSocket::bind(from).unwrap());
-        socket.connect(served.local_addr().unwrap()).unwrap();
+        let (socket, served) = client.datagrams_to(server);
         let (last, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (noted, stopped) = (Arc::clone(&last), Arc::clone(&stop));
+        let start = time_of_day();
         std::thread::spawn(move || {
             let mut stamp = [0; 8];
             while served.recv(&mut stamp).is_ok() {
@@ -44,22 +38,33 @@ impl Stamped {
         });
         std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                let stamp = u64::try_from(time_of_day().as_micros()).unwrap();
+                let stamp = u64::try_from(time_between(start, time_of_day()).as_micros()).unwrap();
                 // While a policy denies it, the answer may be an error.
                 let _ = socket.send(&stamp.to_be_bytes());
                 let_pass(Duration::from_micros(200));
             }
         });
-        Self { last, stop }
+        Self { start, last, stop }
     }
 
+    fn now(&self) -> Duration {
+        time_between(self.start, time_of_day())
+    }
+
+    /// When the last one was sent that has arrived.
     fn last_sent(&self) -> Duration {
         Duration::from_micros(self.last.load(Ordering::Relaxed))
     }
 
+    /// When a node has logged its last line with this text, if that was after `before`.
+    fn logged(&self, node: &TestNode, text: &str, before: Duration) -> Option<Duration> {
+        let at = logged_at(node.log().lines().rfind(|line| line.contains(text))?)?;
+        Some(time_between(self.start, at)).filter(|at| (before..self.now()).contains(at))
+    }
+
     /// Waits until datagrams arrive that are sent from now on.
     fn goes_on(&self) {
-        let now = time_of_day();
+        let now = self.now();
         eventually(TIMEOUT, || self.last_sent() > now);
     }
 }
@@ -81,9 +86,9 @@ fn nothing_passes_that_was_sent_10_ms_after_a_policy_is_reported_to_be_in_force(
     for _ in 0..5 {
         stream.goes_on();
         is_carried(&far, &[&setup.one, &setup.two]);
-        let before = time_of_day();
+        let before = stream.now();
         setup.apply("apply", &closed());
-        let in_force = || last_logged(&setup.two, "policies are in force").filter(|at| *at > before);
+        let in_force = || stream.logged(&setup.two, "policies are in force", before);
         eventually(TIMEOUT, || in_force().is_some());
         far.stops();
         let (last, reported) = (stream.last_sent(), in_force().unwrap());
@@ -115,11 +120,8 @@ fn a_stream_arrives_whole_with_and_without_offloads_of_checksums_and_segments() 
 
 /// Which datagrams of a known flow arrive, by the TTLs with which they are sent.
 fn arriving_ttls(client: &Pod, server: &Pod) -> Vec<u32> {
-    let (address, from) = (server.address(false), client.address(false));
-    let served = server.within(move || UdpSocket::bind(address).unwrap());
+    let (socket, served) = client.datagrams_to(server);
     served.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    let socket = client.within(move || UdpSocket::bind(from).unwrap());
-    socket.connect(served.local_addr().unwrap()).unwrap();
     let arrives = |ttl: u32| {
         socket.set_ttl(ttl).unwrap();
         // An answer of a router may be an error of the next call.
@@ -133,11 +135,8 @@ fn arriving_ttls(client: &Pod, server: &Pod) -> Vec<u32> {
 /// path's MTU, and has sent it in parts.
 fn learns_the_mtu(client: &Pod, server: &Pod, mtu: &str) {
     client.within(|| russet_testkit::run("ip", &["route", "flush", "cache"]));
-    let (address, from) = (server.address(false), client.address(false));
-    let served = server.within(move || UdpSocket::bind(address).unwrap());
+    let (socket, served) = client.datagrams_to(server);
     served.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    let socket = client.within(move || UdpSocket::bind(from).unwrap());
-    socket.connect(served.local_addr().unwrap()).unwrap();
     let arrives = |len: usize| socket.send(&vec![0; len]).is_ok() && served.recv(&mut [0; 2000]).is_ok();
     assert!((0..5).all(|_| arrives(100)));
     assert!(!arrives(1400));
