@@ -17,8 +17,9 @@
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
-/* Outer IPv4, UDP and VXLAN headers, and the inner Ethernet header. */
+/* Outer IPv4 or IPv6, UDP and VXLAN headers, and the inner Ethernet header. */
 #define VXLAN_BYTES 50
+#define VXLAN_IPV6_BYTES 70
 /*
  * In each direction, one packet of a flow takes the kernel's path in this time, which keeps the
  * connection's entry in the connection tracking: its shortest limit is 30 s.
@@ -135,7 +136,12 @@ struct endpoint {
 	u32 place;
 };
 
-enum { NODE_DIRECT = 1, NODE_VXLAN = 2 };
+/*
+ * How packets get there: as they are; with outer headers of IPv4, which the programs make; with those of IPv6, which
+ * the tunnel's device makes. UDP over IPv6 needs a checksum (RFC 8200), and no program can ask for one for a packet
+ * that is still to be segmented.
+ */
+enum { NODE_DIRECT = 1, NODE_VXLAN = 2, NODE_VXLAN_IPV6 = 3 };
 
 /* Another node, or a part of its addresses with a next hop of their own. */
 struct node {
@@ -145,8 +151,8 @@ struct node {
 	u32 mtu; /* of packets without the outer headers */
 	u32 out_ifindex; /* the uplink */
 	struct next_hop next_hop;
-	u32 address; /* VXLAN: the outer addresses, in network byte order */
-	u32 own_address;
+	struct address address; /* VXLAN: the outer addresses */
+	struct address own_address;
 	u32 vni; /* as the header has it */
 	u16 port; /* in network byte order */
 	u8 inner_to[6];
@@ -185,12 +191,16 @@ struct prefix {
 enum {
 	/* Changes whenever something that was allowed may be allowed no longer. 0: nothing is carried or learnt. */
 	SETTING_EPOCH,
-	/* The ifindex of the tunnel's device; 0 for none. */
+	/* The agent adds one before it reads what was carried of each flow, and one behind it. */
+	SETTING_READINGS,
+	/* The ifindex of the tunnel's device whose outer headers are of IPv4; 0 for none. */
 	SETTING_VXLAN_IFINDEX,
 	SETTING_VXLAN_PORT, /* in network byte order */
 	SETTING_VXLAN_VNI, /* as the header has it */
-	/* The agent adds one before it reads what was carried of each flow, and one behind it. */
-	SETTING_READINGS,
+	/* The same of IPv6. */
+	SETTING_VXLAN_IPV6_IFINDEX,
+	SETTING_VXLAN_IPV6_PORT,
+	SETTING_VXLAN_IPV6_VNI,
 	SETTINGS,
 };
 

@@ -85,7 +85,7 @@ INLINE void note_sent(const struct ipv4 *ip, u32 out_ifindex, u32 epoch)
 	node = bpf_map_lookup_elem(&nodes, &handed_here->node);
 	tunnel = bpf_map_lookup_elem(&tunnels, &handed_here->node);
 	if (!node || !tunnel || node->kind != NODE_VXLAN || node->out_ifindex != out_ifindex ||
-	    node->own_address != ip->from || node->address != ip->to)
+	    node->own_address.words[3] != ip->from || node->address.words[3] != ip->to)
 		return;
 	handed_here->epoch = 0;
 	tunnel->sent = (struct passed){ .epoch = epoch, .at_ns = bpf_ktime_get_coarse_ns() };
@@ -105,7 +105,7 @@ TC_PROGRAM fast_learn(struct __sk_buff *skb)
 
 	if (!epoch || ip > end)
 		return TC_ACT_UNSPEC;
-	if (skb->protocol == ETH_P_IP && ip + sizeof(struct ipv4) <= end && is_tunnelled(ip, end)) {
+	if (skb->protocol == ETH_P_IP && in_ipv4(ip, end)) {
 		/* The others are those that the programs have made. */
 		if (!skb->ingress_ifindex)
 			note_sent(ip, skb->ifindex, epoch);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /*
  * Runs on packets that a pod has sent, at the host end of its veth. Those of a known flow go
- * straight to the other pod or to the uplink, with the outer headers of the tunnel if there is one.
+ * straight to the other pod or to the uplink, with the outer headers of the tunnel if there is one; to a
+ * tunnel in IPv6, straight to its device.
  */
 #include "fast_tunnel.h"
 
@@ -74,6 +75,10 @@ TC_PROGRAM fast_pod(struct __sk_buff *skb)
 	decrement_ttl(skb, ip, type);
 	if (node->kind == NODE_DIRECT)
 		return bpf_redirect_neigh(node->out_ifindex, &node->next_hop, sizeof(node->next_hop), 0);
+	if (node->kind == NODE_VXLAN_IPV6) {
+		set_macs(ethernet, node->inner_to, node->inner_from);
+		return bpf_redirect(node->via_ifindex, 0);
+	}
 	ecn = ecn_of(ip, type);
 	return encapsulate(skb, node, type, ecn, flow->packets);
 }

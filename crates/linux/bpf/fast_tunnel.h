@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0 */
 /*
- * The tunnel between nodes, as the programs of the fast path make and read its outer headers: VXLAN in
+ * The tunnels between nodes, as the programs of the fast path read their outer headers, and make those of
  * IPv4.
  */
 #ifndef FAST_TUNNEL_H
@@ -26,21 +26,40 @@ struct outer {
 	struct ethernet inner;
 } __attribute__((packed));
 
-/* What follows the outer IPv4 header. */
+/* What follows the outer IP header. */
 struct inner {
 	struct udp udp;
 	struct vxlan vxlan;
 	struct ethernet ethernet;
 } __attribute__((packed));
 
-/* Whether the outer headers are those of the cluster's tunnel. */
-INLINE int is_tunnelled(const struct ipv4 *ip, const void *end)
+/* Whether what follows the outer IP header is of a tunnel whose settings begin with `first`. */
+INLINE int is_of_tunnel(const struct inner *inner, const void *end, u32 first)
 {
-	const struct inner *inner = (const void *)(ip + 1);
+	return (const void *)(inner + 1) <= end && inner->udp.to == (u16)setting(first + 1) &&
+	       inner->vxlan.flags == VXLAN_FLAGS && inner->vxlan.vni == setting(first + 2);
+}
 
-	return (const void *)(inner + 1) <= end && ip->version_length == 0x45 && ip->protocol == IPPROTO_UDP &&
-	       !(ip->fragment & FRAGMENTED) && inner->udp.to == (u16)setting(SETTING_VXLAN_PORT) &&
-	       inner->vxlan.flags == VXLAN_FLAGS && inner->vxlan.vni == setting(SETTING_VXLAN_VNI);
+/* What the tunnel of IPv4 carries in a packet; none if it is no packet of that. */
+INLINE struct inner *in_ipv4(struct ipv4 *ip, const void *end)
+{
+	struct inner *inner = (void *)(ip + 1);
+
+	return (const void *)(ip + 1) <= end && ip->version_length == 0x45 && ip->protocol == IPPROTO_UDP &&
+			       !(ip->fragment & FRAGMENTED) && is_of_tunnel(inner, end, SETTING_VXLAN_IFINDEX) ?
+		       inner :
+		       0;
+}
+
+/* The same of IPv6. */
+INLINE struct inner *in_ipv6(struct ipv6 *ip, const void *end)
+{
+	struct inner *inner = (void *)(ip + 1);
+
+	return (const void *)(ip + 1) <= end && ip->next == IPPROTO_UDP &&
+			       is_of_tunnel(inner, end, SETTING_VXLAN_IPV6_IFINDEX) ?
+		       inner :
+		       0;
 }
 
 /* The number of the node that has an address behind the tunnel; 0 if none has. */
@@ -66,7 +85,13 @@ INLINE u8 ecn_of(void *ip, u16 type)
 	return (ntohl(((struct ipv6 *)ip)->version_class_label) >> 20) & 3;
 }
 
-/* Gives a packet the outer headers, and sends it through the uplink. `number` differs from that of its flow's last ones. */
+INLINE int has_words(const struct address *address, const u32 *words)
+{
+	return address->words[0] == words[0] && address->words[1] == words[1] && address->words[2] == words[2] &&
+	       address->words[3] == words[3];
+}
+
+/* Gives a packet the outer headers of IPv4, and sends it through the uplink. `number` differs from that of its flow's last ones. */
 INLINE int encapsulate(struct __sk_buff *skb, struct node *node, u16 type, u8 ecn, u32 number)
 {
 	u32 bytes = skb->len - sizeof(struct ethernet) + VXLAN_BYTES;
@@ -86,8 +111,8 @@ INLINE int encapsulate(struct __sk_buff *skb, struct node *node, u16 type, u8 ec
 		.id = hash + number,
 		.ttl = OUTER_TTL,
 		.protocol = IPPROTO_UDP,
-		.from = node->own_address,
-		.to = node->address,
+		.from = node->own_address.words[3],
+		.to = node->address.words[3],
 	};
 	outer->ip.checksum = checksum_of(&outer->ip);
 	outer->udp = (struct udp){

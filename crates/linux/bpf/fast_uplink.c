@@ -6,37 +6,49 @@
  */
 #include "fast_tunnel.h"
 
-/* BPF_F_ADJ_ROOM_FIXED_GSO, NO_CSUM_RESET, and DECAP_L3_IPV6: the packet becomes one of IPv6. */
+/* BPF_F_ADJ_ROOM_FIXED_GSO, NO_CSUM_RESET, and DECAP_L3_IPV4 or DECAP_L3_IPV6: the packet becomes one of that. */
 #define DECAPSULATE ((1ull << 0) | (1ull << 5))
+#define BECOMES_IPV4 (1ull << 7)
 #define BECOMES_IPV6 (1ull << 8)
 /* The headers of both packets up to the ports, of which the kernel may have a part elsewhere. */
-#define HEADERS_BYTES (sizeof(struct ethernet) + VXLAN_BYTES + sizeof(struct ipv6) + sizeof(struct transport))
+#define HEADERS_BYTES(outer) (sizeof(struct ethernet) + (outer) + sizeof(struct ipv6) + sizeof(struct transport))
 
 /*
  * Whether the outer addresses are those of this node and another, on the way to that. The tunnel's device
  * would not ask. What has met congestion is left to it: it tells the inner packet.
  */
-INLINE int is_between(const struct ipv4 *ip, u32 number, u32 ifindex)
+INLINE int is_between(void *ip, u16 type, u32 number, u32 ifindex)
 {
 	struct node *node = bpf_map_lookup_elem(&nodes, &number);
+	struct ipv6 *ipv6 = ip;
+	struct ipv4 *ipv4 = ip;
 
-	return node && node->kind == NODE_VXLAN && node->address == ip->from && node->own_address == ip->to &&
-	       node->out_ifindex == ifindex && (ip->tos & ECN_CONGESTED) != ECN_CONGESTED;
+	if (!node || node->out_ifindex != ifindex || ecn_of(ip, type) == ECN_CONGESTED)
+		return 0;
+	if (type == ETH_P_IP)
+		return node->kind == NODE_VXLAN && node->address.words[3] == ipv4->from &&
+		       node->own_address.words[3] == ipv4->to;
+	return node->kind == NODE_VXLAN_IPV6 && has_words(&node->address, ipv6->from) &&
+	       has_words(&node->own_address, ipv6->to);
 }
 
 /* Whether the program may take the outer headers off what has come from a node: the kernel has let such packets pass. */
-INLINE int may_decapsulate(const struct ipv4 *ip, u32 number, u32 ifindex, u32 epoch, u64 now_ns)
+INLINE int may_decapsulate(void *ip, u16 type, u32 number, u32 ifindex, u32 epoch, u64 now_ns)
 {
 	struct tunnel *tunnel = bpf_map_lookup_elem(&tunnels, &number);
 
-	return tunnel && has_passed(&tunnel->received, epoch, now_ns) && is_between(ip, number, ifindex);
+	return tunnel && has_passed(&tunnel->received, epoch, now_ns) && is_between(ip, type, number, ifindex);
 }
 
-/* Takes the outer headers off. Nothing has changed where it fails: Linux has BECOMES_IPV6 since 6.3. */
-INLINE long decapsulate(struct __sk_buff *skb, u16 type)
+/*
+ * Takes the outer headers off a packet of `outer`, in which is one of `type`. Nothing has changed where it fails: Linux
+ * has BECOMES_IPV4 and BECOMES_IPV6 since 6.3.
+ */
+INLINE long decapsulate(struct __sk_buff *skb, u16 outer, u16 type)
 {
-	long error = bpf_skb_adjust_room(skb, -VXLAN_BYTES, BPF_ADJ_ROOM_MAC,
-					 type == ETH_P_IPV6 ? DECAPSULATE | BECOMES_IPV6 : DECAPSULATE);
+	u64 flags = outer == type ? DECAPSULATE : DECAPSULATE | (type == ETH_P_IP ? BECOMES_IPV4 : BECOMES_IPV6);
+	long error = bpf_skb_adjust_room(skb, outer == ETH_P_IP ? -VXLAN_BYTES : -VXLAN_IPV6_BYTES, BPF_ADJ_ROOM_MAC,
+					 flags);
 
 	/* What was verified of the outer packet is not of the inner one. */
 	if (!error)
@@ -45,32 +57,30 @@ INLINE long decapsulate(struct __sk_buff *skb, u16 type)
 }
 
 /* Has the tunnel's device receive the inner packet. */
-INLINE int into_device(struct __sk_buff *skb, const struct inner *inner)
+INLINE int into_device(struct __sk_buff *skb, u16 outer, const struct inner *inner, u32 ifindex)
 {
-	u32 vxlan_ifindex = setting(SETTING_VXLAN_IFINDEX);
 	struct ethernet header = inner->ethernet;
 	struct ethernet *ethernet;
 
-	if (decapsulate(skb, header.type))
+	if (decapsulate(skb, outer, header.type))
 		return TC_ACT_UNSPEC;
 	ethernet = (void *)(u64)skb->data;
 	if ((void *)(ethernet + 1) > (void *)(u64)skb->data_end)
 		return TC_ACT_SHOT;
 	*ethernet = header;
-	return bpf_redirect(vxlan_ifindex, BPF_F_INGRESS);
+	return bpf_redirect(ifindex, BPF_F_INGRESS);
 }
 
 TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 {
-	u32 vxlan_ifindex = setting(SETTING_VXLAN_IFINDEX);
 	struct note note = { .ifindex = skb->ifindex, .epoch = setting(SETTING_EPOCH) };
-	u16 type = skb->protocol;
+	u16 outer = skb->protocol, type = outer;
 	enum stage stage = STAGE_WITHIN;
 	struct inner *inner = 0;
 	struct endpoint *endpoint;
 	struct ethernet *ethernet;
 	struct flow *flow = 0;
-	u32 ip_bytes, bytes;
+	u32 vxlan_ifindex, headers_bytes, ip_bytes, bytes;
 	void *ip, *end;
 	u64 now_ns;
 
@@ -79,22 +89,23 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	ethernet = (void *)(u64)skb->data;
 	end = (void *)(u64)skb->data_end;
-	if ((void *)ethernet + HEADERS_BYTES > end) {
-		u32 wanted = skb->len < HEADERS_BYTES ? skb->len : HEADERS_BYTES;
-
-		if (bpf_skb_pull_data(skb, wanted))
+	headers_bytes = HEADERS_BYTES(outer == ETH_P_IP ? VXLAN_BYTES : VXLAN_IPV6_BYTES);
+	if ((void *)ethernet + headers_bytes > end) {
+		if (bpf_skb_pull_data(skb, skb->len < headers_bytes ? skb->len : headers_bytes))
 			return TC_ACT_UNSPEC;
 		ethernet = (void *)(u64)skb->data;
 		end = (void *)(u64)skb->data_end;
 	}
 	ip = ethernet + 1;
 	ip_bytes = skb->len - sizeof(*ethernet);
-	if (type == ETH_P_IP && vxlan_ifindex && ip + sizeof(struct ipv4) <= end && is_tunnelled(ip, end)) {
-		inner = ip + sizeof(struct ipv4);
+	vxlan_ifindex = setting(outer == ETH_P_IP ? SETTING_VXLAN_IFINDEX : SETTING_VXLAN_IPV6_IFINDEX);
+	if (vxlan_ifindex)
+		inner = outer == ETH_P_IP ? in_ipv4(ip, end) : in_ipv6(ip, end);
+	if (inner) {
 		note.ifindex = vxlan_ifindex;
 		type = inner->ethernet.type;
+		ip_bytes -= (void *)(inner + 1) - ip;
 		ip = inner + 1;
-		ip_bytes -= VXLAN_BYTES;
 	}
 	bytes = read_packet(skb, ip, ip_bytes, type, &note.tuple, &stage);
 	if (!bytes)
@@ -109,16 +120,17 @@ TC_PROGRAM fast_uplink(struct __sk_buff *skb)
 		forget(&note.tuple, note.ifindex);
 	if (inner) {
 		note.node = flow ? flow->node : node_of(&note.tuple.from);
-		note.is_of_device = !may_decapsulate((void *)(ethernet + 1), note.node, skb->ifindex, note.epoch, now_ns);
+		note.is_of_device =
+			!may_decapsulate(ethernet + 1, outer, note.node, skb->ifindex, note.epoch, now_ns);
 	}
 	if (!flow || note.is_of_device) {
 		leave_note(skb, &note);
-		return inner && !note.is_of_device ? into_device(skb, inner) : TC_ACT_UNSPEC;
+		return inner && !note.is_of_device ? into_device(skb, outer, inner, vxlan_ifindex) : TC_ACT_UNSPEC;
 	}
 	if (endpoint->ifindex != flow->out_ifindex)
 		return TC_ACT_UNSPEC;
 	if (inner) {
-		if (decapsulate(skb, type))
+		if (decapsulate(skb, outer, type))
 			return TC_ACT_UNSPEC;
 		ethernet = (void *)(u64)skb->data;
 		ip = ethernet + 1;

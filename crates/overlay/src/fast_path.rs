@@ -164,7 +164,7 @@ impl FastPath {
             self.empty()?;
         }
         let leads_elsewhere =
-            wanted.prefixes != self.content.prefixes || wanted.tunnel != self.content.tunnel;
+            wanted.prefixes != self.content.prefixes || wanted.tunnels != self.content.tunnels;
         if leads_elsewhere {
             self.epoch.raise()?;
             self.write_nodes(&wanted)?;
@@ -216,7 +216,7 @@ impl FastPath {
             let number = node.and_then(|node| self.numbers.get(&node).copied()).unwrap_or(NO_NODE);
             prefixes.put(&layout::prefix(*net), &number.to_ne_bytes())?;
         }
-        for (setting, value) in Tunnel::settings(wanted.tunnel.as_ref()) {
+        for (setting, value) in Tunnel::settings(&wanted.tunnels) {
             self.maps.get("settings")?.put(&setting.key(), &value)?;
         }
         Ok(())

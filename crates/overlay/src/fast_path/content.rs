@@ -13,7 +13,7 @@ use russet_netlink::{
 };
 
 use super::layout::{Endpoint, Node, Tunnel, VxlanHeaders};
-use crate::DEVICE_ALIAS;
+use crate::{DEVICE_ALIAS, vxlan};
 
 /// What the kernel's path is made of.
 #[derive(Debug, Clone, Default)]
@@ -36,7 +36,8 @@ pub struct Content {
     pub endpoints: BTreeMap<IpAddr, Endpoint>,
     /// None where the kernel's routes lead elsewhere than to a node.
     pub prefixes: BTreeMap<IpNet, Option<Node>>,
-    pub tunnel: Option<Tunnel>,
+    /// By the families of their outer headers.
+    pub tunnels: BTreeMap<Family, Tunnel>,
     pub hooks: BTreeSet<Hook>,
     /// Interfaces whose packets all take the kernel's path, and why.
     pub left_out: BTreeMap<String, &'static str>,
@@ -81,8 +82,6 @@ struct Links<'a> {
     disciplines: BTreeMap<u32, Vec<&'a Qdisc>>,
 }
 
-/// Outer IPv4, UDP and VXLAN headers, and the inner Ethernet header.
-const VXLAN_BYTES: u32 = 50;
 /// The discipline of a link that has none.
 const NO_DISCIPLINE: &str = "noqueue";
 /// Of disciplines for received packets; `clsact` says `clsact`.
@@ -113,11 +112,12 @@ pub fn content(kernel: &KernelPath, host_prefix: &str, protocol: u8) -> Content 
     content
 }
 
-/// The devices of the overlay's tunnels.
-pub(super) fn tunnels(links: &[Link]) -> impl Iterator<Item = (&Link, &Vxlan)> {
+/// The devices of the overlay's tunnels, and their own outer addresses.
+pub(super) fn tunnels(links: &[Link]) -> impl Iterator<Item = (&Link, &Vxlan, IpAddr)> {
     let ours = links.iter().filter(|link| link.alias.as_deref() == Some(DEVICE_ALIAS) && link.is_up());
     ours.filter_map(|link| Some((link, link.vxlan.as_ref()?)))
-        .filter(|(_, vxlan)| matches!(vxlan.local, Some(IpAddr::V4(_))) && !vxlan.collect_metadata)
+        .filter(|(_, vxlan)| !vxlan.collect_metadata)
+        .filter_map(|(link, vxlan)| Some((link, vxlan, vxlan.local?)))
 }
 
 // === impl Content ===
@@ -131,7 +131,7 @@ impl Content {
         self.endpoints.retain(|_, endpoint| !is_paused(endpoint.ifindex));
         self.hooks.retain(|hook| !(self.interfaces.contains_key(&hook.ifindex) && is_paused(hook.ifindex)));
         let is_meant = |node: &Node| {
-            let is_of_peer = |headers: VxlanHeaders| paused.peers.contains(&headers.remote.into());
+            let is_of_peer = |headers: VxlanHeaders| paused.peers.contains(&headers.remote);
             // What is sent without a tunnel is seen at the uplink in any case.
             node.vxlan.is_some_and(is_of_peer)
                 || (node.vxlan.is_some()
@@ -168,8 +168,8 @@ impl Content {
     }
 
     fn find_nodes(&mut self, kernel: &KernelPath, links: &Links<'_>, protocol: u8) {
-        let tunnel = tunnels(&kernel.links).next();
-        let ends = tunnel.map(|(device, _)| Ends::new(kernel, device.index));
+        let tunnels: BTreeMap<u32, ToNodes<'_>> =
+            ToNodes::all(kernel).map(|tunnel| (tunnel.device.index, tunnel)).collect();
         let mut others = Vec::new();
         for route in &kernel.routes {
             let is_to_a_node = route.protocol == protocol && route.kind == RouteKind::Unicast;
@@ -177,11 +177,9 @@ impl Content {
                 others.push(route.dst);
                 continue;
             };
-            let node = match (tunnel, &ends) {
-                (Some((device, vxlan)), Some(ends)) if device.index == oif => {
-                    through_tunnel(kernel, (device, vxlan), ends, gateway)
-                }
-                _ => links.of(oif).map(|uplink| Node {
+            let node = match tunnels.get(&oif) {
+                Some(tunnel) => tunnel.node(kernel, gateway),
+                None => links.of(oif).map(|uplink| Node {
                     via_ifindex: oif,
                     mtu_bytes: uplink.mtu_bytes,
                     out_ifindex: oif,
@@ -203,11 +201,8 @@ impl Content {
         }
         let is_used =
             |device: &Link| self.prefixes.values().flatten().any(|node| node.via_ifindex == device.index);
-        self.tunnel = tunnel.filter(|(device, _)| is_used(device)).map(|(device, vxlan)| Tunnel {
-            ifindex: device.index,
-            vni: vxlan.vni,
-            port: vxlan.port,
-        });
+        let used = tunnels.into_values().filter(|tunnel| is_used(tunnel.device));
+        self.tunnels = used.map(|tunnel| (Family::of(tunnel.local), tunnel.received())).collect();
     }
 
     /// Whether a route is one of a prefix, or of a part of it.
@@ -227,7 +222,7 @@ impl Content {
             self.left_out.insert(uplink.name.clone(), LIMITED);
             return false;
         }
-        let outer_bytes = if node.vxlan.is_some() { VXLAN_BYTES } else { 0 };
+        let outer_bytes = node.vxlan.map_or(0, |headers| vxlan::overhead(Family::of(headers.remote)));
         let mtu_bytes = node.mtu_bytes.min(uplink.mtu_bytes.saturating_sub(outer_bytes));
         let node = Node { mtu_bytes, ..node };
         self.hooks.insert(Hook { ifindex: uplink.index, role: Role::Uplink });
@@ -262,59 +257,70 @@ fn host_is_routed(routed: &BTreeSet<(u32, IpNet)>, neighbour: &Neighbour) -> boo
     routed.contains(&(neighbour.ifindex, host_net(neighbour.address)))
 }
 
-/// What a tunnel's device knows of its other ends.
-struct Ends {
+/// A tunnel's device, and what it knows of its other ends.
+struct ToNodes<'a> {
+    device: &'a Link,
+    vxlan: &'a Vxlan,
+    local: IpAddr,
     macs: BTreeMap<IpAddr, Mac>,
     remotes: BTreeMap<Mac, IpAddr>,
 }
 
-// === impl Ends ===
+// === impl ToNodes ===
 
-impl Ends {
-    fn new(kernel: &KernelPath, ifindex: u32) -> Self {
-        let neighbours = kernel.neighbours.iter().filter(|neighbour| neighbour.ifindex == ifindex);
-        let entries = kernel.fdb.iter().filter(|entry| {
-            let is_plain = entry.vni.is_none() && entry.port.is_none() && entry.permanent;
-            entry.ifindex == ifindex && entry.table == FdbTable::Device && is_plain
-        });
-        Self {
-            macs: neighbours.filter_map(|it| Some((it.address, permanent(it)?))).collect(),
-            remotes: entries.filter_map(|entry| Some((entry.mac, entry.dst?))).collect(),
-        }
+impl<'a> ToNodes<'a> {
+    /// The first of each family of outer headers.
+    fn all(kernel: &'a KernelPath) -> impl Iterator<Item = Self> {
+        let of = |family| tunnels(&kernel.links).find(move |(_, _, local)| Family::of(*local) == family);
+        Family::BOTH.into_iter().filter_map(of).map(|(device, vxlan, local)| {
+            let neighbours = kernel.neighbours.iter().filter(|neighbour| neighbour.ifindex == device.index);
+            let entries = kernel.fdb.iter().filter(|entry| {
+                let is_plain = entry.vni.is_none() && entry.port.is_none() && entry.permanent;
+                entry.ifindex == device.index && entry.table == FdbTable::Device && is_plain
+            });
+            let macs = neighbours.filter_map(|it| Some((it.address, permanent(it)?))).collect();
+            let remotes = entries.filter_map(|entry| Some((entry.mac, entry.dst?))).collect();
+            Self { device, vxlan, local, macs, remotes }
+        })
     }
-}
 
-/// The node behind a gateway of the tunnel; none if the kernel's tables do not lead there.
-fn through_tunnel(
-    kernel: &KernelPath,
-    (device, vxlan): (&Link, &Vxlan),
-    ends: &Ends,
-    gateway: IpAddr,
-) -> Option<Node> {
-    let inner_to = *ends.macs.get(&gateway)?;
-    let remote = *ends.remotes.get(&inner_to)?;
-    let route = kernel.underlay.get(&remote).filter(|route| route.kind == RouteKind::Unicast)?;
-    let (IpAddr::V4(remote_v4), Some(IpAddr::V4(local))) = (remote, vxlan.local) else { return None };
-    Some(Node {
-        via_ifindex: device.index,
-        mtu_bytes: device.mtu_bytes,
-        out_ifindex: route.oif?,
-        next_hop: route.gateway.unwrap_or(remote),
-        vxlan: Some(VxlanHeaders {
-            remote: remote_v4,
-            local,
-            vni: vxlan.vni,
-            port: vxlan.port,
-            inner_to,
-            inner_from: device.mac?,
-        }),
-    })
+    /// The node behind a gateway; none if the kernel's tables do not lead there.
+    fn node(&self, kernel: &KernelPath, gateway: IpAddr) -> Option<Node> {
+        let Self { device, vxlan, local, .. } = *self;
+        let inner_to = *self.macs.get(&gateway)?;
+        let remote =
+            *self.remotes.get(&inner_to).filter(|remote| Family::of(**remote) == Family::of(local))?;
+        let route = kernel.underlay.get(&remote).filter(|route| route.kind == RouteKind::Unicast)?;
+        Some(Node {
+            via_ifindex: device.index,
+            mtu_bytes: device.mtu_bytes,
+            out_ifindex: route.oif?,
+            next_hop: route.gateway.unwrap_or(remote),
+            vxlan: Some(VxlanHeaders {
+                remote,
+                local,
+                vni: vxlan.vni,
+                port: vxlan.port,
+                inner_to,
+                inner_from: device.mac?,
+            }),
+        })
+    }
+
+    fn received(&self) -> Tunnel {
+        Tunnel { ifindex: self.device.index, vni: self.vxlan.vni, port: self.vxlan.port }
+    }
 }
 
 /// The outer addresses to which the tunnels lead.
 pub(super) fn remotes(fdb: &[FdbEntry]) -> BTreeSet<IpAddr> {
-    let v4 = fdb.iter().filter_map(|entry| entry.dst).filter(|dst| Family::of(*dst) == Family::V4);
-    v4.filter(|dst| !dst.is_multicast()).collect()
+    // The route to a link-local address would need the link.
+    let is_global = |dst: &IpAddr| match dst {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(dst) => !dst.is_unicast_link_local(),
+    };
+    let all = fdb.iter().filter_map(|entry| entry.dst);
+    all.filter(|dst| !dst.is_multicast() && !dst.is_unspecified() && is_global(dst)).collect()
 }
 
 // === impl Links ===

@@ -1,8 +1,9 @@
 //! Keys and values of the programs' maps, as the structures of `crates/linux/bpf/fast.h`. Pure.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
 
-use russet_addr::{IpNet, Mac};
+use russet_addr::{Family, IpNet, Mac};
 
 /// A pod of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,18 +30,19 @@ pub struct Node {
     pub vxlan: Option<VxlanHeaders>,
 }
 
-/// What the outer headers of packets to a node have.
+/// What the outer headers of packets to a node have. The programs make those of IPv4, and the tunnel's device those of
+/// IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VxlanHeaders {
-    pub remote: Ipv4Addr,
-    pub local: Ipv4Addr,
+    pub remote: IpAddr,
+    pub local: IpAddr,
     pub vni: u32,
     pub port: u16,
     pub inner_to: Mac,
     pub inner_from: Mac,
 }
 
-/// The device of the tunnel through which packets arrive.
+/// The device of a tunnel through which packets arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tunnel {
     pub ifindex: u32,
@@ -104,15 +106,19 @@ pub struct Traffic {
 #[repr(u32)]
 pub(super) enum Setting {
     Epoch = 0,
-    VxlanIfindex = 1,
-    VxlanPort = 2,
-    VxlanVni = 3,
-    Readings = 4,
+    Readings = 1,
+    VxlanIfindex = 2,
+    VxlanPort = 3,
+    VxlanVni = 4,
+    VxlanIpv6Ifindex = 5,
+    VxlanIpv6Port = 6,
+    VxlanIpv6Vni = 7,
 }
 
 const NODE_DIRECT: u32 = 1;
 const NODE_VXLAN: u32 = 2;
-const NODE_BYTES: usize = 64;
+const NODE_VXLAN_IPV6: u32 = 3;
+const NODE_BYTES: usize = 88;
 const CARRIED_BYTES: usize = 16;
 const TUPLE_BYTES: usize = 40;
 /// Where `kind` ends in a node's.
@@ -158,7 +164,11 @@ impl Endpoint {
 
 impl Node {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let kind = if self.vxlan.is_some() { NODE_VXLAN } else { NODE_DIRECT };
+        let kind = match self.vxlan.map(|headers| Family::of(headers.remote)) {
+            None => NODE_DIRECT,
+            Some(Family::V4) => NODE_VXLAN,
+            Some(Family::V6) => NODE_VXLAN_IPV6,
+        };
         let (family, hop) = match self.next_hop {
             IpAddr::V4(address) => (libc::AF_INET, [&address.octets()[..], &[0; 12]].concat()),
             IpAddr::V6(address) => (libc::AF_INET6, address.octets().to_vec()),
@@ -167,8 +177,8 @@ impl Node {
         let mut value = [numbers.map(u32::to_ne_bytes).as_flattened(), &hop].concat();
         debug_assert_eq!(value.len(), HEADERS_AT, "the structure has no gaps");
         if let Some(headers) = &self.vxlan {
-            value.extend(headers.remote.octets());
-            value.extend(headers.local.octets());
+            value.extend(address(headers.remote));
+            value.extend(address(headers.local));
             value.extend(vni(headers.vni));
             value.extend(headers.port.to_be_bytes());
             value.extend(headers.inner_to.octets());
@@ -335,15 +345,19 @@ impl Setting {
 // === impl Tunnel ===
 
 impl Tunnel {
-    /// The values of settings without and with a tunnel.
-    pub(super) fn settings(tunnel: Option<&Self>) -> [(Setting, [u8; 4]); 3] {
-        let port = |tunnel: &Self| [&tunnel.port.to_be_bytes()[..], &[0; 2]].concat().try_into();
-        let word = |of: &dyn Fn(&Self) -> [u8; 4]| tunnel.map_or([0; 4], of);
-        [
-            (Setting::VxlanPort, word(&|it| port(it).unwrap_or_default())),
-            (Setting::VxlanVni, word(&|it| vni(it.vni))),
-            (Setting::VxlanIfindex, word(&|it| it.ifindex.to_ne_bytes())),
-        ]
+    /// The values of settings with these tunnels, by the families of their outer headers.
+    pub(super) fn settings(tunnels: &BTreeMap<Family, Self>) -> Vec<(Setting, [u8; 4])> {
+        let places = [
+            (Family::V4, [Setting::VxlanPort, Setting::VxlanVni, Setting::VxlanIfindex]),
+            (Family::V6, [Setting::VxlanIpv6Port, Setting::VxlanIpv6Vni, Setting::VxlanIpv6Ifindex]),
+        ];
+        let values = |family| tunnels.get(&family).map_or([[0; 4]; 3], Self::values);
+        places.into_iter().flat_map(|(family, settings)| settings.into_iter().zip(values(family))).collect()
+    }
+
+    fn values(&self) -> [[u8; 4]; 3] {
+        let [high, low] = self.port.to_be_bytes();
+        [[high, low, 0, 0], vni(self.vni), self.ifindex.to_ne_bytes()]
     }
 }
 
@@ -379,11 +393,21 @@ mod tests {
         let value = node.encode();
         assert_eq!(value.len(), NODE_BYTES);
         assert_eq!(value[20..24], [192, 0, 2, 1]);
-        assert_eq!(value[36..48], [192, 0, 2, 2, 192, 0, 2, 3, 0, 0, 1, 0]);
-        assert_eq!(value[48..64], [0x12, 0xb5, 3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 0, 0]);
+        assert_eq!((value[0], &value[46..52]), (2, &[255, 255, 192, 0, 2, 2][..]));
+        assert_eq!(value[62..72], [255, 255, 192, 0, 2, 3, 0, 0, 1, 0]);
+        assert_eq!(value[72..88], [0x12, 0xb5, 3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 0, 0]);
         assert_eq!((node.paused()[..4].to_vec(), &node.paused()[4..]), (vec![0; 4], &value[4..]));
+        let six = ["fd00::2", "fd00::3"].map(|text| text.parse().unwrap());
+        node.vxlan = node.vxlan.map(|headers| VxlanHeaders { remote: six[0], local: six[1], ..headers });
+        let value = node.encode();
+        assert_eq!((value[0], value[36], value[51], value[67]), (3, 0xfd, 2, 3));
         node.vxlan = None;
-        assert_eq!((node.encode()[0], &node.encode()[36..]), (1, &[0; 28][..]));
+        assert_eq!((node.encode()[0], &node.encode()[36..]), (1, &[0; 52][..]));
+        let tunnel = Tunnel { ifindex: 9, vni: 1, port: 4789 };
+        let settings = Tunnel::settings(&BTreeMap::from([(Family::V6, tunnel)]));
+        assert_eq!(settings[..3].iter().map(|it| it.1).collect::<Vec<_>>(), [[0; 4]; 3]);
+        assert_eq!(settings[3], (Setting::VxlanIpv6Port, [0x12, 0xb5, 0, 0]));
+        assert_eq!(settings[5], (Setting::VxlanIpv6Ifindex, 9_u32.to_ne_bytes()));
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl KernelPath {
 
 fn fdb(socket: &mut Socket, links: &[Link]) -> Result<Vec<FdbEntry>> {
     let mut all = Vec::new();
-    for (device, _) in tunnels(links) {
+    for (device, _, _) in tunnels(links) {
         match socket.fdb(device.index) {
             // It is gone since the links were listed.
             Err(error) if error.is_not_found() => {}

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use russet_addr::IpNet;
+use russet_addr::{Family, IpNet};
 use russet_linux::bpf::{Packet, Ran};
 use russet_testkit::in_new_netns;
 
@@ -18,17 +18,23 @@ use model::{EndedSum, Flow, Handed, Model, Note, Passed, Side, TunnelTo, Tuple, 
 const POD: &str = "10.244.1.2";
 const NEAR: &str = "10.244.1.3";
 const FAR: &str = "10.244.2.2";
+/// Behind the tunnel in IPv6.
+const FAR_SIX: &str = "10.244.4.2";
 const ROUTED: &str = "10.244.3.2";
 const FOREIGN: &str = "192.0.2.77";
 /// In a node's prefix, and led elsewhere.
 const ELSEWHERE: &str = "10.244.2.9";
-const ADDRESSES: [&str; 6] = [POD, NEAR, FAR, ROUTED, FOREIGN, ELSEWHERE];
+const ADDRESSES: [&str; 7] = [POD, NEAR, FAR, FAR_SIX, ROUTED, FOREIGN, ELSEWHERE];
 /// Loopback: a test run is at a link that exists.
 const LINK: u32 = 1;
 const TUNNEL: u32 = 9;
+const TUNNEL_SIX: u32 = 10;
 const UPLINK: u32 = 7;
 /// Where a packet came in that leaves the kernel's path.
 const INGRESS: u32 = 31;
+/// The outer addresses of the other node and of this one.
+const REMOTE: &str = "192.0.2.2";
+const LOCAL: &str = "192.0.2.3";
 const PACKETS: u32 = 10_000;
 /// A packet of a test run has 0 where the programs write the lower half of the epoch.
 const EPOCH: u32 = 7 << 16;
@@ -89,17 +95,22 @@ fn ip(text: &str, is_v6: bool) -> IpAddr {
     }
 }
 
+/// The device of the tunnel in IPv4 or IPv6.
+fn tunnel_ifindex(is_v6: bool) -> u32 {
+    if is_v6 { TUNNEL_SIX } else { TUNNEL }
+}
+
 /// Pods and nodes of both families. The tunnel's MTU is lower than what a frame may have.
 fn content() -> Content {
     let mut content = Content::default();
-    let node = |vxlan| Node {
-        via_ifindex: if vxlan { TUNNEL } else { UPLINK },
+    let node = |tunnel: Option<bool>| Node {
+        via_ifindex: tunnel.map_or(UPLINK, tunnel_ifindex),
         mtu_bytes: 400,
         out_ifindex: LINK,
-        next_hop: ip("192.0.2.1", false),
-        vxlan: vxlan.then(|| VxlanHeaders {
-            remote: "192.0.2.2".parse().unwrap(),
-            local: "192.0.2.3".parse().unwrap(),
+        next_hop: ip("192.0.2.1", tunnel == Some(true)),
+        vxlan: tunnel.map(|is_v6| VxlanHeaders {
+            remote: ip(REMOTE, is_v6),
+            local: ip(LOCAL, is_v6),
             vni: 4096,
             port: 4789,
             inner_to: russet_addr::Mac([0xa1; 6]),
@@ -112,14 +123,15 @@ fn content() -> Content {
             let endpoint = Endpoint { ifindex: 20 + u32::from(number), mtu_bytes: 400, pod_mac, host_mac };
             content.endpoints.insert(ip(text, is_v6), endpoint);
         }
-        for (text, vxlan) in [(FAR, true), (ROUTED, false)] {
+        for (text, tunnel) in [(FAR, Some(false)), (FAR_SIX, Some(true)), (ROUTED, None)] {
             let net = IpNet::new(ip(text, is_v6), if is_v6 { 48 } else { 24 }).unwrap().trunc();
-            content.prefixes.insert(net, Some(node(vxlan)));
+            content.prefixes.insert(net, Some(node(tunnel)));
         }
         content.prefixes.insert(russet_addr::host_net(ip(ELSEWHERE, is_v6)), None);
     }
     content.interfaces = [LINK, 21, 22, INGRESS].map(|ifindex| (ifindex, format!("pod{ifindex}"))).into();
-    content.tunnel = Some(Tunnel { ifindex: TUNNEL, vni: 4096, port: 4789 });
+    let tunnel = |is_v6| Tunnel { ifindex: tunnel_ifindex(is_v6), vni: 4096, port: 4789 };
+    content.tunnels = [(Family::V4, tunnel(false)), (Family::V6, tunnel(true))].into();
     content
 }
 
@@ -309,7 +321,11 @@ fn random_state(model: &mut Model, headers: &Headers, ifindex: u32, choices: &mu
             epoch: model.epoch.wrapping_sub(u32::from(choices.one_in(6))),
             ifindex: if choices.one_in(6) { 55 } else { ifindex },
             out_ifindex: model.out_ifindex(&tuple, choices.one_in(6)),
-            node: model.number(if ifindex == TUNNEL && !choices.one_in(6) { tuple.from } else { tuple.to }),
+            node: model.number(if [TUNNEL, TUNNEL_SIX].contains(&ifindex) && !choices.one_in(6) {
+                tuple.from
+            } else {
+                tuple.to
+            }),
             age_s: choices.of(&[0, 0, 0, 5, 30]),
             answered_epoch: choices.of(&[0, model.epoch]),
             from_place: choices.of(&[0, model.place(ifindex)]),
@@ -353,7 +369,7 @@ fn random_state(model: &mut Model, headers: &Headers, ifindex: u32, choices: &mu
         };
         *tunnel = TunnelTo { sent: passed(), received: passed() };
     }
-    let node = model.number(ip(choices.of(&[FAR, FAR, ROUTED]), false));
+    let node = model.number(ip(choices.of(&[FAR, FAR, FAR_SIX, ROUTED]), false));
     model.handed = Handed { epoch: choices.of(&[0, epoch, epoch, epoch - 1]), node };
 }
 
@@ -371,32 +387,34 @@ fn random_case(kernel: &Kernel, choices: &mut Choices) -> Case {
     let mut headers = random_headers(choices);
     let is_tunnelled = match role {
         Role::Uplink => choices.one_in(2),
-        Role::Learn => choices.one_in(6),
+        Role::Learn => choices.one_in(5),
         Role::Pod => false,
     };
+    let is_in_v6 = choices.one_in(3);
     if role == Role::Uplink && !choices.one_in(4) {
         let is_v6 = headers.from.is_ipv6();
-        (headers.from, headers.to) = (ip(FAR, is_v6), ip(POD, is_v6));
+        (headers.from, headers.to) = (ip(if is_in_v6 { FAR_SIX } else { FAR }, is_v6), ip(POD, is_v6));
     }
     let is_into_tunnel = role == Role::Learn && !is_tunnelled && choices.one_in(2);
     if is_into_tunnel && !choices.one_in(4) {
-        headers.to = ip(FAR, headers.from.is_ipv6());
+        headers.to = ip(if is_in_v6 { FAR_SIX } else { FAR }, headers.from.is_ipv6());
     }
     let mut model = Model::new(choices.of(&[EPOCH, EPOCH, EPOCH, EPOCH + 3]), content(), &kernel.fast_path);
     let ifindex = match role {
         Role::Learn => INGRESS,
-        _ if is_tunnelled => TUNNEL,
+        _ if is_tunnelled => tunnel_ifindex(is_in_v6),
         _ => LINK,
     };
     random_state(&mut model, &headers, ifindex, choices);
     let mut frame = Frame::new(&headers);
     if is_tunnelled {
-        let [remote, local, other] = ["192.0.2.2", "192.0.2.3", "192.0.2.9"].map(|it| it.parse().unwrap());
-        let from = choices.of(&[remote, remote, remote, other]);
-        let vni = choices.of(&[4096, 4096, 4096, 5]);
+        let [remote, local, other] = [REMOTE, LOCAL, "192.0.2.9"].map(|it| ip(it, is_in_v6));
+        let far = if choices.one_in(6) { other } else { remote };
+        let vni = if choices.one_in(6) { 5 } else { 4096 };
+        let tos = choices.of(&[0, 0, 0, 0xb9, 0xb9, 3]);
         frame = frame.in_vxlan(match role {
-            Role::Learn => Outer { from: local, to: from, vni },
-            _ => Outer { from, to: local, vni },
+            Role::Learn => Outer { from: local, to: far, vni, tos },
+            _ => Outer { from: far, to: if choices.one_in(6) { other } else { local }, vni, tos },
         });
     }
     if choices.one_in(20) {
@@ -411,7 +429,13 @@ fn random_case(kernel: &Kernel, choices: &mut Choices) -> Case {
     }
     let ingress_ifindex =
         if is_tunnelled && role == Role::Learn { choices.of(&[0, 0, INGRESS]) } else { INGRESS };
-    Case { role, ingress_ifindex, ifindex: if is_into_tunnel { TUNNEL } else { LINK }, frame, model }
+    Case {
+        role,
+        ingress_ifindex,
+        ifindex: if is_into_tunnel { tunnel_ifindex(is_in_v6) } else { LINK },
+        frame,
+        model,
+    }
 }
 
 /// Runs a program on a packet and compares what it does with the model.
@@ -424,7 +448,7 @@ fn compare(kernel: &Kernel, case: &mut Case, name: &str) -> Verdict {
     let written = kernel.written(model);
     // A kernel without TCX may lack it.
     let is_carried = Verdict::of(ran.verdict) == Verdict::Carried;
-    model.decapsulates_ipv6 = is_carried || kernel.fast_path.way() == Way::Tcx;
+    model.changes_family = is_carried || kernel.fast_path.way() == Way::Tcx;
     let wanted = match role {
         Role::Pod => model.pod(frame, *ifindex),
         Role::Uplink => model.uplink(frame, *ifindex),
@@ -441,8 +465,10 @@ fn compare(kernel: &Kernel, case: &mut Case, name: &str) -> Verdict {
 fn in_lab(test: impl FnOnce() + Send) {
     in_new_netns(|| {
         russet_testkit::run("ip", &["link", "set", "lo", "up"]);
-        let index = TUNNEL.to_string();
-        russet_testkit::run("ip", &["link", "add", "name", "tunnel", "index", &index, "type", "bridge"]);
+        for index in [TUNNEL, TUNNEL_SIX].map(|it| it.to_string()) {
+            let name = format!("tunnel{index}");
+            russet_testkit::run("ip", &["link", "add", "name", &name, "index", &index, "type", "bridge"]);
+        }
         test();
     });
 }
@@ -547,10 +573,10 @@ fn what_is_paused_is_left_and_carried_again_and_its_counters_go_on() {
                 let frame = Frame::new(&from_pod(to, Transport::Udp, 64));
                 Verdict::of(kernel.run(Role::Pod, &frame.bytes, (0, LINK)).unwrap().verdict)
             };
-            [NEAR, FAR, ROUTED].map(verdict)
+            [NEAR, FAR, FAR_SIX, ROUTED].map(verdict)
         };
         let mut model = Model::new(kernel.epoch(), content(), &kernel.fast_path);
-        for to in [NEAR, FAR, ROUTED] {
+        for to in [NEAR, FAR, FAR_SIX, ROUTED] {
             let tuple = from_pod(to, Transport::Udp, 64).tuple();
             let (out_ifindex, node) = (model.out_ifindex(&tuple, false), model.number(tuple.to));
             let node = if to == NEAR { 0 } else { node };
@@ -563,19 +589,21 @@ fn what_is_paused_is_left_and_carried_again_and_its_counters_go_on() {
         model.tunnels.insert(model.number(ip(FAR, false)), TunnelTo::passed(model.epoch));
         kernel.hold(&model);
         let (carried, left) = (Verdict::Carried, Verdict::Left);
-        assert_eq!(runs(&kernel), [carried; 3]);
-        let paused = |interfaces: &[u32], peers: &[&str]| {
-            let peers = peers.iter().map(|text| text.parse().unwrap()).collect();
+        assert_eq!(runs(&kernel), [carried; 4]);
+        let paused = |interfaces: &[u32], peers: &[IpAddr]| {
+            let peers = peers.iter().copied().collect();
             let mut content = content();
             content.pause(&Paused { interfaces: interfaces.iter().copied().collect(), peers });
             content
         };
         for (interfaces, peers, wanted) in [
-            (&[22][..], &[][..], [left, carried, carried]),
-            (&[TUNNEL], &[], [carried, left, carried]),
-            (&[], &["192.0.2.2"], [carried, left, carried]),
-            (&[UPLINK], &["192.0.2.1"], [carried; 3]),
-            (&[], &[], [carried; 3]),
+            (&[22][..], &[][..], [left, carried, carried, carried]),
+            (&[TUNNEL], &[], [carried, left, carried, carried]),
+            (&[TUNNEL_SIX], &[], [carried, carried, left, carried]),
+            (&[], &[ip(REMOTE, false)], [carried, left, carried, carried]),
+            (&[], &[ip(REMOTE, true)], [carried, carried, left, carried]),
+            (&[UPLINK], &[ip("192.0.2.1", false)], [carried; 4]),
+            (&[], &[], [carried; 4]),
         ] {
             let epoch = kernel.epoch();
             kernel.fast_path.apply(paused(interfaces, peers), usize::MAX).unwrap();

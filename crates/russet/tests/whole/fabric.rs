@@ -99,6 +99,10 @@ impl Fabric {
         &self.hub
     }
 
+    fn place(&self, node: &TestNode) -> usize {
+        self.nodes.iter().position(|name| name == node.netns_name()).expect("a node of this network")
+    }
+
     fn wired(&mut self, node: TestNode) -> TestNode {
         self.nodes.push(node.netns_name().to_owned());
         self.wire(&node);
@@ -109,14 +113,20 @@ impl Fabric {
     pub fn wire(&mut self, node: &TestNode) {
         self.wires += 1;
         let netns = node.netns_name();
-        let place = self.nodes.iter().position(|name| name == netns).expect("a node of this network");
-        let (end, address) = (format!("w{}", self.wires), format!("{}/24", self.address(place)));
+        let (end, address) = (format!("w{}", self.wires), format!("{}/24", self.address(self.place(node))));
         let peer = ["peer", "name", "eth0", "netns", netns];
         run("ip", &[&["-n", &self.hub, "link", "add", &end, "type", "veth"], &peer[..]].concat());
         run("ip", &["-n", &self.hub, "link", "set", &end, "master", "br0", "up"]);
         run("ip", &["-n", netns, "address", "add", &address, "dev", "eth0"]);
         run("ip", &["-n", netns, "link", "set", "eth0", "up"]);
         run("ip", &["-n", netns, "route", "add", "default", "via", "10.77.0.1"]);
+    }
+
+    /// Gives a node an IPv6 address as well, fd00:77::11 and so on.
+    pub fn add_ipv6(&self, node: &TestNode) {
+        let address = format!("fd00:77::{}/64", 11 + self.place(node));
+        node.ip(&["address", "add", &address, "dev", "eth0", "nodad"]);
+        node.ip(&["route", "add", "default", "via", "fd00:77::1", "dev", "eth0"]);
     }
 
     fn address(&self, place: usize) -> Ipv4Addr {

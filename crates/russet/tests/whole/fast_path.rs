@@ -2,6 +2,7 @@
 //! have the same effect as without it, and that no packet is lost by it (docs/spec/policy.md section 4).
 
 mod differential;
+mod ipv6;
 mod many_flows;
 mod outer;
 mod seen;
@@ -66,13 +67,16 @@ impl Setup {
         let settings = ["--fast-path", "require", "--encapsulation", encapsulation];
         let (mut one, mut two) = (fabric.node("n1", &settings), fabric.node("n2", &settings));
         for node in [&mut one, &mut two] {
+            fabric.add_ipv6(node);
             node.agent_env
                 .extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
             node.start_agent();
         }
         let (client, neighbour) = (Pod::on(&mut one, "client"), Pod::on(&mut one, "neighbour"));
         let server = Pod::on(&mut two, "server");
-        eventually(TIMEOUT, || client.pod.pings(&["-W", "1", &server.v4]));
+        for address in [&server.v4, &server.v6] {
+            eventually(TIMEOUT, || client.pod.pings(&["-W", "1", address]));
+        }
         Self { _fabric: fabric, one, two, client, neighbour, server }
     }
 
@@ -151,8 +155,8 @@ impl Pod {
     }
 
     /// A socket that is connected to one of a server, and that.
-    fn datagrams_to(&self, server: &Self) -> (UdpSocket, UdpSocket) {
-        let (from, to) = (self.address(false), server.address(false));
+    fn datagrams_to(&self, server: &Self, is_v6: bool) -> (UdpSocket, UdpSocket) {
+        let (from, to) = (self.address(is_v6), server.address(is_v6));
         let served = server.within(move || UdpSocket::bind(to).unwrap());
         let socket = self.within(move || UdpSocket::bind(from).unwrap());
         socket.connect(served.local_addr().unwrap()).unwrap();
@@ -183,8 +187,8 @@ impl Exchange {
         })
     }
 
-    fn udp(client: &Pod, server: &Pod) -> Self {
-        let (socket, served) = client.datagrams_to(server);
+    fn udp(client: &Pod, server: &Pod, is_v6: bool) -> Self {
+        let (socket, served) = client.datagrams_to(server, is_v6);
         std::thread::spawn(move || {
             let mut byte = [0];
             while let Ok((_, from)) = served.recv_from(&mut byte) {
@@ -322,7 +326,7 @@ fn known_flows_take_the_fast_path_and_the_kernels_path_still_decides() {
         Exchange::tcp(&setup.client, &setup.neighbour, false),
         Exchange::tcp(&setup.client, &setup.neighbour, true),
     );
-    let datagrams = Exchange::udp(&setup.client, &setup.server);
+    let datagrams = Exchange::udp(&setup.client, &setup.server, false);
     for exchange in [&near, &six, &datagrams] {
         exchange.goes_on();
     }
@@ -387,8 +391,11 @@ fn known_flows_take_the_fast_path_and_the_kernels_path_still_decides() {
 fn routed_flows_take_the_fast_path_without_encapsulation() {
     // dataplane.md section 4 L2
     let setup = Setup::new("none");
-    let far = Exchange::tcp(&setup.client, &setup.server, false);
-    is_carried(&far, &[&setup.one, &setup.two]);
-    let datagrams = Exchange::udp(&setup.client, &setup.server);
-    datagrams.goes_on();
+    for is_v6 in [false, true] {
+        let far = Exchange::tcp(&setup.client, &setup.server, is_v6);
+        is_carried(&far, &[&setup.one, &setup.two]);
+        let datagrams = Exchange::udp(&setup.client, &setup.server, is_v6);
+        drop(far);
+        is_carried(&datagrams, &[&setup.one, &setup.two]);
+    }
 }

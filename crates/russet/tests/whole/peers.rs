@@ -30,10 +30,7 @@ pub fn reaches_by(node: &TestNode, other: &str, ip_version: u8) -> Option<bool> 
 /// Two nodes with addresses of both families, whose agents run.
 pub fn both_families(fabric: &mut Fabric) -> [TestNode; 2] {
     let mut nodes = ["node-a", "node-b"].map(|name| fabric.node(name, &DUAL));
-    for (node, address) in nodes.iter().zip(["fd00:77::11/64", "fd00:77::12/64"]) {
-        node.ip(&["address", "add", address, "dev", "eth0", "nodad"]);
-        node.ip(&["route", "add", "default", "via", "fd00:77::1", "dev", "eth0"]);
-    }
+    nodes.iter().for_each(|node| fabric.add_ipv6(node));
     nodes.iter_mut().for_each(TestNode::start_agent);
     nodes
 }

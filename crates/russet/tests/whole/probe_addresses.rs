@@ -56,11 +56,8 @@ fn published(fabric: &Fabric, name: &str) -> Vec<String> {
 }
 
 /// Gives nodes of the network their IPv6 addresses, and starts their agents.
-fn start_both_families(nodes: &mut [TestNode]) {
-    for (node, last) in nodes.iter().zip(11..) {
-        node.ip(&["address", "add", &format!("fd00:77::{last}/64"), "dev", "eth0", "nodad"]);
-        node.ip(&["route", "add", "default", "via", "fd00:77::1", "dev", "eth0"]);
-    }
+fn start_both_families(fabric: &Fabric, nodes: &mut [TestNode]) {
+    nodes.iter().for_each(|node| fabric.add_ipv6(node));
     nodes.iter_mut().for_each(TestNode::start_agent);
 }
 
@@ -89,7 +86,7 @@ fn a_network_that_drops_pods_addresses_is_noticed_and_the_addresses_for_that_are
     let mut fabric = Fabric::new();
     let args = [&DUAL[..], &["--encapsulation", "none"]].concat();
     let mut nodes = ["node-a", "node-b", "node-c"].map(|name| fabric.node(name, &args));
-    start_both_families(&mut nodes);
+    start_both_families(&fabric, &mut nodes);
     eventually(TIMEOUT, || nodes.iter().all(|node| reaches_all_by(node, 4, "route")));
     let held: Vec<Vec<String>> = nodes.iter().map(on_loopback).collect();
     println!("{held:?}");

@@ -143,7 +143,8 @@ fn pods_and_nodes_are_where_the_kernels_tables_lead() {
     };
     let prefixes = [(net("10.244.2.0/26"), Some(tunnelled)), (net("10.244.3.0/26"), Some(direct))];
     assert_eq!(content.prefixes, BTreeMap::from(prefixes));
-    assert_eq!(content.tunnel, Some(Tunnel { ifindex: TUNNEL, vni: 4096, port: 4789 }));
+    let tunnel = Tunnel { ifindex: TUNNEL, vni: 4096, port: 4789 };
+    assert_eq!(content.tunnels, BTreeMap::from([(Family::V4, tunnel)]));
     let hook = |ifindex, role| Hook { ifindex, role };
     let hooks = [
         hook(UPLINK, Role::Uplink),
@@ -154,6 +155,46 @@ fn pods_and_nodes_are_where_the_kernels_tables_lead() {
     ];
     assert_eq!(content.hooks, BTreeSet::from(hooks));
     assert_eq!(content.left_out, BTreeMap::new());
+}
+
+#[test]
+fn each_family_of_outer_headers_has_a_tunnel_of_its_own() {
+    // calico-cni.md section 4.4
+    const TUNNEL_SIX: u32 = 10;
+    let mut kernel = kernel();
+    let local = Some(address("fd00:c000::1"));
+    kernel.links.push(Link {
+        mtu_bytes: 1450,
+        alias: Some(DEVICE_ALIAS.to_owned()),
+        vxlan: Some(Vxlan { local, ..vxlan() }),
+        ..link(TUNNEL_SIX, "vxlan-v6.calico", Some("vxlan"))
+    });
+    let (gateway, remote) = (address("fd00:10:244:2::"), address("fd00:c000::2"));
+    kernel.neighbours.push(Neighbour::permanent(TUNNEL_SIX, gateway, mac(0xcc)));
+    kernel.fdb.push(FdbEntry::remote(TUNNEL_SIX, mac(0xcc), remote));
+    let to = |dst: &str, oif: Option<u32>| Route { oif, ..Route::via(net(dst), gateway) };
+    let ours = |route: Route| Route { protocol: crate::ROUTE_PROTOCOL, ..route };
+    kernel.routes.push(ours(to("fd00:10:244:2::/122", Some(TUNNEL_SIX))));
+    let route = RouteLookup { kind: RouteKind::Unicast, oif: Some(UPLINK), gateway: None, source: local };
+    kernel.underlay.insert(remote, route);
+    let content = found(&kernel);
+    let node = content.prefixes[&net("fd00:10:244:2::/122")].unwrap();
+    // 70 bytes of outer headers have room in the uplink's MTU.
+    assert_eq!((node.via_ifindex, node.mtu_bytes, node.out_ifindex), (TUNNEL_SIX, 1430, UPLINK));
+    assert_eq!(
+        node.vxlan.map(|it| (it.remote, Some(it.local), it.inner_to)),
+        Some((remote, local, mac(0xcc)))
+    );
+    let ifindex = |family: Family| content.tunnels[&family].ifindex;
+    assert_eq!((ifindex(Family::V4), ifindex(Family::V6)), (TUNNEL, TUNNEL_SIX));
+    assert!(content.prefixes[&net("10.244.2.0/26")].is_some());
+    let all = ["192.0.2.9", "fd00:c000::2", "fe80::1", "ff02::1", "::"];
+    let fdb = all.map(|text| FdbEntry::remote(TUNNEL_SIX, mac(0xcc), address(text)));
+    assert_eq!(remotes(&fdb), BTreeSet::from(["192.0.2.9", "fd00:c000::2"].map(address)));
+    // Outer addresses of two families are no tunnel's.
+    kernel.fdb.pop();
+    kernel.fdb.push(FdbEntry::remote(TUNNEL_SIX, mac(0xcc), address("198.51.100.2")));
+    assert_eq!(found(&kernel).prefixes.get(&net("fd00:10:244:2::/122")), None);
 }
 
 #[test]
@@ -206,7 +247,7 @@ fn another_tunnels_device_makes_its_headers_itself() {
         vxlan: None,
     };
     assert_eq!(content.prefixes.get(&net("10.244.2.0/26")), Some(&Some(node)));
-    assert_eq!(content.tunnel, None);
+    assert_eq!(content.tunnels, BTreeMap::new());
     assert!(content.hooks.contains(&Hook { ifindex: TUNNEL, role: Role::Uplink }));
 }
 
@@ -217,7 +258,7 @@ fn a_node_that_the_tables_do_not_lead_to_is_left_to_the_kernel() {
         kernel.routes.pop();
         change(&mut kernel);
         let content = found(&kernel);
-        assert_eq!((content.prefixes.values().flatten().count(), content.tunnel), (0, None));
+        assert_eq!((content.prefixes.values().flatten().count(), content.tunnels.len()), (0, 0));
         assert_eq!(content.endpoints.len(), 1, "pods of this node still reach each other");
     };
     without(&|kernel| _ = kernel.neighbours.pop());

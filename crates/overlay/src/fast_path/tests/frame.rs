@@ -1,6 +1,6 @@
 //! Ethernet frames for the programs.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::model::Tuple;
 
@@ -39,12 +39,14 @@ pub struct Frame {
 /// What the outer headers of a tunnel say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outer {
-    pub from: Ipv4Addr,
-    pub to: Ipv4Addr,
+    pub from: IpAddr,
+    pub to: IpAddr,
     pub vni: u32,
+    pub tos: u8,
 }
 
 pub const ETHERNET_BYTES: usize = 14;
+/// Of headers of IPv4.
 pub const OUTER_BYTES: usize = 50;
 /// Where the inner Ethernet header has its source.
 const INNER_FROM: std::ops::Range<usize> = 6..12;
@@ -87,6 +89,15 @@ fn ipv4(
     header
 }
 
+fn ipv6(from: Ipv6Addr, to: Ipv6Addr, (tos, next, ttl): (u8, u8, u8), bytes: usize) -> Vec<u8> {
+    let mut header = (0x6000_0000 | u32::from(tos) << 20).to_be_bytes().to_vec();
+    header.extend((bytes as u16).to_be_bytes());
+    header.extend([next, ttl]);
+    header.extend(from.octets());
+    header.extend(to.octets());
+    header
+}
+
 // === impl Headers ===
 
 impl Headers {
@@ -118,6 +129,19 @@ impl Headers {
     }
 }
 
+// === impl Outer ===
+
+impl Outer {
+    /// Of the headers, with the inner packet's Ethernet header.
+    pub fn bytes(self) -> usize {
+        if self.from.is_ipv6() { OUTER_BYTES + 20 } else { OUTER_BYTES }
+    }
+
+    pub fn has_met_congestion(self) -> bool {
+        self.tos & 3 == 3
+    }
+}
+
 // === impl Frame ===
 
 impl Frame {
@@ -134,11 +158,8 @@ impl Frame {
                 let options: &[u8] =
                     if headers.has_options { &[headers.protocol(), 0, 1, 4, 0, 0, 0, 0] } else { &[] };
                 let next = if headers.has_options { 60 } else { headers.protocol() };
-                let mut header = (0x6000_0000 | u32::from(headers.tos) << 20).to_be_bytes().to_vec();
-                header.extend(((options.len() + payload.len()) as u16).to_be_bytes());
-                header.extend([next, headers.ttl]);
-                header.extend(from.octets());
-                header.extend(to.octets());
+                let fields = (headers.tos, next, headers.ttl);
+                let mut header = ipv6(from, to, fields, options.len() + payload.len());
                 header.extend(options);
                 (0x86dd, header)
             }
@@ -156,14 +177,21 @@ impl Frame {
         udp.extend(((8 + 8 + inner) as u16).to_be_bytes());
         udp.extend([0; 2]);
         let vxlan = [0x0800_0000_u32.to_be_bytes(), (outer.vni << 8).to_be_bytes()].concat();
-        let ip = ipv4(outer.from, outer.to, 17, (0, 0x4000, 64), &[], udp.len() + vxlan.len() + inner);
-        let bytes = [ethernet(0x0800), ip, udp, vxlan, self.bytes].concat();
+        let rest = udp.len() + vxlan.len() + inner;
+        let (ethertype, ip) = match (outer.from, outer.to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                (0x0800, ipv4(from, to, 17, (outer.tos, 0x4000, 64), &[], rest))
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => (0x86dd, ipv6(from, to, (outer.tos, 17, 64), rest)),
+            _ => panic!("two families"),
+        };
+        let bytes = [ethernet(ethertype), ip, udp, vxlan, self.bytes].concat();
         Self { bytes, outer: Some(outer), ..self }
     }
 
     /// Whether everything is there up to the ports, and of TCP the flags.
     pub fn has_headers(&self) -> bool {
-        let outer = if self.outer.is_some() { OUTER_BYTES } else { 0 };
+        let outer = self.outer.map_or(0, Outer::bytes);
         let ip = if self.headers.from.is_ipv6() { 40 } else { 20 };
         let transport = if matches!(self.headers.transport, Transport::Tcp(_)) { 14 } else { 8 };
         self.bytes.len() >= ETHERNET_BYTES + outer + ip + transport
@@ -171,7 +199,7 @@ impl Frame {
 
     /// Whether all outer headers are there.
     pub fn has_outer(&self) -> bool {
-        self.outer.is_some() && self.bytes.len() >= ETHERNET_BYTES + OUTER_BYTES
+        self.outer.is_some_and(|outer| self.bytes.len() >= ETHERNET_BYTES + outer.bytes())
     }
 
     /// Its first bytes.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use russet_addr::Mac;
+use russet_addr::{Family, Mac};
 
-use super::super::layout::{self, Carried, Node, Traffic};
+use super::super::layout::{self, Carried, Node, Traffic, Tunnel};
 use super::super::{Content, FastPath};
-use super::frame::{ETHERNET_BYTES, Frame, OUTER_BYTES, Transport, checksum};
+use super::frame::{ETHERNET_BYTES, Frame, OUTER_BYTES, Outer, Transport, checksum};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tuple {
@@ -123,7 +123,7 @@ pub struct Model {
     /// What was carried of pods' interfaces, by their indexes.
     pub traffic: BTreeMap<u32, Traffic>,
     /// Linux has it since 6.3.
-    pub decapsulates_ipv6: bool,
+    pub changes_family: bool,
 }
 
 const THROUGH_KERNEL_S: u64 = 20;
@@ -295,7 +295,7 @@ impl Model {
             ended: BTreeMap::new(),
             places,
             traffic,
-            decapsulates_ipv6: true,
+            changes_family: true,
         }
     }
 
@@ -442,12 +442,18 @@ impl Model {
         }
         let fits = |it: &Node| it.via_ifindex == flow.out_ifindex && ip_bytes <= it.mtu_bytes as usize;
         let Some(node) = self.numbered(flow.node).filter(fits) else { return left };
-        if node.vxlan.is_some() && !self.tunnels[&flow.node].sent.is_known(self.epoch) {
+        let is_of_device = node.vxlan.is_some_and(|headers| headers.remote.is_ipv6());
+        let has_passed = is_of_device || self.tunnels[&flow.node].sent.is_known(self.epoch);
+        if node.vxlan.is_some() && !has_passed {
             return left;
         }
         self.count(&tuple, ip_bytes, None);
         let inner = forwarded(&frame.bytes);
         let Some(headers) = node.vxlan else { return Outcome { verdict: Verdict::Carried, frame: inner } };
+        if is_of_device {
+            let frame = with_macs(inner, headers.inner_to, headers.inner_from);
+            return Outcome { verdict: Verdict::Carried, frame };
+        }
         let ecn = frame.headers.tos & 3;
         Outcome { verdict: Verdict::Carried, frame: encapsulated(&inner, &headers, ecn) }
     }
@@ -456,22 +462,27 @@ impl Model {
     fn may_decapsulate(&self, number: u32, frame: &Frame) -> bool {
         let headers = self.numbered(number).and_then(|node| node.vxlan);
         let has_passed = self.tunnels.get(&number).is_some_and(|it| it.received.is_known(self.epoch));
-        has_passed && headers.map(|headers| headers.remote) == frame.outer.map(|outer| outer.from)
+        let is_between =
+            |outer: Outer| headers.is_some_and(|it| (it.remote, it.local) == (outer.from, outer.to));
+        has_passed && frame.outer.is_some_and(|outer| is_between(outer) && !outer.has_met_congestion())
+    }
+
+    /// The tunnel of which a packet is.
+    fn tunnel(&self, outer: Outer) -> Option<Tunnel> {
+        let tunnel = self.content.tunnels.get(&Family::of(outer.from)).copied();
+        tunnel.filter(|tunnel| tunnel.vni == outer.vni)
     }
 
     /// The uplink receives it.
     pub fn uplink(&mut self, frame: &Frame, ifindex: u32) -> Outcome {
         let left = Outcome { verdict: Verdict::Left, frame: frame.bytes.clone() };
-        let tunnel = self.content.tunnel.unwrap();
-        if frame.outer.is_some_and(|outer| outer.vni != tunnel.vni)
-            || !Self::takes(frame)
-            || frame.bytes[0] != 0
-        {
+        let tunnel = frame.outer.and_then(|outer| self.tunnel(outer));
+        let is_tunnelled = frame.outer.is_some();
+        if tunnel.is_some() != is_tunnelled || !Self::takes(frame) || frame.bytes[0] != 0 {
             return left;
         }
-        let is_tunnelled = frame.outer.is_some();
-        let ifindex = if is_tunnelled { tunnel.ifindex } else { ifindex };
-        let outer_bytes = if is_tunnelled { OUTER_BYTES } else { 0 };
+        let ifindex = tunnel.map_or(ifindex, |tunnel| tunnel.ifindex);
+        let outer_bytes = frame.outer.map_or(0, Outer::bytes);
         let (tuple, ip_bytes) = (frame.headers.tuple(), frame.bytes.len() - ETHERNET_BYTES - outer_bytes);
         let endpoint = self.content.endpoints.get(&tuple.to).copied();
         let Some(endpoint) = endpoint.filter(|it| ip_bytes <= it.mtu_bytes as usize) else { return left };
@@ -485,7 +496,8 @@ impl Model {
         let from = if is_tunnelled { self.number(tuple.from) } else { 0 };
         let node = known.filter(|_| is_tunnelled).map_or(from, |flow| flow.node);
         let is_of_device = is_tunnelled && !self.may_decapsulate(node, frame);
-        let decapsulates = self.decapsulates_ipv6 || !tuple.from.is_ipv6();
+        let is_of_family = |outer: Outer| outer.from.is_ipv6() == tuple.from.is_ipv6();
+        let decapsulates = self.changes_family || frame.outer.is_none_or(is_of_family);
         let Some(flow) = known.filter(|_| !is_of_device) else {
             let epoch = self.epoch;
             self.note(Note { tuple, ifindex, epoch, node, from_place: 0, is_of_device });
@@ -493,7 +505,7 @@ impl Model {
                 return left;
             }
             // The tunnel's device receives it.
-            return Outcome { verdict: Verdict::Carried, frame: frame.bytes[OUTER_BYTES..].to_vec() };
+            return Outcome { verdict: Verdict::Carried, frame: frame.bytes[outer_bytes..].to_vec() };
         };
         if endpoint.ifindex != flow.out_ifindex || (is_tunnelled && !decapsulates) {
             return left;
@@ -503,9 +515,10 @@ impl Model {
         Outcome { verdict: Verdict::Carried, frame: with_macs(inner, endpoint.pod_mac, endpoint.host_mac) }
     }
 
-    /// An outer packet that the tunnel's device has made leaves through the uplink.
+    /// An outer packet of IPv4 that the tunnel's device has made leaves through the uplink.
     fn is_sent(&mut self, frame: &Frame, ifindex: u32) {
-        let (Some(outer), Handed { epoch, node }) = (frame.outer, self.handed) else { return };
+        let outer = frame.outer.filter(|outer| outer.from.is_ipv4());
+        let (Some(outer), Handed { epoch, node }) = (outer, self.handed) else { return };
         let Some(meant) = self.numbered(node).filter(|it| it.out_ifindex == ifindex) else { return };
         let is_to_it = |it: &super::VxlanHeaders| it.local == outer.from && it.remote == outer.to;
         if epoch == self.epoch && meant.vxlan.as_ref().is_some_and(is_to_it) {
@@ -518,9 +531,7 @@ impl Model {
     /// sends it.
     pub fn learn(&mut self, frame: &Frame, ifindex: u32, ingress_ifindex: u32) -> Outcome {
         let left = Outcome { verdict: Verdict::Left, frame: frame.bytes.clone() };
-        let tunnel = self.content.tunnel.unwrap();
-        let is_outer = frame.outer.is_some_and(|outer| outer.vni == tunnel.vni) && frame.has_outer();
-        if is_outer {
+        if frame.has_outer() && frame.outer.is_some_and(|outer| self.tunnel(outer).is_some()) {
             if ingress_ifindex == 0 {
                 self.is_sent(frame, ifindex);
             }
@@ -545,7 +556,7 @@ impl Model {
             self.makes_known(&note, Self::stage(frame), ifindex);
         }
         let is_of_pod = note.is_some() || self.content.endpoints.contains_key(&tuple.from);
-        if ifindex != tunnel.ifindex || !is_of_pod {
+        if ifindex != self.content.tunnels[&Family::V4].ifindex || !is_of_pod {
             return left;
         }
         let number = note.map_or_else(|| self.number(tuple.to), |note| note.node);
@@ -556,7 +567,7 @@ impl Model {
     fn send(&mut self, frame: &Frame, number: u32, ifindex: u32) -> Option<Outcome> {
         let bytes = frame.bytes.len() - ETHERNET_BYTES;
         let node = self.numbered(number)?;
-        let headers = node.vxlan?;
+        let headers = node.vxlan.filter(|headers| headers.remote.is_ipv4())?;
         if node.via_ifindex != ifindex || bytes > node.mtu_bytes as usize {
             return None;
         }
@@ -627,8 +638,10 @@ fn encapsulated(inner: &[u8], headers: &super::VxlanHeaders, ecn: u8) -> Vec<u8>
     frame.extend([0x08, 0x00, 0x45, ecn]);
     frame.extend(bytes.to_be_bytes());
     frame.extend([0, 0, 0, 0, 64, 17, 0, 0]);
-    frame.extend(headers.local.octets());
-    frame.extend(headers.remote.octets());
+    for address in [headers.local, headers.remote] {
+        let IpAddr::V4(address) = address else { panic!("IPv4") };
+        frame.extend(address.octets());
+    }
     let sum = checksum(&frame[14..34]);
     frame[24..26].copy_from_slice(&sum.to_be_bytes());
     frame.extend([0, 0]);

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use russet_addr::Family;
 use russet_testkit::{Random, bound, eventually, let_pass};
 use serde_json::{Value, json};
 
@@ -67,6 +68,8 @@ struct Known {
 }
 
 struct World {
+    /// Of all flows.
+    family: Family,
     _fabric: Fabric,
     nodes: [TestNode; 2],
     pods: Vec<Pod>,
@@ -87,8 +90,12 @@ fn node_of(pod: usize) -> usize {
     pod / 2
 }
 
-fn address(pod: &Pod, port: u16) -> SocketAddr {
-    SocketAddr::new(pod.v4.parse::<IpAddr>().unwrap(), port)
+fn address((pod, family): (&Pod, Family), port: u16) -> SocketAddr {
+    SocketAddr::new(text_of(pod, family).parse::<IpAddr>().unwrap(), port)
+}
+
+fn text_of(pod: &Pod, family: Family) -> &str {
+    if family == Family::V6 { &pod.v6 } else { &pod.v4 }
 }
 
 fn count(arrivals: &Arrivals, transport: Transport, from: SocketAddr) {
@@ -96,8 +103,8 @@ fn count(arrivals: &Arrivals, transport: Transport, from: SocketAddr) {
 }
 
 /// Answers every byte, until the pod is gone.
-fn serve(pod: &Pod, arrivals: &Arrivals) {
-    let at = address(pod, PORT);
+fn serve(pod: &Pod, family: Family, arrivals: &Arrivals) {
+    let at = address((pod, family), PORT);
     let (datagrams, listener) =
         pod.within(move || (bound(|| UdpSocket::bind(at)), bound(|| TcpListener::bind(at))));
     let arrived = Arc::clone(arrivals);
@@ -126,8 +133,8 @@ fn serve(pod: &Pod, arrivals: &Arrivals) {
 }
 
 /// Whether a flow that no packet was seen of has an answer.
-fn fresh(client: &Pod, server: &Pod, transport: Transport) -> bool {
-    let (from, to) = (address(client, 0), address(server, PORT));
+fn fresh(client: &Pod, server: &Pod, family: Family, transport: Transport) -> bool {
+    let (from, to) = (address((client, family), 0), address((server, family), PORT));
     client.within(move || match transport {
         Transport::Tcp => (0..ATTEMPTS).any(|_| TcpStream::connect_timeout(&to, FRESH).is_ok()),
         Transport::Udp => (0..ATTEMPTS).any(|_| {
@@ -142,9 +149,9 @@ fn fresh(client: &Pod, server: &Pod, transport: Transport) -> bool {
 // === impl Known ===
 
 impl Known {
-    fn start(client: &Pod, to: (usize, &Pod), transport: Transport) -> Self {
+    fn start(client: &Pod, to: (usize, &Pod), family: Family, transport: Transport) -> Self {
         let port = KNOWN_PORT + u16::try_from(to.0).unwrap();
-        let (from, to) = (address(client, port), address(to.1, PORT));
+        let (from, to) = (address((client, family), port), address((to.1, family), PORT));
         let (answers, connects, stop) = <(Arc<AtomicU64>, Arc<AtomicU64>, Arc<AtomicBool>)>::default();
         let known = Self {
             answers: Arc::clone(&answers),
@@ -205,16 +212,17 @@ fn answers_a_byte(stream: &mut TcpStream) -> bool {
 // === impl World ===
 
 impl World {
-    fn new(mode: Mode) -> Self {
+    fn new(mode: Mode, family: Family) -> Self {
         let mut fabric = Fabric::new();
         let setting = if mode == Mode::Off { "off" } else { "require" };
         let mut nodes = NODES.map(|name| fabric.node(name, &["--fast-path", setting]));
+        nodes.iter().for_each(|node| fabric.add_ipv6(node));
         nodes.iter_mut().for_each(TestNode::start_agent);
         let pods = PODS.iter().enumerate();
         let pods: Vec<_> = pods.map(|(number, name)| Pod::on(&mut nodes[node_of(number)], name)).collect();
         let arrivals = Arrivals::default();
-        pods.iter().for_each(|pod| serve(pod, &arrivals));
-        let world = Self { _fabric: fabric, nodes, pods, arrivals, known: BTreeMap::new() };
+        pods.iter().for_each(|pod| serve(pod, family, &arrivals));
+        let world = Self { family, _fabric: fabric, nodes, pods, arrivals, known: BTreeMap::new() };
         let records = PODS
             .iter()
             .enumerate()
@@ -222,7 +230,7 @@ impl World {
         world.run("apply", records.collect());
         eventually(TIMEOUT, || cells().all(|cell| world.is_open_to_new(cell)));
         let known = cells().map(|cell @ ((from, to), transport)| {
-            (cell, Known::start(&world.pods[from], (to, &world.pods[to]), transport))
+            (cell, Known::start(&world.pods[from], (to, &world.pods[to]), family, transport))
         });
         let world = Self { known: known.collect(), ..world };
         // The first attempt of a connection may have met a machine that has other work.
@@ -238,7 +246,7 @@ impl World {
     }
 
     fn is_open_to_new(&self, ((from, to), transport): Cell) -> bool {
-        fresh(&self.pods[from], &self.pods[to], transport)
+        fresh(&self.pods[from], &self.pods[to], self.family, transport)
     }
 
     /// What new flows are allowed, each cell asked at the same time.
@@ -255,7 +263,7 @@ impl World {
         let verdict = |cell: Cell| {
             let ((from, to), transport) = cell;
             let protocol = if transport == Transport::Tcp { "tcp" } else { "udp" };
-            let (from, to) = (&self.pods[from].v4, &self.pods[to].v4);
+            let [from, to] = [from, to].map(|pod| text_of(&self.pods[pod], self.family));
             let port = PORT.to_string();
             let answer =
                 self.nodes[0].russet_inside(&["explain", from, to, &port, "--proto", protocol, "-o", "json"]);
@@ -337,17 +345,17 @@ fn policies(random: &mut Random) -> Vec<Value> {
         .collect()
 }
 
-fn states_have_equal_effects(mode: Mode) {
+fn states_have_equal_effects(mode: Mode, family: Family) {
     let number = |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());
     let (seed, states) = (number("RUSSET_SEED", 19), number("RUSSET_POLICY_STATES", STATES as u64));
     let mut random = Random::new(seed);
-    let mut world = World::new(mode);
+    let mut world = World::new(mode, family);
     let mut allowed: BTreeMap<Cell, bool> = cells().map(|cell| (cell, true)).collect();
     let mut verdicts = [0_u64; 2];
     // A policy stays until a later state has another one of its name.
     let mut applied: BTreeMap<String, Value> = BTreeMap::new();
     for state in 0..states {
-        let origin = format!("RUSSET_SEED={seed}, {mode:?}, state {state}");
+        let origin = format!("RUSSET_SEED={seed}, {mode:?}, {family:?}, state {state}");
         if mode == Mode::Flapping && random.once_in(2) {
             let node = random.below(2);
             world.nodes[node].kill_agent();
@@ -392,19 +400,26 @@ fn states_have_equal_effects(mode: Mode) {
 #[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd"]
 fn random_policies_have_equal_effects_on_known_and_new_flows_with_the_fast_path() {
     // policy.md P137, P138; section 4.4 (2)
-    states_have_equal_effects(Mode::On);
+    states_have_equal_effects(Mode::On, Family::V4);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd"]
+fn random_policies_have_equal_effects_on_flows_of_ipv6_with_the_fast_path() {
+    // policy.md P137, P138; section 4.4 (2)
+    states_have_equal_effects(Mode::On, Family::V6);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd"]
 fn random_policies_have_equal_effects_on_known_and_new_flows_without_the_fast_path() {
     // policy.md P137
-    states_have_equal_effects(Mode::Off);
+    states_have_equal_effects(Mode::Off, Family::V4);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan, BPF, TCX; tool: etcd"]
 fn random_policies_have_equal_effects_while_the_fast_path_comes_and_goes() {
     // policy.md P137, P138
-    states_have_equal_effects(Mode::Flapping);
+    states_have_equal_effects(Mode::Flapping, Family::V4);
 }

@@ -18,22 +18,23 @@ const CONNECTIONS: u64 = 30;
 /// Bytes.
 const MUCH: u32 = 8 << 20;
 
-/// Packets that a node has sent through its tunnel's device.
-fn through_device(node: &TestNode) -> u64 {
-    let link: Value = serde_json::from_str(&node.ip(&["-j", "-s", "link", "show", "vxlan.calico"])).unwrap();
-    link[0]["stats64"]["tx"]["packets"].as_u64().unwrap()
+/// Packets that a node has sent (`tx`) or received (`rx`) through a tunnel's device.
+pub fn through_device(node: &TestNode, device: &str, direction: &str) -> u64 {
+    let link: Value = serde_json::from_str(&node.ip(&["-j", "-s", "link", "show", device])).unwrap();
+    link[0]["stats64"][direction]["packets"].as_u64().unwrap()
 }
 
 /// How many packets pass the tunnel's device of the client's node while connections begin and end.
 fn device_packets(setup: &Setup, to: SocketAddr) -> u64 {
-    let before = through_device(&setup.one);
+    let sent = || through_device(&setup.one, "vxlan.calico", "tx");
+    let before = sent();
     for _ in 0..CONNECTIONS {
         setup.client.exchanges(to, 1);
     }
-    through_device(&setup.one) - before
+    sent() - before
 }
 
-fn drop_outer_packets(node: &TestNode, hook: &str) {
+pub fn drop_outer_packets(node: &TestNode, hook: &str) {
     let chain = format!("{{ type filter hook {hook} priority 0; }}");
     node.inside("nft", &["add", "table", "inet", "foreign"]);
     node.inside("nft", &["add", "chain", "inet", "foreign", "f", &chain]);
@@ -47,7 +48,7 @@ fn what_decides_about_the_tunnels_packets_decides_about_the_fast_path() {
     let setup = Setup::new("vxlan");
     let (one, two) = (&setup.one, &setup.two);
     let far = Exchange::tcp(&setup.client, &setup.server, false);
-    let datagrams = Exchange::udp(&setup.client, &setup.server);
+    let datagrams = Exchange::udp(&setup.client, &setup.server, false);
     is_carried(&far, &[one, two]);
     datagrams.goes_on();
     for (node, hook) in [(one, "output"), (one, "postrouting"), (two, "prerouting"), (two, "input")] {
@@ -70,8 +71,8 @@ fn what_decides_about_the_tunnels_packets_decides_about_the_fast_path() {
 }
 
 /// Sends much in one piece, which arrives whole.
-pub fn sends_much(client: &Pod, server: &Pod, to: impl Fn(SocketAddr) -> SocketAddr) {
-    let address = server.serves(false, |mut stream| {
+pub fn sends_much(client: &Pod, server: &Pod, is_v6: bool, to: impl Fn(SocketAddr) -> SocketAddr) {
+    let address = server.serves(is_v6, |mut stream| {
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();
         stream.write_all(&sum(&all).to_be_bytes()).unwrap();
@@ -115,8 +116,8 @@ fn connections_begin_and_end_without_the_tunnels_device_also_those_to_translated
         // A change of rules has the tunnel's packets decided about again, as the next 20 s without any do.
         eventually(TIMEOUT, || device_packets(&setup, to) < CONNECTIONS / 3);
     }
-    sends_much(&setup.client, &setup.server, |address| address);
-    sends_much(&setup.client, &setup.server, |address| translate(&setup.one, address));
+    sends_much(&setup.client, &setup.server, false, |address| address);
+    sends_much(&setup.client, &setup.server, false, |address| translate(&setup.one, address));
     // Without an agent they pass it.
     let service = translate(&setup.one, address);
     setup.one.kill_agent();

@@ -52,7 +52,7 @@ impl Stream {
 
     /// A socket that is connected to one whose datagrams are noted, and the port of that.
     fn ends(client: &Pod, server: &Pod) -> (UdpSocket, u16, Arc<Mutex<BTreeSet<u64>>>) {
-        let (socket, served) = client.datagrams_to(server);
+        let (socket, served) = client.datagrams_to(server, false);
         let to = served.local_addr().unwrap();
         let received = Arc::new(Mutex::new(BTreeSet::new()));
         let noted = Arc::clone(&received);

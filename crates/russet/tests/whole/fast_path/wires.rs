@@ -3,12 +3,18 @@
 
 use std::time::SystemTime;
 
+use rustix::net::sockopt;
+
 use super::*;
 use crate::node::{logged_at, time_between};
 
 /// A policy ends open flows so soon after the agent has reported that it is in force.
 const ENDED_AFTER: Duration = Duration::from_millis(10);
 const DAY_S: u64 = 86_400;
+/// In bytes, of the uplink, and within the tunnels of both families.
+const UPLINK_MTU: &str = "1350";
+const MTU: &str = "1300";
+const MTU_IPV6: &str = "1280";
 
 /// Datagrams with the time of sending, and the last one of those that arrived. Times are those since its start.
 struct Stamped {
@@ -26,7 +32,7 @@ fn time_of_day() -> Duration {
 
 impl Stamped {
     fn new(client: &Pod, server: &Pod) -> Self {
-        let (socket, served) = client.datagrams_to(server);
+        let (socket, served) = client.datagrams_to(server, false);
         let (last, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (noted, stopped) = (Arc::clone(&last), Arc::clone(&stop));
         let start = time_of_day();
@@ -80,7 +86,7 @@ impl Drop for Stamped {
 fn nothing_passes_that_was_sent_10_ms_after_a_policy_is_reported_to_be_in_force() {
     let setup = Setup::new("vxlan");
     setup.apply("apply", &record(&setup.server, "n2", "server"));
-    let far = Exchange::udp(&setup.client, &setup.server);
+    let far = Exchange::udp(&setup.client, &setup.server, false);
     is_carried(&far, &[&setup.one, &setup.two]);
     let stream = Stamped::new(&setup.client, &setup.server);
     for _ in 0..5 {
@@ -109,39 +115,49 @@ fn a_stream_arrives_whole_with_and_without_offloads_of_checksums_and_segments() 
         for pod in [&setup.client, &setup.server] {
             pod.within(|| russet_testkit::run("ethtool", &arguments));
         }
-        outer::sends_much(&setup.client, &setup.server, |address| address);
+        let arrives_whole = || {
+            for is_v6 in [false, true] {
+                outer::sends_much(&setup.client, &setup.server, is_v6, |address| address);
+            }
+        };
+        arrives_whole();
         for node in [&setup.one, &setup.two] {
             node.inside("ethtool", &arguments);
         }
-        outer::sends_much(&setup.client, &setup.server, |address| address);
+        arrives_whole();
         is_carried(&far, &[&setup.one, &setup.two]);
     }
 }
 
 /// Which datagrams of a known flow arrive, by the TTLs with which they are sent.
-fn arriving_ttls(client: &Pod, server: &Pod) -> Vec<u32> {
-    let (socket, served) = client.datagrams_to(server);
+fn arriving_ttls(client: &Pod, server: &Pod, is_v6: bool) -> Vec<u32> {
+    let (socket, served) = client.datagrams_to(server, is_v6);
     served.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    let arrives = |ttl: u32| {
-        socket.set_ttl(ttl).unwrap();
+    let arrives = |ttl: u8| {
+        match is_v6 {
+            true => sockopt::set_ipv6_unicast_hops(&socket, Some(ttl)).unwrap(),
+            false => socket.set_ttl(ttl.into()).unwrap(),
+        }
         // An answer of a router may be an error of the next call.
         (0..2).any(|_| socket.send(&[1]).is_ok()) && served.recv(&mut [0]).is_ok()
     };
     assert!((0..5).all(|_| arrives(64)));
-    (1..=4).filter(|ttl| arrives(*ttl)).collect()
+    (1..=4).filter(|ttl| arrives(*ttl)).map(u32::from).collect()
 }
 
 /// Sends datagrams of a known flow that are too large for a node's tunnel, until one arrives: by then the client knows the
 /// path's MTU, and has sent it in parts.
-fn learns_the_mtu(client: &Pod, server: &Pod, mtu: &str) {
-    client.within(|| russet_testkit::run("ip", &["route", "flush", "cache"]));
-    let (socket, served) = client.datagrams_to(server);
+fn learns_the_mtu(client: &Pod, server: &Pod, is_v6: bool) {
+    let (family, mtu) = if is_v6 { ("-6", MTU_IPV6) } else { ("-4", MTU) };
+    client.within(|| russet_testkit::run("ip", &[family, "route", "flush", "cache"]));
+    let (socket, served) = client.datagrams_to(server, is_v6);
     served.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     let arrives = |len: usize| socket.send(&vec![0; len]).is_ok() && served.recv(&mut [0; 2000]).is_ok();
     assert!((0..5).all(|_| arrives(100)));
     assert!(!arrives(1400));
     eventually(ANSWER, || arrives(1400));
-    let route = client.within(|| russet_testkit::run("ip", &["route", "get", &server.v4]));
+    let to = if is_v6 { &server.v6 } else { &server.v4 };
+    let route = client.within(|| russet_testkit::run("ip", &["route", "get", to]));
     assert!(route.contains(&format!("mtu {mtu}")), "{route}");
 }
 
@@ -151,21 +167,28 @@ fn ttls_and_the_paths_mtu_are_those_of_the_kernels_path() {
     let mut setup = Setup::new("vxlan");
     let far = Exchange::tcp(&setup.client, &setup.server, false);
     is_carried(&far, &[&setup.one, &setup.two]);
-    let ttls = arriving_ttls(&setup.client, &setup.server);
-    assert_eq!(ttls, [3, 4], "a router on each node");
-    // The next agent has the tunnel's device follow the uplink; the pods stay as they are.
+    let ttls = |setup: &Setup| [false, true].map(|is_v6| arriving_ttls(&setup.client, &setup.server, is_v6));
+    let by_family = ttls(&setup);
+    assert_eq!(by_family, [[3, 4], [3, 4]], "a router on each node");
+    // The next agent has the tunnels' devices follow the uplink; the pods stay as they are.
     setup.one.kill_agent();
-    setup.one.ip(&["link", "set", "eth0", "mtu", "1350"]);
+    setup.one.ip(&["link", "set", "eth0", "mtu", UPLINK_MTU]);
     setup.one.start_agent();
-    eventually(TIMEOUT, || setup.one.ip(&["link", "show", "vxlan.calico"]).contains("mtu 1300"));
+    for (device, mtu) in [("vxlan.calico", MTU), ("vxlan-v6.calico", MTU_IPV6)] {
+        eventually(TIMEOUT, || setup.one.ip(&["link", "show", device]).contains(&format!("mtu {mtu}")));
+    }
     is_carried(&far, &[&setup.one, &setup.two]);
-    learns_the_mtu(&setup.client, &setup.server, "1300");
-    outer::sends_much(&setup.client, &setup.server, |address| address);
+    for is_v6 in [false, true] {
+        learns_the_mtu(&setup.client, &setup.server, is_v6);
+        outer::sends_much(&setup.client, &setup.server, is_v6, |address| address);
+    }
     for node in [&mut setup.one, &mut setup.two] {
         node.kill_agent();
     }
     let_pass(SILENT);
-    assert_eq!(arriving_ttls(&setup.client, &setup.server), ttls);
-    learns_the_mtu(&setup.client, &setup.server, "1300");
+    assert_eq!(ttls(&setup), by_family);
+    for is_v6 in [false, true] {
+        learns_the_mtu(&setup.client, &setup.server, is_v6);
+    }
     far.goes_on();
 }
