@@ -8,6 +8,7 @@ mod bench;
 mod bpf;
 mod chaos;
 mod compatibility;
+mod debian_kernel;
 mod dist;
 mod e2e;
 mod elf;
@@ -16,7 +17,6 @@ mod image;
 mod install;
 mod kubernetes;
 mod manifests;
-mod old_kernel;
 mod packages;
 mod policies;
 mod process;
@@ -32,6 +32,7 @@ use std::process::ExitCode;
 
 use lexopt::prelude::{Long, Short, Value, ValueExt};
 
+use crate::debian_kernel::DebianKernel;
 use crate::error::{Error, Result};
 
 const USAGE: &str = "\
@@ -52,8 +53,9 @@ usage: cargo xtask COMMAND
   bench overlay [--plot[=FILE]] [--plot-from REPORT]   also draws the throughput, docs/images/overlay.svg; from an earlier report without measuring
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
   chaos [--ops N] [--kills N] [--cuts N] [--seed S] [--field NAME]...   kill -9 and power cuts among operations of runtimes
-  soak                                   2,000 seeds of each kind of simulated cluster; 300 policy sets with real packets; upgrade; old-kernel; the fast path without TCX; kill -9 at 200 moments of real clusters; chaos
+  soak                                   2,000 seeds of each kind of simulated cluster; 300 policy sets with real packets; upgrade; old-kernel; new-kernel; the fast path without TCX; kill -9 at 200 moments of real clusters; chaos
   old-kernel                             tests on Debian's kernel in a virtual machine: without TCX, with wireguard, ipvlan, vlan, vrf, dummy
+  new-kernel                             the same on the kernel of Debian's backports, with netkit
   upgrade [--from COMMIT]                an upgrade from an earlier release and back, under traffic; builds that release, unless RUSSET_PREVIOUS names its command
 
 fields: embedded etcd calico power-embedded power-etcd
@@ -76,7 +78,7 @@ enum Command {
     Sim(sim::Options),
     Soak(sim::Options),
     Upgrade(upgrade::Options),
-    OldKernel,
+    DebianKernel(DebianKernel),
 }
 
 fn main() -> ExitCode {
@@ -98,7 +100,7 @@ fn main() -> ExitCode {
         Command::Sim(options) => sim::run(&options),
         Command::Soak(options) => soak::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),
-        Command::OldKernel => old_kernel::run(),
+        Command::DebianKernel(which) => debian_kernel::run(which),
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -138,8 +140,9 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         "sim" => sim::Options::parse(parser).map(Command::Sim),
         "soak" => sim::Options::soak(parser).map(Command::Soak),
         "upgrade" => upgrade::Options::parse(parser).map(Command::Upgrade),
-        "old-kernel" => match parser.next()? {
-            None => Ok(Command::OldKernel),
+        "old-kernel" | "new-kernel" => match parser.next()? {
+            None if name == "old-kernel" => Ok(Command::DebianKernel(DebianKernel::Old)),
+            None => Ok(Command::DebianKernel(DebianKernel::New)),
             Some(extra) => Err(extra.unexpected().into()),
         },
         _ => Err(Error::Usage(format!("unknown command {name:?}\n{USAGE}"))),

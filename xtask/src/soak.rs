@@ -3,8 +3,8 @@
 //! kill -9 at random in real clusters.
 
 use crate::chaos::{self, all_well, whole_tests};
+use crate::debian_kernel::{self, DebianKernel};
 use crate::error::{Error, Result};
-use crate::old_kernel;
 use crate::packages;
 use crate::policies;
 use crate::sim;
@@ -21,9 +21,10 @@ pub fn run(options: &sim::Options) -> Result<bool> {
     let simulated = sim::run(options)?;
     let enforced = policies::run()?;
     let upgraded = upgrade::run(&upgrade::Options::default())?;
-    let aged = old_kernel::run()?;
+    let aged = debian_kernel::run(DebianKernel::Old)?;
+    let renewed = debian_kernel::run(DebianKernel::New)?;
     let attached = all_well(whole_tests().arg("fast_path::").env("RUSSET_TCX", "off"))?;
     let stormed = chaos::moments()?;
     let tried = chaos::run(&chaos::Options::soak())?;
-    Ok(simulated && enforced && upgraded && aged && attached && stormed && tried)
+    Ok(simulated && enforced && upgraded && aged && renewed && attached && stormed && tried)
 }

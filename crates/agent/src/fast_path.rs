@@ -16,8 +16,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use russet_addr::IpNet;
+use russet_attach::Pair;
 use russet_attach::naming::is_doomed;
 use russet_linux::bpf::{BpfError, Way};
+use russet_linux::probe::{self, Feature};
 use russet_linux::sysctl;
 use russet_netlink::{
     Change, Event, FdbTable, NeighbourState, NetlinkError, Route, RouteKind, RouteLookup, Socket,
@@ -98,6 +100,8 @@ enum FastPathError {
     Sysctl(#[from] sysctl::SysctlError),
 }
 
+/// The environment variable by which a kernel is treated as one without netkit pairs.
+const NETKIT: &str = "RUSSET_NETKIT";
 /// The subject of remarks at `/readyz?verbose`.
 const SUBJECT: &str = "fast path";
 /// How long pods' interfaces have to be unchanged before the maps follow them: an ADD changes them a dozen times.
@@ -175,6 +179,26 @@ pub fn start(
         waiting: Waiting::default(),
     };
     std::thread::Builder::new().name("fast-path".to_owned()).spawn(move || follower.run()).map(drop)
+}
+
+/// What the interfaces of new pods are: netkit pairs where the fast path has a program there and the kernel has them,
+/// unless `RUSSET_NETKIT=off` is in the environment.
+pub(crate) fn pair(mode: FastPathMode) -> Pair {
+    let is_wanted = || std::env::var_os(NETKIT).is_none_or(|value| value != "off");
+    if mode == FastPathMode::Off || !is_wanted() || Way::probe() != Way::Tcx {
+        return Pair::Veth;
+    }
+    match probe::supports(Feature::Netkit) {
+        Ok(true) => {
+            tracing::info!("the interfaces of new pods are netkit pairs");
+            Pair::Netkit
+        }
+        Ok(false) => Pair::Veth,
+        Err(error) => {
+            tracing::warn!(%error, "the interfaces of new pods are veths");
+            Pair::Veth
+        }
+    }
 }
 
 /// Removes what an agent has left that was killed, and which does nothing any more.

@@ -39,6 +39,18 @@ pub struct Attachment {
     /// a setting of the node decides, and the agent has interfaces follow it.
     #[serde(skip)]
     pub sizes: Option<PacketSizes>,
+    /// What the pod's interface is if it is created. Not recorded and not compared: one that is there stays as it is.
+    #[serde(skip)]
+    pub pair: Pair,
+}
+
+/// The kinds of pairs of links that connect a pod with its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pair {
+    #[default]
+    Veth,
+    /// Programs of the fast path run where the pod sends.
+    Netkit,
 }
 
 /// A Kubernetes pod.
@@ -140,6 +152,7 @@ impl Attachment {
             route_metric: None,
             sync_delete: false,
             sizes: None,
+            pair: Pair::default(),
         };
         Self { route_metric: new.is_secondary().then_some(SECONDARY_METRIC), ..new }
     }

@@ -248,9 +248,7 @@ fn delete_calicos(host: &mut Socket, pod: Option<&mut PodSide>) -> Result<(), Ne
 /// Deletes a pod's veth without an owner. A link with an owner is left to it, and so is a link of
 /// another kind.
 fn delete_unowned(host: &mut Socket, name: &IfName) -> Result<(), NetlinkError> {
-    let unowned = |link: &Link| {
-        link.kind.as_deref() == Some("veth") && link.link_netnsid.is_some() && link.alias.is_none()
-    };
+    let unowned = |link: &Link| link.is_of_pair() && link.link_netnsid.is_some() && link.alias.is_none();
     match inspect::by_name(host, name)?.filter(unowned) {
         Some(link) => delete(host, link.index),
         None => Ok(()),

@@ -36,10 +36,10 @@ pub(crate) fn owner(link: &Link) -> Option<Owner> {
     link.alias.as_deref()?.parse().ok()
 }
 
-/// Whether the two are the ends of one veth, `host` in the node's namespace and `pod` in another.
+/// Whether the two are the ends of one pair, `host` in the node's namespace and `pod` in another.
 pub(crate) fn is_pair(host: &Link, pod: &Link) -> bool {
-    let veth = |link: &Link| link.kind.as_deref() == Some("veth") && link.link_netnsid.is_some();
-    veth(host) && veth(pod) && host.link == Some(pod.index) && pod.link == Some(host.index)
+    let is_end = |link: &Link| link.is_of_pair() && link.link_netnsid.is_some();
+    is_end(host) && is_end(pod) && host.link == Some(pod.index) && pod.link == Some(host.index)
 }
 
 /// Whether `netns` is the calling thread's namespace, the node's. Runtimes name a pod's namespace
@@ -60,7 +60,7 @@ pub(crate) fn is_precreated(link: &Link) -> bool {
     link.group == PRECREATED_GROUP
         && link.alias.is_none()
         && link.mac == Some(Mac::GATEWAY)
-        && link.kind.as_deref() == Some("veth")
+        && link.is_of_pair()
 }
 
 /// The same for callers that know nothing else of it: it must be exactly as it was created, because

@@ -36,7 +36,7 @@ mod shape;
 mod wired;
 
 pub use adopt::{Adopted, adopt};
-pub use attachment::{Attachment, AttachmentError, Dialect, Pod, PodRoutes};
+pub use attachment::{Attachment, AttachmentError, Dialect, Pair, Pod, PodRoutes};
 pub use check::{CheckError, Mismatch, check, check_plan};
 pub use detach::{
     DetachError, Detached, Detachment, Removal, detach, detach_owned, detach_owned_with, detach_with,

@@ -15,7 +15,7 @@ use russet_addr::{Family, IfName, IpNet, Mac, host_net};
 use russet_netlink::{BridgePort, PacketSizes, Route, Scope};
 use serde::{Deserialize, Serialize};
 
-use crate::attachment::{Attachment, AttachmentError, Dialect};
+use crate::attachment::{Attachment, AttachmentError, Dialect, Pair};
 use crate::naming::{GATEWAY_V4, GATEWAY_V6};
 use crate::owner::Owner;
 use crate::{ROUTE_PROTOCOL, rules, serial};
@@ -44,6 +44,8 @@ pub struct Plan {
     pub sync_delete: bool,
     /// The largest packets of both ends inside the kernel, if it is created; the kernel's default otherwise.
     pub sizes: Option<PacketSizes>,
+    /// What the two ends are, if they are created.
+    pub pair: Pair,
     /// The steps.
     pub steps: Vec<Step>,
 }
@@ -218,6 +220,7 @@ pub fn plan(attachment: &Attachment) -> Result<Plan, AttachmentError> {
         },
         sync_delete: attachment.sync_delete,
         sizes: attachment.sizes,
+        pair: attachment.pair,
         steps,
     })
 }

@@ -13,7 +13,7 @@ use russet_netlink::{BridgePort, Link, NetlinkError, Route, Scope, Socket};
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::{
-    AttachmentError, Dialect, MAX_ADDRESSES, MAX_ROUTES, MTU_DEFAULT_BYTES, check_mac, check_mtu,
+    AttachmentError, Dialect, MAX_ADDRESSES, MAX_ROUTES, MTU_DEFAULT_BYTES, Pair, check_mac, check_mtu,
 };
 use crate::owner::Owner;
 use crate::plan::{Bridge, Op, Plan, PlannedRoute, Setting, Side, Step, Via, When};
@@ -158,6 +158,7 @@ pub fn plan_port(port: &Port) -> Result<Plan, AttachmentError> {
         protocol: ROUTE_PROTOCOL,
         sync_delete: port.sync_delete,
         sizes: None,
+        pair: Pair::Veth,
         steps,
     })
 }

@@ -54,6 +54,8 @@ features! {
     Ipvlan = "ipvlan", How::Link;
     /// MACVLAN.
     Macvlan = "macvlan", How::Link;
+    /// Pairs of links whose programs run where a packet is sent.
+    Netkit = "netkit", How::Link;
     /// nf_tables.
     NfTables = "nf_tables", How::Netfilter(NFT_MSG_GETGEN);
     /// Virtual ethernet pairs.

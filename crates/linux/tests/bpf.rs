@@ -6,12 +6,13 @@ use std::net::UdpSocket;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use russet_netlink::{Batch, Direction, LinkSet, Socket};
+use russet_addr::IfName;
+use russet_netlink::{Batch, Direction, LinkAdd, LinkSet, Peer, Socket};
 
 use russet_linux::NetNs;
 use russet_linux::bpf::{
-    Attachable, Found, Map, MapDefinition, MapKind, Need, Object, Packet, Program, Support, TcxLink, Way,
-    attached, own_filters, remove_filter, remove_filters, without_own_clsact,
+    Attachable, Found, Map, MapDefinition, MapKind, Need, Object, Packet, Point, Program, ProgramLink,
+    Support, Way, attached, own_filters, remove_filter, remove_filters, without_own_clsact,
 };
 
 /// A program with a map of each kind.
@@ -176,17 +177,17 @@ fn tcx() {
         let found = attached(LOOPBACK, direction).unwrap();
         found.iter().map(|attached| attached.program).collect::<Vec<_>>()
     };
-    let link = TcxLink::attach(&drop_all, LOOPBACK, Direction::Ingress).unwrap();
+    let link = ProgramLink::attach(&drop_all, LOOPBACK, Direction::Ingress).unwrap();
     assert_eq!(link.info().unwrap().1, LOOPBACK);
     assert_eq!(attached(LOOPBACK, Direction::Ingress).unwrap(), [link.info().unwrap().0]);
     send(1);
     drop(link);
-    let link = TcxLink::attach(&pass, LOOPBACK, Direction::Ingress).unwrap();
+    let link = ProgramLink::attach(&pass, LOOPBACK, Direction::Ingress).unwrap();
     send(2);
     assert_eq!(first(), 2, "the first packet was dropped");
     assert_eq!(programs(Direction::Ingress), [id(&pass)]);
     // Behind those that are there; the first that passes a packet decides.
-    let behind = TcxLink::attach(&drop_all, LOOPBACK, Direction::Ingress).unwrap();
+    let behind = ProgramLink::attach(&drop_all, LOOPBACK, Direction::Ingress).unwrap();
     assert_eq!(programs(Direction::Ingress), [id(&pass), id(&drop_all)]);
     send(3);
     assert_eq!(first(), 3);
@@ -196,8 +197,42 @@ fn tcx() {
     drop(link);
     assert_eq!(programs(Direction::Ingress), []);
     drop(opened);
-    let error = TcxLink::attach(&pass, 4711, Direction::Ingress).unwrap_err().to_string();
+    let error = ProgramLink::attach(&pass, 4711, Direction::Ingress).unwrap_err().to_string();
     assert!(error.starts_with("attach BPF program to link 4711: "), "{error}");
+}
+
+#[test]
+#[ignore = "root: bpf(2) and network namespaces; kernel: netkit"]
+fn a_program_takes_what_the_other_end_of_a_netkit_pair_sends_and_says_who_else_is_there() {
+    NetNs::create_unnamed().unwrap().run_in_thread(netkit).unwrap();
+}
+
+fn netkit() {
+    let mut socket = Socket::route().unwrap();
+    let [host, pod] = ["host", "pod"].map(|name| IfName::new(name).unwrap());
+    socket.execute(Batch::new().add_link(&LinkAdd::netkit(host, Peer::new(pod.clone())))).unwrap();
+    let [host, pod] = ["host", "pod"].map(|name| {
+        let link = socket.links().unwrap().into_iter().find(|link| link.name == name).unwrap();
+        assert!(link.is_netkit() && link.is_of_pair());
+        link.index
+    });
+    let load = |code: [u64; 2]| Program::from_instructions("test", &code).unwrap();
+    let program = Attachable::new(load(PASS), Way::Tcx).unwrap();
+    let error = program.attach(pod, Point::NetkitPeer).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("attach BPF program to link {pod}: ")), "{error}");
+    let is_occupied = || Way::Tcx.is_occupied(host, Point::NetkitPeer).unwrap();
+    assert!(!is_occupied());
+    let attachment = program.attach(host, Point::NetkitPeer).unwrap();
+    assert_eq!(attachment.look(), Found { is_in_place: true, is_shared: false });
+    // What it takes does not come to a program where the host end receives.
+    for point in [Point::NetkitPeer, Direction::Ingress.into()] {
+        let other = ProgramLink::attach(&load(DROP), host, point).unwrap();
+        assert_eq!(attachment.look(), Found { is_in_place: true, is_shared: true }, "{point:?}");
+        drop(other);
+    }
+    assert!(is_occupied());
+    drop(attachment);
+    assert!(!is_occupied() && attached(host, Point::NetkitPeer).unwrap().is_empty());
 }
 
 #[test]

@@ -160,6 +160,11 @@ impl LinkAdd {
         Self::new(name, LinkKind::Veth(peer))
     }
 
+    /// A netkit pair, of which this is the primary end.
+    pub fn netkit(name: IfName, peer: Peer) -> Self {
+        Self::new(name, LinkKind::Netkit(peer))
+    }
+
     fn encode(&self, message: &mut MessageBuilder<'_>) {
         ifinfomsg(message, 0, Flags::up(self.up.then_some(true)));
         message.attr_str(IFLA_IFNAME, self.name.as_str());

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use russet_linux::bpf::{
-    Attachable, Attachment, BpfError, Found, Map, Object, Program, Way, programs, remove_filters,
+    Attachable, Attachment, BpfError, Found, Map, Object, Point, Program, Way, programs, remove_filters,
 };
 use russet_netlink::{Direction, NetlinkError, Socket};
 
@@ -104,6 +104,7 @@ impl FastPath {
     pub fn load(way: Way, epoch: &FlowEpoch) -> Result<Self, BpfError> {
         let objects = [
             (Role::Pod, programs::FAST_POD),
+            (Role::NetkitPod, programs::FAST_POD_NETKIT),
             (Role::Uplink, programs::FAST_UPLINK),
             (Role::Learn, programs::FAST_LEARN),
         ];
@@ -159,7 +160,8 @@ impl FastPath {
         applied
     }
 
-    fn try_apply(&mut self, wanted: Content, attached_max: usize) -> Result<Applied, BpfError> {
+    fn try_apply(&mut self, mut wanted: Content, attached_max: usize) -> Result<Applied, BpfError> {
+        wanted.hooks = wanted.hooks.into_iter().map(|hook| hook.by(self.way)).collect();
         if std::mem::take(&mut self.is_unknown) {
             self.empty()?;
         }
@@ -282,7 +284,7 @@ impl FastPath {
                 // There is nothing at a link that is gone.
                 None => Found {
                     is_in_place: false,
-                    is_shared: self.way.is_occupied(hook.ifindex, hook.direction()).unwrap_or_default(),
+                    is_shared: self.way.is_occupied(hook.ifindex, hook.point()).unwrap_or_default(),
                 },
             };
             // What is where the uplink sends sees what the fast path sends, too.
@@ -305,7 +307,7 @@ impl FastPath {
             }
             attached_now += 1;
             let Some(program) = self.programs.get(&hook.role) else { continue };
-            match program.attach(hook.ifindex, hook.direction()) {
+            match program.attach(hook.ifindex, hook.point()) {
                 Ok(attachment) => _ = self.attachments.insert(*hook, attachment),
                 // The link may be gone already; then it is not wanted the next time.
                 Err(error) => _ = done.failed.get_or_insert_with(|| error.to_string()),
@@ -349,10 +351,19 @@ fn numbered<'a>(
 // === impl Hook ===
 
 impl Hook {
-    fn direction(&self) -> Direction {
+    fn point(&self) -> Point {
         match self.role {
-            Role::Pod | Role::Uplink => Direction::Ingress,
-            Role::Learn => Direction::Egress,
+            Role::Pod | Role::Uplink => Direction::Ingress.into(),
+            Role::NetkitPod => Point::NetkitPeer,
+            Role::Learn => Direction::Egress.into(),
+        }
+    }
+
+    /// Where the kernel has filters of `clsact` only, a netkit pair has them as a veth has.
+    fn by(self, way: Way) -> Self {
+        match (way, self.role) {
+            (Way::Clsact, Role::NetkitPod) => Self { role: Role::Pod, ..self },
+            _ => self,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use russet_addr::NodeName;
+use russet_attach::Pair;
 use russet_calico::CalicoNode;
 use russet_cni_spec::CniError;
 use russet_ipam::Allocator;
@@ -24,6 +25,8 @@ pub struct Node {
     pub mtu_bytes: Rc<Cell<u32>>,
     /// The largest packets of new pods inside the kernel, if it is not the kernel's default; the agent updates it.
     pub packet_sizes: Rc<Cell<Option<PacketSizes>>>,
+    /// What the interfaces of new pods are.
+    pub pair: Pair,
     /// The part that plugins without `store` use, too.
     pub host: CalicoNode,
     /// Addresses of answered DELs that are still being released.

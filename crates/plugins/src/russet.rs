@@ -258,6 +258,7 @@ fn attachment(node: &Node, settings: &Settings, target: &Target) -> Attachment {
     attachment.mtu = settings.mtu_bytes.unwrap_or_else(|| node.mtu_bytes.get());
     attachment.mac = settings.mac;
     attachment.sizes = node.packet_sizes.get();
+    attachment.pair = node.pair;
     attachment.sync_delete = node.host.teardown.is_synchronous();
     attachment
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use russet_linux::bpf::BpfError;
 use russet_overlay::fast_path::{
-    Applied, Carried, Content, Epoch, FastPathMode, KnownFlow, Node, Observer, Role, Traffic,
+    Applied, Carried, Content, Epoch, FastPathMode, KnownFlow, Node, Observer, Traffic,
 };
 use serde::{Deserialize, Serialize};
 
@@ -260,7 +260,7 @@ impl State {
             return "a BPF program of another owner is at the pod's interface".to_owned();
         }
         let has_program = |ifindex: &u32| {
-            content.hooks.iter().any(|hook| hook.ifindex == *ifindex && hook.role == Role::Pod)
+            content.hooks.iter().any(|hook| hook.ifindex == *ifindex && hook.role.is_from_pod())
         };
         if self.is_attaching || !here.values().all(has_program) {
             return "its programs are not at all interfaces yet: that takes a second after the last change of a pod's interface".to_owned();
@@ -322,7 +322,7 @@ impl Packets {
 #[cfg(test)]
 mod tests {
     use russet_addr::Mac;
-    use russet_overlay::fast_path::{Endpoint, Hook, Paused, Tuple};
+    use russet_overlay::fast_path::{Endpoint, Hook, Paused, Role, Tuple};
 
     use super::*;
 

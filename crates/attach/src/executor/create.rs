@@ -10,6 +10,7 @@ use super::AttachCause;
 use super::obstacle::{self, Decision, InTheWay};
 use super::record::Reversal;
 use super::run::{Ends, Run, open_in};
+use crate::attachment::Pair;
 use crate::detach;
 use crate::inspect::{self, PRECREATED_GROUP};
 use crate::plan::{Plan, Setting, Side};
@@ -141,7 +142,7 @@ impl Run<'_> {
     }
 }
 
-/// Creates a plan's veth, each end in its namespace.
+/// Creates a plan's pair of links, each end in its namespace.
 pub(crate) fn create_veth(host: &mut Socket, plan: &Plan, netns: &NetNs) -> Result<(), AttachCause> {
     if inspect::is_own(netns)? {
         return Err(AttachCause::OwnNamespace(netns.path().to_owned()));
@@ -154,13 +155,18 @@ pub(crate) fn create_veth(host: &mut Socket, plan: &Plan, netns: &NetNs) -> Resu
         sizes,
         ..Peer::new(plan.ifname.clone())
     };
+    let host_name = plan.host_name.clone();
+    let pair = match plan.pair {
+        Pair::Veth => LinkAdd::veth(host_name, peer),
+        Pair::Netkit => LinkAdd::netkit(host_name, peer),
+    };
     let mut batch = Batch::new();
     batch.add_link(&LinkAdd {
         mtu_bytes,
         mac: Some(Mac::GATEWAY),
         group: Some(PRECREATED_GROUP),
         sizes,
-        ..LinkAdd::veth(plan.host_name.clone(), peer)
+        ..pair
     });
     host.execute(&batch).map_err(|error| NetlinkError::from(error).into())
 }

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, but knows only #[test] functions")]
 
 mod bench;
+mod netkit;
 mod obstacles;
 mod packet_sizes;
 mod precreate;

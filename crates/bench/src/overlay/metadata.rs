@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use russet_linux::bpf::{Map, Object, Program, TcxLink, programs};
+use russet_linux::bpf::{Map, Object, Program, ProgramLink, programs};
 use russet_netlink::{Batch, Direction, LinkAdd, LinkKind, Socket, Vxlan};
 
 use crate::overlay::node::{HOST_END, Node, mac, name, up};
@@ -13,7 +13,7 @@ use crate::{BoxError, Result};
 
 /// Both programs of a node. Dropping it detaches them.
 pub struct MetadataTunnel {
-    _links: [TcxLink; 2],
+    _links: [ProgramLink; 2],
 }
 
 const DEVICE: &str = "vxlan_sys";
@@ -38,8 +38,8 @@ pub fn start(node: &mut Node, other: &Node, mtu_bytes: u32) -> Result<MetadataTu
     let receive = load(programs::MODEL_TUNNEL_RECEIVE, "pods", (&node.pod_address().octets(), &pod))?;
     let links = node.host.with(|| {
         Ok::<_, BoxError>([
-            TcxLink::attach(&send, host_end, Direction::Ingress)?,
-            TcxLink::attach(&receive, device, Direction::Ingress)?,
+            ProgramLink::attach(&send, host_end, Direction::Ingress)?,
+            ProgramLink::attach(&receive, device, Direction::Ingress)?,
         ])
     })??;
     Ok(MetadataTunnel { _links: links })

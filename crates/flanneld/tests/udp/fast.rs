@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use russet_flanneld::udp::{Count, FastPath, Proxy, Via};
-use russet_linux::bpf::{Program, TcxLink, attached};
+use russet_linux::bpf::{Program, ProgramLink, attached};
 use russet_netlink::Direction;
 use russet_testkit::{eventually, require_tool, sh};
 
@@ -309,7 +309,7 @@ fn the_fast_path_gives_way_to_programs_of_others_and_comes_back() {
         let other = Program::from_instructions("other", &NOTHING).unwrap();
         for direction in [Direction::Ingress, Direction::Egress] {
             let device = if direction == Direction::Ingress { "w0" } else { "flannel0" };
-            let attach = || TcxLink::attach(&other, link(device), direction).unwrap();
+            let attach = || ProgramLink::attach(&other, link(device), direction).unwrap();
             let attached = one.host.with(attach).unwrap();
             gives_way("BPF programs of others");
             drop(attached);

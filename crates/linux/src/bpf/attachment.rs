@@ -1,6 +1,6 @@
-//! Attaches programs by what the kernel has: by TCX, or as filters of `clsact` before Linux 6.6.
+//! Attaches programs by what the kernel has: by TCX (and at netkit pairs), or as filters of `clsact` before Linux 6.6.
 //!
-//! A TCX link ends with the process that made it. A filter stays when the process is killed. So the program of a filter
+//! A program's link ends with the process that made it. A filter stays when the process is killed. So the program of a filter
 //! does nothing but jump into a table of programs, which the kernel empties once no process has it open any more; from
 //! then on packets take the kernel's path. [`remove_filters`] removes what an earlier process has left.
 //!
@@ -13,7 +13,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 
 use russet_netlink::{Batch, BatchError, BpfFilter, Direction, Filter, NetlinkError, Qdisc, Socket};
 
-use super::{BpfError, Map, Object, Program, TcxLink, attached, programs};
+use super::{BpfError, Map, Object, Point, Program, ProgramLink, attached, programs};
 
 /// How programs are attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,15 +42,13 @@ struct Jump {
 #[derive(Debug)]
 pub struct Attachment {
     ifindex: u32,
-    direction: Direction,
     by: By,
 }
 
 #[derive(Debug)]
 enum By {
-    Tcx(TcxLink),
-    /// The filter's name.
-    Clsact(String),
+    Link(ProgramLink, Point),
+    Clsact { direction: Direction, filter: String },
 }
 
 /// What is at a hook.
@@ -82,10 +80,12 @@ impl Way {
     }
 
     /// Whether programs or filters of others are at a hook at which this process has none.
-    pub fn is_occupied(self, ifindex: u32, direction: Direction) -> Result<bool, BpfError> {
-        match self {
-            Self::Tcx => attached(ifindex, direction).map(|found| !found.is_empty()),
-            Self::Clsact => filters(ifindex, direction).map(|found| has_others(&found, ifindex, direction)),
+    pub fn is_occupied(self, ifindex: u32, point: impl Into<Point>) -> Result<bool, BpfError> {
+        match (self, point.into()) {
+            (Self::Clsact, Point::Tcx(direction)) => {
+                filters(ifindex, direction).map(|found| has_others(&found, ifindex, direction))
+            }
+            (_, point) => have_others(ifindex, point, None),
         }
     }
 }
@@ -107,17 +107,17 @@ impl Attachable {
 
     /// Attaches it behind what is there, in the calling thread's network namespace. A filter that an earlier process has
     /// left is replaced.
-    pub fn attach(&self, ifindex: u32, direction: Direction) -> Result<Attachment, BpfError> {
-        let by = match &self.jump {
-            None => By::Tcx(TcxLink::attach(&self.program, ifindex, direction)?),
-            Some(jump) => {
-                let name = format!("{FILTER_PREFIX}{}", self.program.name());
-                let added = add_filter(&jump.program, ifindex, direction, &name);
+    pub fn attach(&self, ifindex: u32, point: impl Into<Point>) -> Result<Attachment, BpfError> {
+        let by = match (&self.jump, point.into()) {
+            (Some(jump), Point::Tcx(direction)) => {
+                let filter = format!("{FILTER_PREFIX}{}", self.program.name());
+                let added = add_filter(&jump.program, ifindex, direction, &filter);
                 added.map_err(failed(format!("attach BPF program to link {ifindex}")))?;
-                By::Clsact(name)
+                By::Clsact { direction, filter }
             }
+            (_, point) => By::Link(ProgramLink::attach(&self.program, ifindex, point)?, point),
         };
-        Ok(Attachment { ifindex, direction, by })
+        Ok(Attachment { ifindex, by })
     }
 }
 
@@ -151,16 +151,15 @@ impl Attachment {
 
     fn try_look(&self) -> Result<Found, BpfError> {
         match &self.by {
-            By::Tcx(link) => {
+            By::Link(link, point) => {
                 let (own, ifindex) = link.info()?;
-                let found = attached(self.ifindex, self.direction)?;
-                let is_shared = found.iter().any(|it| it.link != own.link);
+                let is_shared = have_others(self.ifindex, *point, Some(own.link))?;
                 Ok(Found { is_in_place: ifindex == self.ifindex, is_shared })
             }
-            By::Clsact(name) => {
-                let found = filters(self.ifindex, self.direction)?;
-                let is_in_place = found.iter().filter_map(own).any(|filter| filter.name == *name);
-                Ok(Found { is_in_place, is_shared: has_others(&found, self.ifindex, self.direction) })
+            By::Clsact { direction, filter } => {
+                let found = filters(self.ifindex, *direction)?;
+                let is_in_place = found.iter().filter_map(own).any(|found| found.name == *filter);
+                Ok(Found { is_in_place, is_shared: has_others(&found, self.ifindex, *direction) })
             }
         }
     }
@@ -168,12 +167,22 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        if let By::Clsact(name) = &self.by {
+        if let By::Clsact { filter, .. } = &self.by {
             // The link may be gone, and with it the filter. After another failure the filter stays, and jumps nowhere once
             // the process has ended.
-            let _ = Socket::route().and_then(|mut socket| remove(&mut socket, self.ifindex, name, false));
+            let _ = Socket::route().and_then(|mut socket| remove(&mut socket, self.ifindex, filter, false));
         }
     }
+}
+
+/// Whether programs are at a point that have another link than this one. What a program passes by that is where the pod
+/// sends counts as well: programs where the primary end of the pair receives.
+fn have_others(ifindex: u32, point: Point, own: Option<u32>) -> Result<bool, BpfError> {
+    let mut found = attached(ifindex, point)?;
+    if point == Point::NetkitPeer {
+        found.extend(attached(ifindex, Direction::Ingress)?);
+    }
+    Ok(found.iter().any(|it| Some(it.link) != own))
 }
 
 /// A filter that jumps, of this or another process.

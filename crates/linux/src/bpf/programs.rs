@@ -9,6 +9,8 @@ pub const SDN_EGRESS: &[u8] = include_bytes!("../../bpf/sdn_egress.o");
 pub const SDN_DELIVERY: &[u8] = include_bytes!("../../bpf/sdn_delivery.o");
 /// Packets that the host end of a pod receives, on the fast path.
 pub const FAST_POD: &[u8] = include_bytes!("../../bpf/fast_pod.o");
+/// The same of a netkit pair, where the pod sends.
+pub const FAST_POD_NETKIT: &[u8] = include_bytes!("../../bpf/fast_pod_netkit.o");
 /// Packets that the uplink receives, on the fast path.
 pub const FAST_UPLINK: &[u8] = include_bytes!("../../bpf/fast_uplink.o");
 /// Packets that leave the kernel's path, of which the fast path learns flows.
@@ -34,6 +36,7 @@ pub(super) const ALL: &[(&str, &[u8])] = &[
     ("sdn_egress", SDN_EGRESS),
     ("sdn_delivery", SDN_DELIVERY),
     ("fast_pod", FAST_POD),
+    ("fast_pod_netkit", FAST_POD_NETKIT),
     ("fast_uplink", FAST_UPLINK),
     ("fast_learn", FAST_LEARN),
     ("udp_send", UDP_SEND),

@@ -14,6 +14,8 @@ use crate::wire::{Attributes, MessageBuilder};
 pub enum LinkKind {
     /// One end of a pair.
     Veth(Peer),
+    /// The primary end of a pair whose programs run where a packet is sent, in the mode that has MACs; since Linux 6.7.
+    Netkit(Peer),
     /// A bridge.
     Bridge(Bridge),
     /// A VXLAN tunnel endpoint.
@@ -30,7 +32,7 @@ pub enum LinkKind {
     },
 }
 
-/// The other end of a veth pair. It is always created down: the kernel refuses to create it up
+/// The other end of a pair. It is always created down: the kernel refuses to create a veth's up
 /// before its partner exists (ENOTCONN).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
@@ -127,7 +129,8 @@ impl LinkKind {
     /// The kernel's name of the kind.
     pub fn name(&self) -> &str {
         match self {
-            LinkKind::Veth(_) => "veth",
+            LinkKind::Veth(_) => VETH,
+            LinkKind::Netkit(_) => NETKIT,
             LinkKind::Bridge(_) => "bridge",
             LinkKind::Vxlan(_) => "vxlan",
             LinkKind::Ipip(_) => "ipip",
@@ -145,6 +148,12 @@ impl LinkKind {
                 LinkKind::Veth(peer) => {
                     info.nested(IFLA_INFO_DATA, |data| {
                         data.nested(VETH_INFO_PEER, |message| peer.encode(message));
+                    });
+                }
+                LinkKind::Netkit(peer) => {
+                    info.nested(IFLA_INFO_DATA, |data| {
+                        data.nested(IFLA_NETKIT_PEER_INFO, |message| peer.encode(message));
+                        data.attr_u32(IFLA_NETKIT_MODE, NETKIT_L2);
                     });
                 }
                 LinkKind::Bridge(bridge) => {

@@ -81,6 +81,16 @@ impl Link {
         self.flags & IFF_UP != 0
     }
 
+    /// Whether it is one end of a pair: what one end sends, the other one receives.
+    pub fn is_of_pair(&self) -> bool {
+        matches!(self.kind.as_deref(), Some(VETH | NETKIT))
+    }
+
+    /// Whether it is one end of a netkit pair.
+    pub fn is_netkit(&self) -> bool {
+        self.kind.as_deref() == Some(NETKIT)
+    }
+
     /// Whether it is up and has a carrier.
     pub fn is_running(&self) -> bool {
         self.flags & IFF_RUNNING != 0

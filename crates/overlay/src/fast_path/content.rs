@@ -70,6 +70,8 @@ pub struct Hook {
 pub enum Role {
     /// Takes what a pod sends.
     Pod,
+    /// The same at a netkit pair, in the context of the sender.
+    NetkitPod,
     /// Takes what other nodes send.
     Uplink,
     /// Learns flows of what leaves the kernel's path.
@@ -120,6 +122,15 @@ pub(super) fn tunnels(links: &[Link]) -> impl Iterator<Item = (&Link, &Vxlan, Ip
         .filter_map(|(link, vxlan)| Some((link, vxlan, vxlan.local?)))
 }
 
+// === impl Role ===
+
+impl Role {
+    /// Whether it takes what a pod sends.
+    pub const fn is_from_pod(self) -> bool {
+        matches!(self, Self::Pod | Self::NetkitPod)
+    }
+}
+
 // === impl Content ===
 
 impl Content {
@@ -163,7 +174,8 @@ impl Content {
             }
             let endpoint = Endpoint { ifindex: host.index, mtu_bytes: host.mtu_bytes, pod_mac, host_mac };
             self.endpoints.insert(neighbour.address, endpoint);
-            self.hooks.extend([Role::Pod, Role::Learn].map(|role| Hook { ifindex: host.index, role }));
+            let from_pod = if host.is_netkit() { Role::NetkitPod } else { Role::Pod };
+            self.hooks.extend([from_pod, Role::Learn].map(|role| Hook { ifindex: host.index, role }));
         }
     }
 
@@ -238,15 +250,12 @@ impl Content {
 }
 
 fn host_ends(kernel: &KernelPath, host_prefix: &str) -> BTreeMap<u32, String> {
-    let is_veth = |link: &&Link| link.kind.as_deref() == Some("veth") && link.name.starts_with(host_prefix);
-    kernel.links.iter().filter(is_veth).map(|link| (link.index, link.name.clone())).collect()
+    let is_named = |link: &&Link| link.is_of_pair() && link.name.starts_with(host_prefix);
+    kernel.links.iter().filter(is_named).map(|link| (link.index, link.name.clone())).collect()
 }
 
 fn is_host_end(link: &Link, host_prefix: &str) -> bool {
-    link.kind.as_deref() == Some("veth")
-        && link.name.starts_with(host_prefix)
-        && link.is_up()
-        && link.master.is_none()
+    link.is_of_pair() && link.name.starts_with(host_prefix) && link.is_up() && link.master.is_none()
 }
 
 fn permanent(neighbour: &Neighbour) -> Option<Mac> {

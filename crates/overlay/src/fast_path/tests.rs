@@ -383,12 +383,13 @@ struct Case {
 }
 
 fn random_case(kernel: &Kernel, choices: &mut Choices) -> Case {
-    let role = choices.of(&[Role::Pod, Role::Uplink, Role::Learn]);
+    let roles = [Role::Pod, Role::NetkitPod, Role::Uplink, Role::Uplink, Role::Learn, Role::Learn];
+    let role = choices.of(&roles);
     let mut headers = random_headers(choices);
     let is_tunnelled = match role {
         Role::Uplink => choices.one_in(2),
         Role::Learn => choices.one_in(5),
-        Role::Pod => false,
+        Role::Pod | Role::NetkitPod => false,
     };
     let is_in_v6 = choices.one_in(3);
     if role == Role::Uplink && !choices.one_in(4) {
@@ -450,7 +451,7 @@ fn compare(kernel: &Kernel, case: &mut Case, name: &str) -> Verdict {
     let is_carried = Verdict::of(ran.verdict) == Verdict::Carried;
     model.changes_family = is_carried || kernel.fast_path.way() == Way::Tcx;
     let wanted = match role {
-        Role::Pod => model.pod(frame, *ifindex),
+        Role::Pod | Role::NetkitPod => model.pod(frame, *ifindex),
         Role::Uplink => model.uplink(frame, *ifindex),
         Role::Learn => model.learn(frame, *ifindex, *ingress_ifindex),
     };
@@ -480,7 +481,8 @@ fn the_programs_do_with_every_packet_what_the_model_does() {
     let seed = std::env::var("RUSSET_SEED").map_or(1, |seed| seed.parse().unwrap());
     in_lab(|| {
         let kernel = Kernel::new();
-        let mut carried = BTreeMap::from([Role::Pod, Role::Uplink, Role::Learn].map(|role| (role, 0)));
+        let mut carried =
+            BTreeMap::from([Role::Pod, Role::NetkitPod, Role::Uplink, Role::Learn].map(|role| (role, 0)));
         let (mut learnt, mut sent, mut received, mut ended) = (0, 0, 0, 0);
         for number in 0..PACKETS {
             let seed = seed + u64::from(number);

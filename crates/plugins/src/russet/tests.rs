@@ -48,6 +48,7 @@ async fn node() -> Node {
         allocator,
         mtu_bytes: Rc::new(Cell::new(1450)),
         packet_sizes: Default::default(),
+        pair: Default::default(),
         host: CalicoNode {
             teardown: Teardown::Synchronous,
             ..CalicoNode::for_request(CalicoHost::new("/nonexistent", Rc::new(NoDatastores)))

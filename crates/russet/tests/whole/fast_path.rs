@@ -4,6 +4,7 @@
 mod differential;
 mod ipv6;
 mod many_flows;
+mod netkit;
 mod outer;
 mod seen;
 mod wires;

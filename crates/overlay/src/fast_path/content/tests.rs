@@ -1,4 +1,5 @@
 use russet_addr::IfName;
+use russet_linux::bpf::Way;
 use russet_netlink::OperState;
 
 use super::*;
@@ -213,6 +214,20 @@ fn a_pod_that_is_limited_unrouted_or_without_a_fixed_mac_is_left_to_the_kernel()
     assert_eq!(without(&|kernel| kernel.links[3].flags = 0), 0);
     assert_eq!(without(&|kernel| kernel.links[3].master = Some(5)), 0);
     assert_eq!(without(&|kernel| kernel.links[3].name = "veth0".to_owned()), 0);
+}
+
+#[test]
+fn a_netkit_pod_has_its_program_where_it_sends_if_the_kernel_has_programs_at_links() {
+    let mut kernel = kernel();
+    kernel.links[3].kind = Some("netkit".to_owned());
+    let content = found(&kernel);
+    assert_eq!((content.endpoints.len(), content.interfaces.len()), (1, 1));
+    let roles = |way| -> Vec<Role> {
+        let hooks = content.hooks.iter().filter(|hook| hook.ifindex == HOST_END);
+        hooks.map(|hook| hook.by(way).role).collect()
+    };
+    assert_eq!(roles(Way::Tcx), [Role::NetkitPod, Role::Learn]);
+    assert_eq!(roles(Way::Clsact), [Role::Pod, Role::Learn]);
 }
 
 #[test]

@@ -198,8 +198,8 @@ impl Kernel {
     /// What the fast path must not carry while a target is captured. At the interfaces to other nodes all packets are
     /// seen in any case.
     fn passed_by(&self, target: &Target) -> Paused {
-        let is_passed_by =
-            |link: &&Link| link.kind.as_deref().is_some_and(|kind| kind == "veth" || TUNNELS.contains(&kind));
+        let is_tunnel = |link: &Link| link.kind.as_deref().is_some_and(|kind| TUNNELS.contains(&kind));
+        let is_passed_by = |link: &&Link| link.is_of_pair() || is_tunnel(link);
         let named = |name: &str| self.links.iter().find(|link| link.name == name);
         let index = |name: &str| named(name).filter(is_passed_by).map(|link| link.index);
         let interface = match target {

@@ -34,11 +34,11 @@ fn what_a_killed_agent_leaves_at_links_carries_nothing_and_loses_nothing_and_is_
     let mut setup = setup();
     let far = Exchange::tcp(&setup.client, &setup.server, false);
     is_carried(&far, &[&setup.one, &setup.two]);
-    // Two pods with two programs each, the uplink with two, and the tunnel.
+    // Two pods with two programs each, the uplink with two, and the tunnels of both families.
     let has_all = |setup: &Setup| {
         let found = owned(&setup.one);
         let of = |program: &str| found.iter().filter(|name| name.ends_with(program)).count();
-        ["fast_pod", "fast_uplink", "fast_learn"].map(of) == [2, 1, 4]
+        ["fast_pod", "fast_uplink", "fast_learn"].map(of) == [2, 1, 5]
     };
     eventually(TIMEOUT, || has_all(&setup));
     let stream = Stream::new(&setup.client, &setup.server);

@@ -1,9 +1,9 @@
-//! `cargo xtask old-kernel`: tests on the kernel of Debian, in a virtual machine by emulation. It lacks what newer
-//! kernels have (TCX, `BPF_F_ADJ_ROOM_DECAP_L3_IPV6`) and has what the kernel of a build machine may lack (wireguard,
-//! ipip, ipvlan, vlan, vrf, dummy).
+//! `cargo xtask old-kernel` and `cargo xtask new-kernel`: tests on kernels of Debian, in a virtual machine by emulation.
+//! The old one lacks what newer kernels have (TCX, `BPF_F_ADJ_ROOM_DECAP_L3_IPV6`), and both have what the kernel of a
+//! build machine may lack (wireguard, ipip, ipvlan, vlan, vrf, dummy; the new one netkit, too).
 //!
 //! The machine has the files of this one, read-only beneath a layer in memory. Its first program runs the tests' executables
-//! and reports by the serial port. Nothing of it stays but the kernel's package, in target/old-kernel.
+//! and reports by the serial port. Nothing of it stays but the kernel's package, in target/old-kernel or target/new-kernel.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,16 @@ struct Tests {
     arguments: &'static [&'static str],
 }
 
-const TESTS: [Tests; 5] = [
+/// Which kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DebianKernel {
+    /// Of the installed release.
+    Old,
+    /// Of its backports: that of the next release.
+    New,
+}
+
+const OLD_TESTS: [Tests; 5] = [
     Tests { package: "russet-linux", kind: Kind::Integration, name: "bpf", arguments: &["--skip", "tcx"] },
     Tests {
         package: "russet-overlay",
@@ -44,17 +53,30 @@ const TESTS: [Tests; 5] = [
     Tests { package: "russet-overlay", kind: Kind::Unit, name: "russet_overlay", arguments: &["fast_path"] },
 ];
 
+const NEW_TESTS: [Tests; 4] = [
+    Tests { package: "russet-linux", kind: Kind::Integration, name: "bpf", arguments: &[] },
+    Tests { package: "russet-attach", kind: Kind::Integration, name: "kernel", arguments: &["netkit"] },
+    Tests {
+        package: "russet",
+        kind: Kind::Integration,
+        name: "whole",
+        arguments: &["--test-threads", "1", "fast_path::netkit", "fast_path::known", "fast_path::ipv6"],
+    },
+    Tests { package: "russet-overlay", kind: Kind::Unit, name: "russet_overlay", arguments: &["fast_path"] },
+];
+
 /// The package that depends on the current kernel.
 const KERNEL: &str = "linux-image-amd64";
+const BACKPORTS: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main\n";
 /// What the first program needs until it has the files of this machine.
 const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 /// Each line of the result begins so; the executable's name and its exit code follow.
-const RESULT: &str = "old-kernel result:";
+const RESULT: &str = "executable of tests ended:";
 /// A test prints nothing for so long at most, by emulation.
 const SILENCE_LIMIT: Duration = Duration::from_secs(600);
 
 /// Runs all of it; true if nothing failed.
-pub fn run() -> Result<bool> {
+pub fn run(which: DebianKernel) -> Result<bool> {
     if !cfg!(target_arch = "x86_64") {
         return Err(Error::Found(
             "the virtual machine is one of x86-64, and this machine is none".to_owned(),
@@ -69,29 +91,48 @@ pub fn run() -> Result<bool> {
     if !build.succeeded {
         return Err(Error::Found("the tests do not compile".to_owned()));
     }
-    let directory =
-        env::current_dir().map_err(Error::io("find the current directory"))?.join("target/old-kernel");
-    fs::create_dir_all(&directory).map_err(Error::io("create target/old-kernel"))?;
-    let kernel = Kernel::installed(&directory)?;
+    let name = which.name();
+    let directory = env::current_dir().map_err(Error::io("find the current directory"))?;
+    let directory = directory.join("target").join(name);
+    fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
+    let kernel = Kernel::installed(which, &directory)?;
     let (first, machine) = (directory.join("initrd"), directory.join("run"));
-    write(&machine, &script(&kernel, &build.executables)?)?;
+    write(&machine, &script(&kernel, which.tests(), &build.executables)?)?;
     kernel.make_first(&first, &machine)?;
-    println!("old-kernel: {} starts", kernel.release);
+    println!("{name}: {} starts", kernel.release);
     let mut results = Vec::new();
     let ended = process::watch(&mut kernel.boot(&first), SILENCE_LIMIT, |line| {
         println!("{line}");
         results.extend(line.strip_prefix(RESULT).map(|result| result.trim().to_owned()));
     })?;
     if let Ended::Silence(limit) = ended {
-        println!("old-kernel: killed, since it said nothing for {} s", limit.as_secs());
+        println!("{name}: killed, since it said nothing for {} s", limit.as_secs());
     }
     let failed: Vec<&String> = results.iter().filter(|result| !result.ends_with(" 0")).collect();
     println!(
-        "old-kernel: {} of {} executables of tests ended, failed: {failed:?}",
+        "{name}: {} of {} executables of tests ended, failed: {failed:?}",
         results.len(),
-        TESTS.len()
+        which.tests().len()
     );
-    Ok(results.len() == TESTS.len() && failed.is_empty())
+    Ok(results.len() == which.tests().len() && failed.is_empty())
+}
+
+// === impl DebianKernel ===
+
+impl DebianKernel {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Old => "old-kernel",
+            Self::New => "new-kernel",
+        }
+    }
+
+    const fn tests(self) -> &'static [Tests] {
+        match self {
+            Self::Old => &OLD_TESTS,
+            Self::New => &NEW_TESTS,
+        }
+    }
 }
 
 /// A kernel's unpacked package.
@@ -104,8 +145,13 @@ struct Kernel {
 
 impl Kernel {
     /// Downloads the package, unless it is there.
-    fn installed(directory: &Path) -> Result<Self> {
-        let shown = process::output(Command::new("apt-cache").args(["show", "--no-all-versions", KERNEL]))?;
+    fn installed(which: DebianKernel, directory: &Path) -> Result<Self> {
+        let sources = match which {
+            DebianKernel::Old => Vec::new(),
+            DebianKernel::New => backports(directory)?,
+        };
+        let mut show = Command::new("apt-cache");
+        let shown = process::output(show.args(&sources).args(["show", "--no-all-versions", KERNEL]))?;
         let shown = String::from_utf8_lossy(&shown);
         let name = shown.lines().find_map(|line| line.strip_prefix("Depends: ")?.split([' ', ',']).next());
         let name = name.filter(|name| name.starts_with("linux-image-"));
@@ -113,10 +159,12 @@ impl Kernel {
         let release = name.trim_start_matches("linux-image-").to_owned();
         let unpacked = directory.join(&release);
         if !unpacked.exists() {
-            let script = "cd \"$1\" && apt-get download -qq \"$2\" && rm -rf new && dpkg -x \"$2\"_*.deb new && \
-                          depmod -b new \"$3\" && rm -f \"$2\"_*.deb && mv new \"$3\"";
+            let script = "cd \"$1\"; name=$2 release=$3; shift 3; apt-get \"$@\" download -qq \"$name\" && \
+                          rm -rf new && dpkg -x \"$name\"_*.deb new && depmod -b new \"$release\" && \
+                          rm -f \"$name\"_*.deb && mv new \"$release\"";
             let mut command = Command::new("sh");
-            process::run(command.args(["-c", script, "sh"]).arg(directory).args([name, &release]))?;
+            command.args(["-c", script, "sh"]).arg(directory).args([name, &release]).args(&sources);
+            process::run(&mut command)?;
         }
         Ok(Self { directory: unpacked, release })
     }
@@ -169,8 +217,24 @@ impl Kernel {
     }
 }
 
+/// apt's options by which it has the packages of backports only, which it lists here; the machine's own stay as they are.
+fn backports(directory: &Path) -> Result<Vec<String>> {
+    let (list, lists) = (directory.join("sources.list"), directory.join("lists"));
+    fs::create_dir_all(lists.join("partial")).map_err(Error::io(format!("create {}", lists.display())))?;
+    write(&list, BACKPORTS)?;
+    let option = |name: &str, path: &Path| ["-o".to_owned(), format!("{name}={}", path.display())];
+    let options = [
+        option("Dir::Etc::SourceList", &list),
+        option("Dir::Etc::SourceParts", Path::new("/dev/null")),
+        option("Dir::State::Lists", &lists),
+    ];
+    let options = options.concat();
+    process::run(Command::new("apt-get").args(&options).args(["-qq", "update"]))?;
+    Ok(options)
+}
+
 /// What the machine does with the files of this one.
-fn script(kernel: &Kernel, executables: &[Executable]) -> Result<String> {
+fn script(kernel: &Kernel, tests: &[Tests], executables: &[Executable]) -> Result<String> {
     let (modules, release) = (kernel.directory.join("lib/modules"), &kernel.release);
     let mut text = format!(
         "mount -t bpf bpf /sys/fs/bpf; mount -t cgroup2 cgroup2 /sys/fs/cgroup\n\
@@ -184,7 +248,7 @@ fn script(kernel: &Kernel, executables: &[Executable]) -> Result<String> {
         modules.display(),
         env::var("PATH").unwrap_or_default(),
     );
-    for tests in &TESTS {
+    for tests in tests {
         let is_meant = |it: &&Executable| {
             (it.package.as_str(), it.kind, it.name.as_str()) == (tests.package, tests.kind, tests.name)
         };

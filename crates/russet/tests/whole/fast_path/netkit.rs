@@ -1,0 +1,68 @@
+//! Pods whose interface is a netkit pair: the fast path's program runs where they send.
+
+use serde_json::Value;
+
+use super::seen::a_capture_sees_every_packet;
+use super::*;
+
+/// The kind of the host end of a pod's interface.
+fn kind(node: &TestNode, pod: &Pod) -> String {
+    let route: Value = serde_json::from_str(&node.ip(&["-j", "route", "get", &pod.v4])).unwrap();
+    let host_end = route[0]["dev"].as_str().unwrap();
+    let link: Value = serde_json::from_str(&node.ip(&["-j", "-d", "link", "show", host_end])).unwrap();
+    link[0]["linkinfo"]["info_kind"].as_str().unwrap().to_owned()
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, netkit, BPF, TCX; tool: etcd, etcdctl, ping"]
+fn flows_of_netkit_pods_take_the_fast_path_and_the_kernels_path_still_decides() {
+    let mut setup = Setup::new("vxlan");
+    assert_eq!(kind(&setup.one, &setup.client), "netkit");
+    let far = Exchange::tcp(&setup.client, &setup.server, false);
+    is_carried(&far, &[&setup.one, &setup.two]);
+    setup.apply("apply", &record(&setup.server, "n2", "server"));
+    setup.apply("apply", &closed());
+    far.stops();
+    setup.apply("delete", &closed());
+    far.resumes();
+    is_carried(&far, &[&setup.one, &setup.two]);
+    drop(far);
+    for is_v6 in [false, true] {
+        let near = Exchange::tcp(&setup.client, &setup.neighbour, is_v6);
+        is_carried(&near, &[&setup.one]);
+        outer::sends_much(&setup.client, &setup.neighbour, is_v6, |address| address);
+        outer::sends_much(&setup.client, &setup.server, is_v6, |address| address);
+    }
+    let datagrams = Exchange::udp(&setup.client, &setup.neighbour, false);
+    is_carried(&datagrams, &[&setup.one]);
+
+    // Without an agent the pairs forward what their pods send.
+    setup.one.kill_agent();
+    datagrams.goes_on();
+    let_pass(SILENT);
+    datagrams.goes_on();
+    // Pods of the next agent have veths, and reach those that are there, on the fast path.
+    setup.one.agent_env.push(("RUSSET_NETKIT".to_owned(), "off".to_owned()));
+    setup.one.start_agent();
+    let with_veth = Pod::on(&mut setup.one, "with-veth");
+    assert_eq!(
+        (kind(&setup.one, &with_veth), kind(&setup.one, &setup.client)),
+        ("veth".into(), "netkit".into())
+    );
+    drop(datagrams);
+    for (from, to) in [(&with_veth, &setup.client), (&setup.client, &with_veth)] {
+        is_carried(&Exchange::tcp(from, to, false), &[&setup.one]);
+    }
+    let interfaces = |node: &TestNode| node.ip(&["-o", "link"]).matches(": russ").count();
+    let before = interfaces(&setup.one);
+    for pod in [&setup.client, &with_veth] {
+        assert_eq!(setup.one.del(&pod.pod).status, 0);
+    }
+    eventually(TIMEOUT, || interfaces(&setup.one) == before - 2);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, netkit, BPF, TCX; tool: etcd, etcdctl, ping"]
+fn a_capture_sees_every_packet_of_netkit_pods() {
+    a_capture_sees_every_packet(&Setup::new("vxlan"));
+}
