@@ -568,6 +568,7 @@ fn configured(
         // agent computed.
         node.mtu_bytes.set(mtu);
     }
+    node.pair = fast_path::pair(config.fast_path);
     match pods {
         Some(pods) => with_pods(node, config, pods),
         None => node,
@@ -606,7 +607,7 @@ fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &R
         store,
         mtu_bytes: Rc::new(Cell::new(config.mtu_bytes.unwrap_or(MTU_UNTIL_KNOWN_BYTES))),
         packet_sizes: Default::default(),
-        pair: fast_path::pair(config.fast_path),
+        pair: Default::default(),
         host: CalicoNode {
             teardown,
             not_ready: Rc::new(move || readiness.not_ready(false)),

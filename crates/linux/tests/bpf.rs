@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use russet_addr::IfName;
-use russet_netlink::{Batch, Direction, LinkAdd, LinkSet, Peer, Socket};
+use russet_netlink::{Batch, Direction, LinkAdd, LinkDel, LinkSet, Peer, Socket};
 
 use russet_linux::NetNs;
 use russet_linux::bpf::{
@@ -231,8 +231,10 @@ fn netkit() {
         drop(other);
     }
     assert!(is_occupied());
+    socket.execute(Batch::new().delete_link(&LinkDel::Index(host))).unwrap();
+    assert_eq!(attachment.look(), Found::default());
     drop(attachment);
-    assert!(!is_occupied() && attached(host, Point::NetkitPeer).unwrap().is_empty());
+    assert!(attached(host, Point::NetkitPeer).is_err());
 }
 
 #[test]

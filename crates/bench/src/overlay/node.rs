@@ -23,6 +23,8 @@ pub struct Node {
     pub netlink: Socket,
     /// The index of `w0`.
     pub wire: u32,
+    /// Whether pods have netkit pairs, and not veths.
+    pub has_netkit: bool,
 }
 
 pub const WIRE_MTU: u32 = 1500;
@@ -58,7 +60,7 @@ impl Node {
     fn new(number: u8) -> Result<Self> {
         let (host, pod) = (NetNs::create_unnamed()?, NetNs::create_unnamed()?);
         let netlink = host.with(Socket::route)??;
-        let node = Self { number, host, pod, neighbour: None, netlink, wire: 0 };
+        let node = Self { number, host, pod, neighbour: None, netlink, wire: 0, has_netkit: false };
         for (setting, value) in [("net/ipv4/ip_forward", "1"), ("net/ipv4/conf/all/rp_filter", "0")] {
             node.set(setting, value)?;
         }
@@ -132,7 +134,7 @@ impl Node {
         (netns, mut pod, address): (RawFd, Socket, Ipv4Addr),
         mtu_bytes: u32,
     ) -> Result<()> {
-        let (host_end, pod_end) = self.veth(host_end, (netns, &mut pod), mtu_bytes)?;
+        let (host_end, pod_end) = self.links(host_end, (netns, &mut pod), mtu_bytes)?;
         let (host_mac, pod_mac) = (mac(&mut self.netlink, host_end)?, mac(&mut pod, pod_end)?);
         up(&mut pod, pod_end, Some(Ipv4Net::new(address, 32)?))?;
         up(&mut self.netlink, host_end, None)?;
@@ -152,7 +154,7 @@ impl Node {
     /// The pod on a bridge, as flannel's CNI plugin has it made.
     pub fn bridged_pod(&mut self, mtu_bytes: u32) -> Result<()> {
         let (netns, mut pod) = (self.pod.as_raw_fd(), self.pod.with(Socket::route)??);
-        let (host_end, pod_end) = self.veth(HOST_END, (netns, &mut pod), mtu_bytes)?;
+        let (host_end, pod_end) = self.links(HOST_END, (netns, &mut pod), mtu_bytes)?;
         let kind = LinkKind::Bridge(Bridge::default());
         let bridge = LinkAdd { mtu_bytes: Some(mtu_bytes), ..LinkAdd::new(name("cni0")?, kind) };
         self.netlink.execute(Batch::new().add_link(&bridge))?;
@@ -166,15 +168,16 @@ impl Node {
         Ok(pod.execute(Batch::new().add_route(&Route::via("0.0.0.0/0".parse()?, gateway.into())))?)
     }
 
-    /// A veth from the node to a pod: the index here, and there.
-    fn veth(
+    /// A pair of links from the node to a pod: the index here, and there.
+    fn links(
         &mut self,
         host_end: &str,
         (netns, pod): (RawFd, &mut Socket),
         mtu_bytes: u32,
     ) -> Result<(u32, u32)> {
         let peer = Peer { netns: Some(netns), mtu_bytes: Some(mtu_bytes), ..Peer::new(name("eth0")?) };
-        let link = LinkAdd { mtu_bytes: Some(mtu_bytes), ..LinkAdd::veth(name(host_end)?, peer) };
+        let pair = if self.has_netkit { LinkAdd::netkit } else { LinkAdd::veth };
+        let link = LinkAdd { mtu_bytes: Some(mtu_bytes), ..pair(name(host_end)?, peer) };
         self.netlink.execute(Batch::new().add_link(&link))?;
         let host_end = self.netlink.link_by_name(&name(host_end)?)?.index;
         Ok((host_end, pod.link_by_name(&name("eth0")?)?.index))

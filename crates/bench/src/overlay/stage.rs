@@ -36,6 +36,8 @@ pub enum Way {
     Fast,
     /// The same without any guard.
     FastOpen,
+    /// The same as the first, with netkit pairs.
+    FastNetkit,
     /// The agent's with all guards, a network policy at the receiver's node, and the fast path.
     FastPolicy,
     /// The agent's with all guards, and the fast path, between two pods of one node.
@@ -119,6 +121,7 @@ impl FromStr for Way {
             "agent" => Self::Agent(agent::Guards::All),
             "fast" => Self::Fast,
             "fast-open" => Self::FastOpen,
+            "fast-netkit" => Self::FastNetkit,
             "fast-policy" => Self::FastPolicy,
             "fast-same" => Self::FastSame,
             "fast-routed" => Self::FastRouted,
@@ -155,6 +158,7 @@ impl Way {
             self,
             Self::Fast
                 | Self::FastOpen
+                | Self::FastNetkit
                 | Self::FastPolicy
                 | Self::FastSame
                 | Self::FastRouted
@@ -170,6 +174,7 @@ impl Stage {
     pub fn set(way: Way) -> Result<Self> {
         let mut nodes = Node::pair(WIRE_MTU)?;
         let (mut proxies, mut fabrics, mut metadata) = (Vec::new(), Vec::new(), Vec::new());
+        nodes.iter_mut().for_each(|node| node.has_netkit = way == Way::FastNetkit);
         match way {
             Way::Bare => {}
             Way::Routed | Way::FastRouted | Way::FastRoutedBig => each(&mut nodes, |node, other| {
@@ -187,7 +192,7 @@ impl Stage {
                 metadata.push(metadata::start(node, other, VXLAN_MTU)?);
                 Ok(())
             })?,
-            Way::Agent(_) | Way::Fast | Way::FastOpen | Way::FastPolicy | Way::FastSame => {
+            Way::Agent(_) | Way::Fast | Way::FastOpen | Way::FastNetkit | Way::FastPolicy | Way::FastSame => {
                 let mtu = if way == Way::FastSame { WIRE_MTU } else { VXLAN_MTU };
                 each(&mut nodes, |node, _| node.routed_pod(mtu))?;
                 if way == Way::FastSame {

@@ -64,6 +64,8 @@ pub struct Found {
 const TCX: &str = "RUSSET_TCX";
 /// The loopback of every network namespace, which need not be up to be asked.
 const LOOPBACK: u32 = 1;
+/// The index that a program's link has once its network link is gone.
+const GONE: u32 = 0;
 /// The names of filters begin with it; the program's follows.
 const FILTER_PREFIX: &str = "russet-bpf-";
 /// Behind what other programs add, which choose low numbers or have the kernel choose from 0xc000 downwards.
@@ -154,7 +156,12 @@ impl Attachment {
             By::Link(link, point) => {
                 let (own, ifindex) = link.info()?;
                 let is_shared = have_others(self.ifindex, *point, Some(own.link))?;
-                Ok(Found { is_in_place: ifindex == self.ifindex, is_shared })
+                let is_in_place = match point {
+                    Point::Tcx(_) => ifindex == self.ifindex,
+                    // It is that of the other end.
+                    Point::NetkitPeer => ifindex != GONE,
+                };
+                Ok(Found { is_in_place, is_shared })
             }
             By::Clsact { direction, filter } => {
                 let found = filters(self.ifindex, *direction)?;

@@ -56,7 +56,7 @@ impl ProgramLink {
         link.map(Self).map_err(BpfError::kernel(format!("attach BPF program to link {ifindex}")))
     }
 
-    /// What it has attached, and the index of the link; 0 if that is gone.
+    /// What it has attached, and the index of the link, of a netkit pair that of the other end; 0 if that is gone.
     pub fn info(&self) -> Result<(Attached, u32), BpfError> {
         // SAFETY: the structure consists of numbers.
         let info = unsafe { sys::info::<sys::LinkInfo>(self.0.as_raw_fd() as u32) };
