@@ -5,6 +5,8 @@
 //! The machine has the files of this one, read-only beneath a layer in memory. Its first program runs the tests' executables
 //! and reports by the serial port. Nothing of it stays but the kernel's package, in target/old-kernel or target/new-kernel.
 
+pub mod instructions;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -72,36 +74,25 @@ const BACKPORTS: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyri
 const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 /// Each line of the result begins so; the executable's name and its exit code follow.
 const RESULT: &str = "executable of tests ended:";
+/// The emulator's arguments for tests. With a thread for each processor, one ran on an instruction that the kernel had replaced
+/// on the other: "Oops: int3" in `__netif_receive_skb_core`.
+const EMULATOR: [&str; 2] = ["-accel", "tcg,thread=single"];
 /// A test prints nothing for so long at most, by emulation.
 const SILENCE_LIMIT: Duration = Duration::from_secs(600);
 
 /// Runs all of it; true if nothing failed.
 pub fn run(which: DebianKernel) -> Result<bool> {
-    if !cfg!(target_arch = "x86_64") {
-        return Err(Error::Found(
-            "the virtual machine is one of x86-64, and this machine is none".to_owned(),
-        ));
-    }
-    if !packages::is_root() {
-        return Err(Error::Found("the packages of kernel and emulator need root".to_owned()));
-    }
-    packages::ensure()?;
-    packages::ensure_machine()?;
+    prepare()?;
     let build = executables::build(&[], SILENCE_LIMIT)?;
     if !build.succeeded {
         return Err(Error::Found("the tests do not compile".to_owned()));
     }
     let name = which.name();
-    let directory = env::current_dir().map_err(Error::io("find the current directory"))?;
-    let directory = directory.join("target").join(name);
-    fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
-    let kernel = Kernel::installed(which, &directory)?;
-    let (first, machine) = (directory.join("initrd"), directory.join("run"));
-    write(&machine, &script(&kernel, which.tests(), &build.executables)?)?;
-    kernel.make_first(&first, &machine)?;
+    let kernel = Kernel::installed(which)?;
     println!("{name}: {} starts", kernel.release);
     let mut results = Vec::new();
-    let ended = process::watch(&mut kernel.boot(&first), SILENCE_LIMIT, |line| {
+    let run = script(which.tests(), &build.executables)?;
+    let ended = kernel.run(&run, &EMULATOR, |line| {
         println!("{line}");
         results.extend(line.strip_prefix(RESULT).map(|result| result.trim().to_owned()));
     })?;
@@ -115,6 +106,20 @@ pub fn run(which: DebianKernel) -> Result<bool> {
         which.tests().len()
     );
     Ok(results.len() == which.tests().len() && failed.is_empty())
+}
+
+/// Has all that a virtual machine needs.
+fn prepare() -> Result<()> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err(Error::Found(
+            "the virtual machine is one of x86-64, and this machine is none".to_owned(),
+        ));
+    }
+    if !packages::is_root() {
+        return Err(Error::Found("the packages of kernel and emulator need root".to_owned()));
+    }
+    packages::ensure()?;
+    packages::ensure_machine()
 }
 
 // === impl DebianKernel ===
@@ -145,7 +150,10 @@ struct Kernel {
 
 impl Kernel {
     /// Downloads the package, unless it is there.
-    fn installed(which: DebianKernel, directory: &Path) -> Result<Self> {
+    fn installed(which: DebianKernel) -> Result<Self> {
+        let directory = env::current_dir().map_err(Error::io("find the current directory"))?;
+        let directory = &directory.join("target").join(which.name());
+        fs::create_dir_all(directory).map_err(Error::io(format!("create {}", directory.display())))?;
         let sources = match which {
             DebianKernel::Old => Vec::new(),
             DebianKernel::New => backports(directory)?,
@@ -195,25 +203,39 @@ impl Kernel {
         process::filter(&mut command, init.into_bytes()).map(drop)
     }
 
+    /// Runs a script in the machine, by an emulator with these arguments, and gives each line that it prints to `on_line`.
+    fn run(&self, script: &str, emulator: &[&str], on_line: impl FnMut(&str)) -> Result<Ended> {
+        let [first, machine] = ["initrd", "run"].map(|name| self.directory.with_file_name(name));
+        write(&machine, &format!("{}{script}echo o > /proc/sysrq-trigger\nsleep 60\n", self.beginning()))?;
+        self.make_first(&first, &machine)?;
+        process::watch(self.boot(&first).args(emulator), SILENCE_LIMIT, on_line)
+    }
+
     fn boot(&self, first: &Path) -> Command {
         let mut machine = Command::new("qemu-system-x86_64");
-        machine.args([
-            "-accel",
-            "tcg,thread=multi",
-            "-cpu",
-            "max",
-            "-smp",
-            "2",
-            "-m",
-            "8192",
-            "-nographic",
-            "-no-reboot",
-        ]);
+        machine.args(["-cpu", "max", "-smp", "2", "-m", "8192", "-nographic", "-no-reboot"]);
         machine.arg("-kernel").arg(self.directory.join(format!("boot/vmlinuz-{}", self.release)));
         machine.arg("-initrd").arg(first).args(["-append", "console=ttyS0 quiet panic=-1"]);
         let files = "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap";
         machine.args(["-virtfs", files]).stdin(Stdio::null());
         machine
+    }
+
+    /// How a script begins.
+    fn beginning(&self) -> String {
+        let (modules, release) = (self.directory.join("lib/modules"), &self.release);
+        format!(
+            "mount -t bpf bpf /sys/fs/bpf; mount -t cgroup2 cgroup2 /sys/fs/cgroup\n\
+             mkdir -p /dev/shm /dev/pts /lib/modules\n\
+             mount -t tmpfs shm /dev/shm; mount -t devpts pts /dev/pts; mount -t tmpfs run /run; mount -t tmpfs tmp /tmp\n\
+             mkdir -p /run/netns /run/lock; ln -sfn {}/{release} /lib/modules/{release}\n\
+             export PATH={} HOME=/root RUST_BACKTRACE=1\n\
+             modprobe -a tun vxlan veth bridge; ip link set lo up\n\
+             # Without it, the module ipip makes tunl0 in each new network namespace.\n\
+             echo 2 > /proc/sys/net/core/fb_tunnels_only_for_init_net\n",
+            modules.display(),
+            env::var("PATH").unwrap_or_default(),
+        )
     }
 }
 
@@ -233,21 +255,9 @@ fn backports(directory: &Path) -> Result<Vec<String>> {
     Ok(options)
 }
 
-/// What the machine does with the files of this one.
-fn script(kernel: &Kernel, tests: &[Tests], executables: &[Executable]) -> Result<String> {
-    let (modules, release) = (kernel.directory.join("lib/modules"), &kernel.release);
-    let mut text = format!(
-        "mount -t bpf bpf /sys/fs/bpf; mount -t cgroup2 cgroup2 /sys/fs/cgroup\n\
-         mkdir -p /dev/shm /dev/pts /lib/modules\n\
-         mount -t tmpfs shm /dev/shm; mount -t devpts pts /dev/pts; mount -t tmpfs run /run; mount -t tmpfs tmp /tmp\n\
-         mkdir -p /run/netns /run/lock; ln -sfn {}/{release} /lib/modules/{release}\n\
-         export PATH={} HOME=/root RUST_BACKTRACE=1\n\
-         modprobe -a tun vxlan veth bridge; ip link set lo up\n\
-         # Without it, the module ipip makes tunl0 in each new network namespace.\n\
-         echo 2 > /proc/sys/net/core/fb_tunnels_only_for_init_net\n",
-        modules.display(),
-        env::var("PATH").unwrap_or_default(),
-    );
+/// Runs tests with the files of this machine.
+fn script(tests: &[Tests], executables: &[Executable]) -> Result<String> {
+    let mut text = String::new();
     for tests in tests {
         let is_meant = |it: &&Executable| {
             (it.package.as_str(), it.kind, it.name.as_str()) == (tests.package, tests.kind, tests.name)
@@ -263,7 +273,6 @@ fn script(kernel: &Kernel, tests: &[Tests], executables: &[Executable]) -> Resul
             executable.name
         );
     }
-    text.push_str("echo o > /proc/sysrq-trigger\nsleep 60\n");
     Ok(text)
 }
 

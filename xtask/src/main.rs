@@ -56,6 +56,7 @@ usage: cargo xtask COMMAND
   soak                                   2,000 seeds of each kind of simulated cluster; 300 policy sets with real packets; upgrade; old-kernel; new-kernel; the fast path without TCX; kill -9 at 200 moments of real clusters; chaos
   old-kernel                             tests on Debian's kernel in a virtual machine: without TCX, with wireguard, ipvlan, vlan, vrf, dummy
   new-kernel                             the same on the kernel of Debian's backports, with netkit
+  new-kernel --instructions              counts there what the fast path needs with netkit pairs, beside veths
   upgrade [--from COMMIT]                an upgrade from an earlier release and back, under traffic; builds that release, unless RUSSET_PREVIOUS names its command
 
 fields: embedded etcd calico power-embedded power-etcd
@@ -79,6 +80,7 @@ enum Command {
     Soak(sim::Options),
     Upgrade(upgrade::Options),
     DebianKernel(DebianKernel),
+    CountInstructions,
 }
 
 fn main() -> ExitCode {
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
         Command::Soak(options) => soak::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),
         Command::DebianKernel(which) => debian_kernel::run(which),
+        Command::CountInstructions => debian_kernel::instructions::run(),
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -140,9 +143,13 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         "sim" => sim::Options::parse(parser).map(Command::Sim),
         "soak" => sim::Options::soak(parser).map(Command::Soak),
         "upgrade" => upgrade::Options::parse(parser).map(Command::Upgrade),
-        "old-kernel" | "new-kernel" => match parser.next()? {
-            None if name == "old-kernel" => Ok(Command::DebianKernel(DebianKernel::Old)),
+        "old-kernel" => match parser.next()? {
+            None => Ok(Command::DebianKernel(DebianKernel::Old)),
+            Some(extra) => Err(extra.unexpected().into()),
+        },
+        "new-kernel" => match parser.next()? {
             None => Ok(Command::DebianKernel(DebianKernel::New)),
+            Some(Long("instructions")) => Ok(Command::CountInstructions),
             Some(extra) => Err(extra.unexpected().into()),
         },
         _ => Err(Error::Usage(format!("unknown command {name:?}\n{USAGE}"))),

@@ -60,6 +60,7 @@ INLINE int send(struct __sk_buff *skb, void *ip, u32 number, u32 bytes, u32 epoc
 	handed_here = bpf_map_lookup_elem(&handed, &only);
 	if (handed_here)
 		*handed_here = (struct handed){ .epoch = epoch, .node = number };
+	skb->tc_index = (u16)epoch;
 	return TC_ACT_UNSPEC;
 }
 
@@ -72,19 +73,20 @@ INLINE void note_received(const struct note *note, u64 now_ns)
 		tunnel->received = (struct passed){ .epoch = note->epoch, .at_ns = now_ns };
 }
 
-/* Notes that an outer packet leaves that the tunnel's device has made. */
-INLINE void note_sent(const struct ipv4 *ip, u32 out_ifindex, u32 epoch)
+/* Notes that an outer packet leaves that the tunnel's device has made of one that was handed to it. */
+INLINE void note_sent(struct __sk_buff *skb, const struct ipv4 *ip, u32 epoch)
 {
 	u32 only = 0;
 	struct handed *handed_here = bpf_map_lookup_elem(&handed, &only);
 	struct tunnel *tunnel;
 	struct node *node;
 
-	if (!handed_here || handed_here->epoch != epoch)
+	/* The others are those that the programs have made, and those of this machine. */
+	if (skb->ingress_ifindex || skb->tc_index != (u16)epoch || !handed_here || handed_here->epoch != epoch)
 		return;
 	node = bpf_map_lookup_elem(&nodes, &handed_here->node);
 	tunnel = bpf_map_lookup_elem(&tunnels, &handed_here->node);
-	if (!node || !tunnel || node->kind != NODE_VXLAN || node->out_ifindex != out_ifindex ||
+	if (!node || !tunnel || node->kind != NODE_VXLAN || node->out_ifindex != skb->ifindex ||
 	    node->own_address.words[3] != ip->from || node->address.words[3] != ip->to)
 		return;
 	handed_here->epoch = 0;
@@ -106,9 +108,7 @@ TC_PROGRAM fast_learn(struct __sk_buff *skb)
 	if (!epoch || ip > end)
 		return TC_ACT_UNSPEC;
 	if (skb->protocol == ETH_P_IP && in_ipv4(ip, end)) {
-		/* The others are those that the programs have made. */
-		if (!skb->ingress_ifindex)
-			note_sent(ip, skb->ifindex, epoch);
+		note_sent(skb, ip, epoch);
 		return TC_ACT_UNSPEC;
 	}
 	if (!skb->ingress_ifindex)

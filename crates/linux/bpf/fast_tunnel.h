@@ -123,6 +123,8 @@ INLINE int encapsulate(struct __sk_buff *skb, struct node *node, u16 type, u8 ec
 	outer->vxlan = (struct vxlan){ .flags = VXLAN_FLAGS, .vni = node->vni };
 	set_macs(&outer->inner, node->inner_to, node->inner_from);
 	outer->inner.type = type;
+	/* It is none that the tunnel's device has made. */
+	skb->tc_index = 0;
 	return bpf_redirect_neigh(node->out_ifindex, &node->next_hop, sizeof(node->next_hop), 0);
 }
 

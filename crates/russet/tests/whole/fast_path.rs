@@ -84,9 +84,8 @@ impl Setup {
     /// Adds or deletes a queueing discipline at the host ends of the first node.
     fn disciplines(&self, verb: &str, discipline: &[&str]) {
         for pod in [&self.client, &self.neighbour] {
-            let route: Value = serde_json::from_str(&self.one.ip(&["-j", "route", "get", &pod.v4])).unwrap();
-            let host_end = route[0]["dev"].as_str().unwrap();
-            self.one.inside("tc", &[&["qdisc", verb, "dev", host_end], discipline].concat());
+            let host_end = host_end(&self.one, pod);
+            self.one.inside("tc", &[&["qdisc", verb, "dev", &host_end], discipline].concat());
         }
     }
 
@@ -96,6 +95,12 @@ impl Setup {
         let answer = self.one.output(&mut command, document.to_string());
         assert_eq!(answer.status, 0, "{answer:?}");
     }
+}
+
+/// The name of the host end of a pod's interface.
+fn host_end(node: &TestNode, pod: &Pod) -> String {
+    let route: Value = serde_json::from_str(&node.ip(&["-j", "route", "get", &pod.v4])).unwrap();
+    route[0]["dev"].as_str().unwrap().to_owned()
 }
 
 /// Packets that a node's fast path has carried since its agent was started.

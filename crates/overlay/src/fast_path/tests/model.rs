@@ -515,13 +515,18 @@ impl Model {
         Outcome { verdict: Verdict::Carried, frame: with_macs(inner, endpoint.pod_mac, endpoint.host_mac) }
     }
 
+    /// Whether a packet has the lower half of an epoch: those of test runs have 0.
+    fn is_in_packet(epoch: u32) -> bool {
+        epoch.trailing_zeros() >= 16
+    }
+
     /// An outer packet of IPv4 that the tunnel's device has made leaves through the uplink.
     fn is_sent(&mut self, frame: &Frame, ifindex: u32) {
         let outer = frame.outer.filter(|outer| outer.from.is_ipv4());
         let (Some(outer), Handed { epoch, node }) = (outer, self.handed) else { return };
         let Some(meant) = self.numbered(node).filter(|it| it.out_ifindex == ifindex) else { return };
         let is_to_it = |it: &super::VxlanHeaders| it.local == outer.from && it.remote == outer.to;
-        if epoch == self.epoch && meant.vxlan.as_ref().is_some_and(is_to_it) {
+        if epoch == self.epoch && Self::is_in_packet(epoch) && meant.vxlan.as_ref().is_some_and(is_to_it) {
             self.handed.epoch = 0;
             self.tunnels.get_mut(&node).unwrap().sent = Passed { epoch, age_s: 0 };
         }
@@ -541,10 +546,9 @@ impl Model {
             return left;
         }
         let (tuple, epoch) = (frame.headers.tuple(), self.epoch);
-        // The packets of test runs have no epoch, which is the lower half of this one.
         let is_its = |note: &Note| {
             note.epoch == epoch
-                && epoch.trailing_zeros() >= 16
+                && Self::is_in_packet(epoch)
                 && note.ifindex == ingress_ifindex
                 && note.tuple == tuple
         };

@@ -1,15 +1,16 @@
 //! Pods whose interface is a netkit pair: the fast path's program runs where they send.
 
+use rustix::process::Signal;
 use serde_json::Value;
 
-use super::seen::a_capture_sees_every_packet;
+use super::seen::capture;
 use super::*;
+use crate::capture::Recording;
 
 /// The kind of the host end of a pod's interface.
 fn kind(node: &TestNode, pod: &Pod) -> String {
-    let route: Value = serde_json::from_str(&node.ip(&["-j", "route", "get", &pod.v4])).unwrap();
-    let host_end = route[0]["dev"].as_str().unwrap();
-    let link: Value = serde_json::from_str(&node.ip(&["-j", "-d", "link", "show", host_end])).unwrap();
+    let link = node.ip(&["-j", "-d", "link", "show", &host_end(node, pod)]);
+    let link: Value = serde_json::from_str(&link).unwrap();
     link[0]["linkinfo"]["info_kind"].as_str().unwrap().to_owned()
 }
 
@@ -35,6 +36,18 @@ fn flows_of_netkit_pods_take_the_fast_path_and_the_kernels_path_still_decides() 
     }
     let datagrams = Exchange::udp(&setup.client, &setup.neighbour, false);
     is_carried(&datagrams, &[&setup.one]);
+    // A capture pauses it.
+    let file = setup.one.path("capture.pcapng");
+    let running = capture(&setup.one, &setup.client.pod.container, &file);
+    eventually(TIMEOUT, || {
+        let before = carried(&setup.one);
+        datagrams.goes_on();
+        carried(&setup.one) == before
+    });
+    assert!(running.end(Signal::INT).success());
+    let recording = Recording::read(&file);
+    assert!(recording.of_interface(&host_end(&setup.one, &setup.client)).len() > 5);
+    is_carried(&datagrams, &[&setup.one]);
 
     // Without an agent the pairs forward what their pods send.
     setup.one.kill_agent();
@@ -59,10 +72,4 @@ fn flows_of_netkit_pods_take_the_fast_path_and_the_kernels_path_still_decides() 
         assert_eq!(setup.one.del(&pod.pod).status, 0);
     }
     eventually(TIMEOUT, || interfaces(&setup.one) == before - 2);
-}
-
-#[test]
-#[ignore = "root: makes network namespaces; kernel: vxlan, netkit, BPF, TCX; tool: etcd, etcdctl, ping"]
-fn a_capture_sees_every_packet_of_netkit_pods() {
-    a_capture_sees_every_packet(&Setup::new("vxlan"));
 }

@@ -173,8 +173,7 @@ fn of_pod(node: &TestNode, what: &str, pod: &str, direction: &str) -> u64 {
 
 /// Packets that a pod's host end has received (`rx`) or sent, as the kernel counts them.
 fn statistics(node: &TestNode, pod: &Pod, what: &str) -> u64 {
-    let route: Value = serde_json::from_str(&node.ip(&["-j", "route", "get", &pod.v4])).unwrap();
-    let link = node.ip(&["-j", "-s", "link", "show", "dev", route[0]["dev"].as_str().unwrap()]);
+    let link = node.ip(&["-j", "-s", "link", "show", "dev", &host_end(node, pod)]);
     let link: Value = serde_json::from_str(&link).unwrap();
     link[0]["stats64"][what]["packets"].as_u64().unwrap_or_else(|| panic!("{link:#}"))
 }
@@ -294,7 +293,7 @@ fn what_was_carried_of_connections_that_have_ended_counts_for_their_policy() {
 }
 
 /// A capture on the first node, which has begun.
-fn capture(node: &TestNode, target: &str, file: &Path) -> Process {
+pub(super) fn capture(node: &TestNode, target: &str, file: &Path) -> Process {
     let _ = std::fs::remove_file(file);
     let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
     command.args(["capture", target, "--file"]).arg(file).arg("--root").arg(node.root());
