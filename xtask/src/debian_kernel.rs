@@ -37,12 +37,7 @@ pub enum DebianKernel {
 }
 
 const OLD_TESTS: [Tests; 5] = [
-    Tests {
-        package: "russet-linux",
-        kind: Kind::Integration,
-        name: "bpf",
-        arguments: &["--skip", "tcx", "--skip", "netkit"],
-    },
+    Tests { package: "russet-linux", kind: Kind::Integration, name: "bpf", arguments: &["--skip", "tcx"] },
     Tests {
         package: "russet-overlay",
         kind: Kind::Integration,

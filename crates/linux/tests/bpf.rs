@@ -6,13 +6,12 @@ use std::net::UdpSocket;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use russet_addr::IfName;
-use russet_netlink::{Batch, Direction, LinkAdd, LinkDel, LinkSet, Peer, Socket};
+use russet_netlink::{Batch, Direction, LinkSet, Socket};
 
 use russet_linux::NetNs;
 use russet_linux::bpf::{
-    Attachable, Found, Map, MapDefinition, MapKind, Need, Object, Packet, Point, Program, ProgramLink,
-    Support, Way, attached, own_filters, remove_filter, remove_filters, without_own_clsact,
+    Attachable, Found, Map, MapDefinition, MapKind, Need, Object, Packet, Program, ProgramLink, Support, Way,
+    attached, own_filters, remove_filter, remove_filters, without_own_clsact,
 };
 
 /// A program with a map of each kind.
@@ -199,42 +198,6 @@ fn tcx() {
     drop(opened);
     let error = ProgramLink::attach(&pass, 4711, Direction::Ingress).unwrap_err().to_string();
     assert!(error.starts_with("attach BPF program to link 4711: "), "{error}");
-}
-
-#[test]
-#[ignore = "root: bpf(2) and network namespaces; kernel: netkit"]
-fn a_program_takes_what_the_other_end_of_a_netkit_pair_sends_and_says_who_else_is_there() {
-    NetNs::create_unnamed().unwrap().run_in_thread(netkit).unwrap();
-}
-
-fn netkit() {
-    let mut socket = Socket::route().unwrap();
-    let [host, pod] = ["host", "pod"].map(|name| IfName::new(name).unwrap());
-    socket.execute(Batch::new().add_link(&LinkAdd::netkit(host, Peer::new(pod.clone())))).unwrap();
-    let [host, pod] = ["host", "pod"].map(|name| {
-        let link = socket.links().unwrap().into_iter().find(|link| link.name == name).unwrap();
-        assert!(link.is_netkit() && link.is_of_pair());
-        link.index
-    });
-    let load = |code: [u64; 2]| Program::from_instructions("test", &code).unwrap();
-    let program = Attachable::new(load(PASS), Way::Tcx).unwrap();
-    let error = program.attach(pod, Point::NetkitPeer).unwrap_err().to_string();
-    assert!(error.starts_with(&format!("attach BPF program to link {pod}: ")), "{error}");
-    let is_occupied = || Way::Tcx.is_occupied(host, Point::NetkitPeer).unwrap();
-    assert!(!is_occupied());
-    let attachment = program.attach(host, Point::NetkitPeer).unwrap();
-    assert_eq!(attachment.look(), Found { is_in_place: true, is_shared: false });
-    // What it takes does not come to a program where the host end receives.
-    for point in [Point::NetkitPeer, Direction::Ingress.into()] {
-        let other = ProgramLink::attach(&load(DROP), host, point).unwrap();
-        assert_eq!(attachment.look(), Found { is_in_place: true, is_shared: true }, "{point:?}");
-        drop(other);
-    }
-    assert!(is_occupied());
-    socket.execute(Batch::new().delete_link(&LinkDel::Index(host))).unwrap();
-    assert_eq!(attachment.look(), Found::default());
-    drop(attachment);
-    assert!(attached(host, Point::NetkitPeer).is_err());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use russet_attach::{
     Attachment, Executor, Pair, Removal, check, delete_precreated, detach, plan, precreate_veth,
 };
-use russet_testkit::links;
+use russet_testkit::{links, require_kernel};
 
 use crate::bench::{attachment, detachment, ip, namespace, on_a_node, ping};
 
@@ -14,6 +14,9 @@ fn netkit(wanted: Attachment) -> Attachment {
 #[test]
 #[ignore = "root; kernel: netkit; tool: ping"]
 fn a_pod_with_a_netkit_pair_is_attached_checked_and_detached_as_one_with_a_veth() {
+    if require_kernel("netkit").is_skip() {
+        return;
+    }
     on_a_node(|node| {
         let (pod, other) = (namespace("p"), namespace("other"));
         let wanted = netkit(attachment("c1", "web-0", &["10.1.0.1", "fd00::1"]));
@@ -37,6 +40,9 @@ fn a_pod_with_a_netkit_pair_is_attached_checked_and_detached_as_one_with_a_veth(
 #[test]
 #[ignore = "root; kernel: netkit"]
 fn a_precreated_netkit_pair_becomes_the_interface_or_is_deleted() {
+    if require_kernel("netkit").is_skip() {
+        return;
+    }
     on_a_node(|node| {
         let pod = namespace("p");
         let empty = plan(&netkit(attachment("c1", "web-0", &[]))).unwrap();

@@ -11,6 +11,7 @@ use super::*;
 
 mod frame;
 mod model;
+mod netkit;
 
 use frame::{Frame, Headers, Outer, Transport};
 use model::{EndedSum, Flow, Handed, Model, Note, Passed, Side, TunnelTo, Tuple, Verdict};

@@ -1,5 +1,6 @@
 //! Pods whose interface is a netkit pair: the fast path's program runs where they send.
 
+use russet_testkit::require_kernel;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -17,6 +18,9 @@ fn kind(node: &TestNode, pod: &Pod) -> String {
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan, netkit, BPF, TCX; tool: etcd, etcdctl, ping"]
 fn flows_of_netkit_pods_take_the_fast_path_and_the_kernels_path_still_decides() {
+    if require_kernel("netkit").is_skip() {
+        return;
+    }
     let mut setup = Setup::new("vxlan");
     assert_eq!(kind(&setup.one, &setup.client), "netkit");
     let far = Exchange::tcp(&setup.client, &setup.server, false);
