@@ -89,6 +89,16 @@ impl Setup {
         }
     }
 
+    /// A policy ends an exchange with the server, and its end lets it go on, on the fast path.
+    fn is_decided_by_a_policy(&self, far: &Exchange) {
+        self.apply("apply", &record(&self.server, "n2", "server"));
+        self.apply("apply", &closed());
+        far.stops();
+        self.apply("delete", &closed());
+        far.resumes();
+        is_carried(far, &[&self.one, &self.two]);
+    }
+
     fn apply(&self, verb: &str, document: &Value) {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_russet"));
         command.args([verb, "-f", "-", "--root"]).arg(self.one.root());
