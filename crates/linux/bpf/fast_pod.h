@@ -63,7 +63,7 @@ INLINE int from_pod(struct __sk_buff *skb, int is_in_pod)
 		count(flow, ip_bytes, endpoint->place);
 		decrement_ttl(skb, ip, type);
 		set_macs(ethernet, endpoint->pod_mac, endpoint->host_mac);
-		/* Linux has the other one where packets are received only. */
+		/* bpf_redirect_peer works only where a link receives the packet. */
 		return is_in_pod ? bpf_redirect(endpoint->ifindex, 0) : bpf_redirect_peer(endpoint->ifindex, 0);
 	}
 	number = flow->node;

@@ -2,7 +2,8 @@
 //! repository by `cargo xtask gen bpf`; neither `cargo build` nor a node needs a compiler.
 //!
 //! [`Object`] reads a compiled file, [`Program`] loads it with its [`Map`]s, and [`Attachable`] attaches it to links: by
-//! TCX, which Linux has since 6.6, or else as a filter of `clsact`, and at netkit pairs, which it has since 6.7. [`Support`] says in advance what a kernel lacks.
+//! TCX, which Linux has since 6.6, or else as a filter of `clsact`, and at netkit pairs, which it has since 6.7.
+//! [`Support`] says in advance what a kernel lacks.
 //!
 //! The programs of `openshift::data_path` copy tenants' numbers into and out of VXLAN headers; those of
 //! `overlay::fast_path` carry packets of known flows; those of `flanneld::udp` carry the packets of

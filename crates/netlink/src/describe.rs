@@ -79,11 +79,11 @@ fn link(message: &Message<'_>, names: Names<'_>) -> Option<String> {
 fn kind(info: &Attributes<'_>) -> String {
     let kind = info.find(IFLA_INFO_KIND).map(|kind| kind.text()).unwrap_or_default();
     let number = match kind.as_str() {
-        VETH => VETH_INFO_PEER,
-        _ => IFLA_NETKIT_PEER_INFO,
+        VETH => Some(VETH_INFO_PEER),
+        NETKIT => Some(IFLA_NETKIT_PEER_INFO),
+        _ => None,
     };
-    let peer = info.find(IFLA_INFO_DATA).filter(|_| [VETH, NETKIT].contains(&kind.as_str()));
-    let peer = peer.and_then(|data| data.nested().find(number)).and_then(|peer| {
+    let peer = number.and_then(|number| info.find(IFLA_INFO_DATA)?.nested().find(number)).and_then(|peer| {
         let attributes = Attributes::new(peer.payload.get(IFINFOMSG_BYTES..)?);
         attributes.find(IFLA_IFNAME).map(|name| name.text())
     });
